@@ -7,10 +7,8 @@ import http.client
 import logging
 import os
 import shutil
-import socket
 import tarfile
 import urllib.error
-import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,7 +18,7 @@ from pathlib import Path
 
 from ddp_train.errors import DataError
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 5.0  # for each address of a host
 _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -89,7 +87,6 @@ def _fetch_missing(targets: list[tuple[RemoteFile, Path]], folder: Path, *, fetc
     if not missing:
         return
     try:
-        _reach(missing[0][0].url)
         for file, path in missing:
             if not path.exists():  # another process may just have fetched it; files appear by renaming
                 fetch(file, path)
@@ -116,19 +113,6 @@ def _download_and_unpack(archive: RemoteFile, target: Path) -> None:
             raise DataError(key="data.root", happened=f"{archive.url} cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _reach(url: str) -> None:
-    """Fail within `_TIMEOUT_S` where `url`'s host cannot be reached; urlopen would wait as long for each of its addresses."""
-    address = urllib.parse.urlsplit(url)
-    if address.scheme in urllib.request.getproxies():
-        return
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        num_addresses = len(socket.getaddrinfo(address.hostname, port, type=socket.SOCK_STREAM))
-        socket.create_connection((str(address.hostname), port), timeout=_TIMEOUT_S / num_addresses).close()
-    except OSError as error:
-        raise DataError(key="data.root", happened=f"{address.hostname} cannot be reached: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -1,16 +1,14 @@
 """The seams on one screen: what users' code and ours import from here.
 
-data       a source of samples, and their order; images on their way to a device
+data       a source of samples, and their order; a look into batches; images on their way to a device
 component  what objective and scheduler must offer; classes of others, adapted
 strategy   how the ranks hold a model together; tensors of which each rank has some rows
 run        metric writers, callbacks, and the run as callbacks see it
-batch      a look into batches
 trained    the module in which an objective with weights joins its model, the names of parameters, the parts that repeat
 
 Components import what is here and not each other.
 """
 
-from ddp_train.interfaces.batch import Batch, Counted, batch_size, describe, few, map_tensors, note_size, tensors_of
 from ddp_train.interfaces.component import (
     BorrowsWeights,
     Goal,
@@ -23,7 +21,24 @@ from ddp_train.interfaces.component import (
     SupportsPredict,
     adapted,
 )
-from ddp_train.interfaces.data import DataSource, Indices, Mix, Pixels, Sampler, as_pair, finished, own_weights
+from ddp_train.interfaces.data import (
+    Batch,
+    Counted,
+    DataSource,
+    Indices,
+    Mix,
+    Pixels,
+    Sampler,
+    as_pair,
+    batch_size,
+    describe,
+    few,
+    finished,
+    map_tensors,
+    note_size,
+    own_weights,
+    tensors_of,
+)
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, overrides
 from ddp_train.interfaces.strategy import (
     Place,

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
-from ddp_train.interfaces.batch import Batch
+from ddp_train.interfaces.data import Batch
 
 Goal = Literal["min", "max"]
 Made = TypeVar("Made")
@@ -121,7 +121,7 @@ class Scheduler(Protocol):
     """What sets the learning rates: torch's `LRScheduler`, or ours around one that moves at other times (ddp_train/scheduler)."""
 
     def step(self) -> None:
-        """Say that an optimizer step was taken."""
+        """Called after each optimizer step."""
 
     def get_last_lr(self) -> list[float | Tensor]:
         """Return the rates of the next step, one for each parameter group."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces.batch import Batch
 from ddp_train.interfaces.component import Goal
+from ddp_train.interfaces.data import Batch
 
 
 class MetricWriter(Protocol):

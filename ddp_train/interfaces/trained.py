@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces.batch import Batch, few
 from ddp_train.interfaces.component import HasTurns, Objective
+from ddp_train.interfaces.data import Batch, few
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
 
@@ -89,11 +88,9 @@ def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> se
     for pattern in patterns:
         found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
         if not found:
-            modules = {".".join(name.split(".")[:length]) for name in names for length in range(1, name.count(".") + 2)}
-            close = difflib.get_close_matches(pattern, sorted(modules), n=1)
             raise ConfigError(
                 key=key,
-                happened=f"{pattern!r} matches no parameter" + (f"; did you mean {close[0]}?" if close else ""),
+                happened=f"{pattern!r} matches no parameter",
                 expected=f"the name of a parameter or of a module that holds some, with * and ? as in file names: {few(sorted(names))}",
             )
         chosen |= found

@@ -208,7 +208,7 @@ def sampler_from(
     """Return the sampler that the config's loader keys ask for.
 
     Args:
-        own: what `loader.sampler` made: a `Sampler` (interfaces/component.py), or one of torch's.
+        own: what `loader.sampler` made: a `Sampler` (interfaces/data.py), or one of torch's.
 
     Raises:
         ConfigError: the data set has no labels or lengths.

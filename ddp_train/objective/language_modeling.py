@@ -24,11 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, batch_size, plain_name
-from ddp_train.objective.supervised import ByCompare, at_least_float32, unwrap, weighed
-
-# torch's own default, -100, would drop such targets from the loss but not from `weight`. No tokeniser has this one; a target that is
-# negative by mistake fails loudly.
-_IGNORE_NOTHING = -(2**31)
+from ddp_train.objective.supervised import IGNORE_NOTHING, ByCompare, at_least_float32, count, unwrap, weighed
 
 
 class LanguageModeling(ByCompare):
@@ -76,8 +72,8 @@ class LanguageModeling(ByCompare):
         _, targets_BT = batch
         if self.ignore_index is None:
             return int(targets_BT.numel())
-        count: Tensor = (targets_BT != self.ignore_index).sum()
-        return count
+        number: Tensor = (targets_BT != self.ignore_index).sum()
+        return number
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the cross entropy in nats, summed over the targets that count, shape [], at least float32."""
@@ -112,16 +108,15 @@ class LanguageModeling(ByCompare):
         return metrics
 
     def _ignored(self) -> int:
-        return _IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
+        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
 
     def _totals(self, losses: Tensor, batch: Batch) -> dict[str, Tensor]:
         _, targets_BT = batch
         tokens = self.weight(batch)
         return {
             "loss": losses.sum(dtype=torch.float64),
-            # full(), not tensor(): that one copies from the host and waits.
-            "tokens": tokens if isinstance(tokens, Tensor) else torch.full((), tokens, dtype=torch.int64, device=targets_BT.device),
-            "samples": torch.full((), batch_size(batch), dtype=torch.int64, device=targets_BT.device),
+            "tokens": tokens if isinstance(tokens, Tensor) else count(tokens, targets_BT),
+            "samples": count(batch_size(batch), targets_BT),
         }
 
     def _losses(self, model: nn.Module, batch: Batch, *, reduction: str) -> tuple[Tensor, list[Tensor]]:

@@ -13,11 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddp_train.interfaces import Batch, Goal
-from ddp_train.objective.supervised import Supervised, count, split
-
-_IGNORE_NOTHING = -(
-    2**31
-)  # a target that nobody has; torch's own default, -100, would drop such pixels from the loss but not from `weight`
+from ddp_train.objective.supervised import IGNORE_NOTHING, Supervised, count, split
 
 
 class Segmentation(Supervised):
@@ -89,7 +85,7 @@ class Segmentation(Supervised):
         return _resized(outputs, targets).argmax(dim=1), targets
 
     def _ignored(self) -> int:
-        return _IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
+        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
 
 
 def _resized(logits: Tensor, targets: Tensor) -> Tensor:

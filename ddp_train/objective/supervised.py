@@ -141,6 +141,10 @@ def count(number: int, like: Tensor) -> Tensor:
 TARGETS = ("target", "targets", "label", "labels")
 """What the targets may be called in a batch that is a dict."""
 
+IGNORE_NOTHING = -(2**31)
+"""A target that nobody has: torch's own default, -100, would drop such targets from the loss but not from `weight`. One that is negative by
+mistake fails loudly."""
+
 _COUNTS = ("logits", "out")
 _BESIDE = ("aux", "aux_logits", "aux_loss")
 

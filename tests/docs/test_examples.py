@@ -32,7 +32,7 @@ from tests.docs.pages import ROOT, Command, commands, write_files
 
 EXTENDING = ROOT / "docs/extending.md"
 _MAY_LACK = re.compile(  # what the reader has, an earlier command made, or the network gives
-    r"(FILE|(outputs|data)/\w+)\b.*(not exist|is no |not there|cannot be read|cannot be reached)|there is no file (outputs|data)/"
+    r"(FILE|(outputs|data)/\w+)\b.*(not exist|is no |not there|cannot be read|cannot be downloaded)|there is no file (outputs|data)/"
 )
 EXAMPLES = [EXTENDING, *sorted((ROOT / "docs/howto").glob("*.md"))]
 

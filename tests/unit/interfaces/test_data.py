@@ -1,4 +1,4 @@
-"""Images that travel as bytes: the same values, bit by bit, wherever they are normalised, and a quarter of the bytes."""
+"""What is told of batches of any form; and images that travel as bytes: the same values, bit by bit, wherever they are normalised."""
 
 from __future__ import annotations
 
@@ -82,3 +82,11 @@ def test_images_without_labels_are_alone(tmp_path: Path) -> None:
     found = there.augment(there.batch(indices), KEYS[:2])
     assert isinstance(found, Pixels)
     assert torch.equal(finished(found), here.augment(here.batch(indices), KEYS[:2]))
+
+
+def test_batch_size_is_the_first_dimension_of_the_first_tensor() -> None:
+    assert batch_size(torch.zeros(3, 2)) == 3
+    assert batch_size(([], (torch.tensor(1.0), torch.zeros(4)))) == 4
+    assert batch_size(({"temperature": torch.tensor(1.0), "image": [torch.zeros(5, 1)]}, torch.zeros(7))) == 5
+    with pytest.raises(TypeError, match="found none in a dict"):
+        batch_size({"name": "cat"})

@@ -87,7 +87,7 @@ def test_the_first_group_that_matches_has_a_parameter() -> None:
     ("groups", "says"),
     [
         ({"a": {"match": "heads", "lr": 1.0}}, r"optimizer\.groups\.a\.match: 'heads' matches no parameter"),
-        ({"a": {"match": ["norm", "nrom"], "lr": 1.0}}, r"'nrom' matches no parameter; did you mean norm\?"),
+        ({"a": {"match": ["norm", "nrom"], "lr": 1.0}}, r"'nrom' matches no parameter"),
         (
             {"a": {"match": "*", "lr": 1.0}, "b": {"match": "norm", "lr": 2.0}},
             r"groups\.b\.match: all that it matches is in groups before it \(a\)",
