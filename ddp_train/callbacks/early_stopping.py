@@ -32,7 +32,6 @@ class EarlyStopping:
         self._best_step = self._num_bad = 0
 
     def start(self, run: Run) -> None:
-        """Find out what is watched; a run that continues with less patience may be over."""
         if not run.goals:
             raise ConfigError(
                 key="callbacks.early_stopping",

@@ -38,7 +38,6 @@ class EMA:
         self._num_updates = 0
 
     def start(self, run: Run) -> None:
-        """Begin with the weights as they are, or with what was loaded."""
         live = dict(_averaged(run.model))
         if self._averages and self._averages.keys() != live.keys():
             raise ValueError("the averages in the checkpoint are of another model")

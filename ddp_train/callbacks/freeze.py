@@ -28,7 +28,6 @@ class Freeze:
         self._patterns, self._until_step, self._from_step = list(patterns), until_step, from_step
 
     def start(self, run: Run) -> None:
-        """Freeze them, if the run is at a step at which they are; also where it has gone back."""
         parameters = named_parameters(run.model)
         names = matching(parameters, self._patterns, key="callbacks.freeze.patterns")
         is_over = self._until_step is not None and run.step >= self._until_step

@@ -78,7 +78,6 @@ class CharText(DataSource):
         return {"vocabulary": self._vocabulary.tobytes().decode("latin-1")}
 
     def adopt(self, meaning: Mapping[str, Any]) -> None:
-        """Take the vocabulary of a run, in which every character of the file must be."""
         if "vocabulary" not in meaning:
             return
         vocabulary = np.frombuffer(meaning["vocabulary"].encode("latin-1"), np.uint8)

@@ -73,7 +73,6 @@ class CIFAR10(ImageArray):
 
 
 def _find(root: Path, names: list[str]) -> tuple[Path, str, Callable[[Path, bytes], Batch]] | None:
-    """Return the first folder that has any of the files, their suffix and how to parse them."""
     for folder, suffix, parse in [
         (root, ".bin", _parse_binary),
         (root / _BINARY_FOLDER, ".bin", _parse_binary),

@@ -159,7 +159,6 @@ def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.in
 
 
 def _list_unlabelled(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:
-    """Return no classes, the files that lie in the folder itself, sorted, and a stand-in for their labels."""
     paths = sorted(entry.path for entry in _scan(folder) if entry.name.lower().endswith(_SUFFIXES))
     if not paths:
         raise DataError(key="data.root", happened=f"{folder} has no images", expected=f"files *{', *'.join(_SUFFIXES)}")

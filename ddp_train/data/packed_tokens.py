@@ -169,5 +169,4 @@ def _pop_bins(parts: list[NDArray[np.int64]], count: int) -> NDArray[np.int64]:
 
 
 def _compact(values: NDArray[np.int64]) -> torch.Tensor:
-    """Return the values as int32 where that holds them."""
     return torch.from_numpy(values.astype(np.int32) if values.max() < 2**31 else values)

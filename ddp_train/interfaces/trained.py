@@ -41,7 +41,6 @@ class Joint(nn.Module):
         self.turn = turn
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the loss summed over the batch's units, shape []."""
         loss: Tensor = self.objective.loss(self.model, batch, *([] if self.turn is None else [self.turn]))
         return loss
 

@@ -93,7 +93,6 @@ class DatasetSource(DataSource):
         return collate(self._reading.run(partial(self._samples, indices)), self._fields)
 
     def _collated(self, indices: Indices, drawn: Sequence[Stream]) -> Batch:
-        """Let the user's collate make a batch; it draws from the streams in `drawn`."""
         samples = self._reading.run(partial(self._samples, indices))
         key = int(np.add.reduce(self.keys_of(indices))) if drawn else 0
         for stream in drawn:
@@ -130,7 +129,6 @@ def as_source(candidate: Any, fields: Sequence[str] | None = None, by: Collate |
 
 
 def dataset_of(source: DataSource) -> Any:
-    """Return what a source was made of: a user's dataset, or itself."""
     return source.dataset if isinstance(source, DatasetSource) else source
 
 
@@ -193,7 +191,6 @@ def _together(samples: list[Any]) -> Batch:
 
 
 def _is_as_torch_made_it() -> bool:
-    """Tell whether torch's own collating is unchanged."""
     return all(collates.__module__ == default_collate.__module__ for collates in default_collate_fn_map.values())
 
 

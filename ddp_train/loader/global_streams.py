@@ -47,11 +47,9 @@ class Stream:
         return self._last
 
     def has_moved(self, since: tuple[Any, Any]) -> bool:
-        """Tell whether it is in another state than then."""
         return bool(self._look() != since[0])
 
     def put_back(self, state: tuple[Any, Any]) -> None:
-        """Let it go on from a state."""
         if self.has_moved(state):
             self._write(state[1])
 

@@ -147,7 +147,6 @@ class TrainLoader(Loader):
             samples += batch.size
 
     def _cut(self, size: int) -> list[tuple[int, int, bool]]:
-        """Return this rank's micro-batches of a global batch: from where to where in it, and whether they count."""
         micro_steps = self._num_parts(size)
         low, high = share(0, size, self._rank, self._world_size)
         parts = [share(low, high, part, micro_steps) for part in range(micro_steps)]

@@ -111,12 +111,10 @@ class MixtureSource(DataSource):
         return self.keys_of(indices + start)
 
     def _by_part(self, indices: Indices) -> list[tuple[int, Indices]]:
-        """Return the sources that samples are of, each with the rows of its own."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         return [(int(number), np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
 
     def _together(self, found: list[tuple[int, Indices, Batch]], size: int) -> Batch:
-        """Put batches of several sources together, each sample at its row."""
         shown = [describe(map_tensors(lambda tensor: tensor[:1], batch)) for _, _, batch in found]
         for (number, _, _), layout in zip(found, shown, strict=True):
             if layout != shown[0]:
@@ -142,7 +140,6 @@ def _rows_of(tensor: Tensor, rows: Indices) -> Tensor:
 
 
 def _common(parts: Mapping[str, DataSource]) -> dict[str, Any]:
-    """Return the facts of all sources, which must not contradict each other."""
     facts: dict[str, Any] = {}
     said_by: dict[str, str] = {}
     for name, part in parts.items():

@@ -73,7 +73,6 @@ class BatchOrder:
 
 
 def epochs(order: BatchOrder, samples: int) -> float | None:
-    """Return how many epochs `samples` samples are."""
     return None if order.epoch_size is None else round(samples / order.epoch_size, 4)
 
 
@@ -104,7 +103,6 @@ class BatchPlan:
         return max(0, start - epoch * self._epoch_size)
 
     def samples_after(self, step: int) -> int:
-        """Return how many samples the first `step` steps take."""
         place = bisect_right(self._steps, step) - 1
         left, size = step - self._steps[place], self._sizes[place]
         epoch, position = divmod(self._starts[place], self._epoch_size)
@@ -115,7 +113,6 @@ class BatchPlan:
         return (epoch + 1 + epochs) * self._epoch_size + batches * size
 
     def steps_in(self, epochs: int) -> int:
-        """Return how many steps so many epochs have."""
         samples = epochs * self._epoch_size
         place = bisect_right(self._starts, samples) - 1
         epoch, position = divmod(self._starts[place], self._epoch_size)

@@ -95,7 +95,6 @@ class TrainReader:
         return as_micro_batch(batch, len(wanted), counts=request.counts, skipped=skipped if request.counts else ())
 
     def of_size(self, size: int) -> MicroBatch:
-        """Return so many samples as one micro-batch: the longest ones where the data tells lengths, else the first of the order."""
         lengths = self.samples.source.lengths
         if lengths is None:
             return self(TrainRequest(0, 0, size, True))
@@ -230,7 +229,6 @@ class Samples:
         )
 
     def _find_bad(self, indices: Indices, error: Exception) -> None:
-        """Note which samples are bad; raise the error again when each of them alone is not."""
         known = len(self._bad)
         for index in map(int, indices):
             try:

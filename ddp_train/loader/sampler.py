@@ -135,7 +135,6 @@ class Bucketed:
         return indices
 
     def _arranged(self, epoch: int, starts: Indices, batches: int) -> Indices:
-        """Return the windows that begin at `starts`, shape [windows, batches x batch size]."""
         shape = len(starts), batches, self._batch_size
         positions = starts[:, None] + np.arange(batches * self._batch_size)
         drawn = self._sampler(epoch, positions.reshape(-1)).reshape(positions.shape)
@@ -244,8 +243,6 @@ def plain_sampler(source: DataSource, *, seed: int, sampling: str, weights: NDAr
 
 
 def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
-    """Read and check `loader.sample_weights`."""
-
     def refused(happened: str, expected: str) -> DataError:
         return DataError(key="loader.sample_weights", happened=f"{path} {happened}", expected=expected, fix="np.save(FILE, weights)")
 

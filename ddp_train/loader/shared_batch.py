@@ -44,7 +44,6 @@ class SharedBatch:
         self._memory: mmap.mmap | None = None
 
     def put(self, batch: Any) -> bytes:
-        """Copy a batch in; return what `copy_out` needs to know."""
         text = io.BytesIO()
         pickler = _Packer(text)
         pickler.dump(batch)

@@ -66,7 +66,6 @@ class Stream:
 
 
 def is_stream(candidate: Any) -> bool:
-    """Tell whether something has samples without positions."""
     return isinstance(candidate, IterableDataset) or (hasattr(candidate, "__iter__") and not hasattr(candidate, "__getitem__"))
 
 
@@ -159,7 +158,6 @@ class StreamLoader(Loader):
         return {"readers": [[number, pickle.loads(position) if position else None] for number, position in passed]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a loader of the same rank, with as many readers on as many ranks, was."""
         readers = [(int(number), position) for number, position in state.get("readers", [])]
         self._loaded = readers if len(readers) == self._num_readers and self._stream.has_state else None
 
@@ -301,7 +299,6 @@ def _is_plain(state: Any) -> bool:
 
 
 def _shuffles_in_a_buffer(dataset: Any) -> bool:
-    """Look for such a step in what a Hugging Face dataset does to its samples, the last first."""
     layer = getattr(dataset, "_ex_iterable", None)
     while layer is not None and "BufferShuffled" not in type(layer).__name__:
         layer = getattr(layer, "ex_iterable", None)

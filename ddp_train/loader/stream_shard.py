@@ -87,5 +87,4 @@ def _with_splitter(dataset: Any, index: int, count: int) -> Any:
 
 
 def _every_nth(source: Any, *, index: int, count: int) -> Iterator[Any]:
-    """As a stage of a WebDataset pipeline: give some of the tar files."""
     return islice(source, index, None, count)

@@ -221,7 +221,6 @@ class _Worker:
 def _serve(
     read: Callable[[Any], Any], connection: Connection, slots: list[Connection], output: Connection, environment: dict[str, str]
 ) -> None:
-    """Answer requests until there are no more (a worker's life)."""
     die_with_parent()  # the server, which ends when the rank does
     rank = multiprocessing.parent_process()
     if rank is None or not rank.is_alive():

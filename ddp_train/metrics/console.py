@@ -64,7 +64,6 @@ class Console:
             self._thread.start()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Show one record."""
         if not self._is_told:
             self._tracker.enter(Phase.STEP, record["step"])
         if self._thread is None:
@@ -75,7 +74,6 @@ class Console:
             self._line().console.print(f"{self._where(record)}  {_text(record)}", highlight=False)
 
     def close(self) -> None:
-        """Leave the line as it is."""
         if self._thread is None or self._is_closed.is_set():
             return
         self._is_closed.set()
@@ -86,7 +84,6 @@ class Console:
         self._line().stop()
 
     def _line(self) -> Progress:
-        """Return the line, which is there from then on."""
         with self._making:
             if self._progress is None:
                 self._progress = self._show_line()
@@ -121,7 +118,6 @@ class Console:
         return progress
 
     def _follow(self) -> None:
-        """Draw the line, and again as the rank moves (a thread)."""
         if not self._is_closed.wait(_REDRAW_S):
             self._line()
         while not self._is_closed.wait(_REDRAW_S):

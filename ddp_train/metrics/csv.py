@@ -26,13 +26,11 @@ class Csv:
         self._run_dir = Path(run_dir)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write the tables if the record is of an evaluation; on a full disk the next one does."""
         if record["split"] != "train":
             with suppress(OSError):
                 self.close()
 
     def close(self) -> None:
-        """Write the tables. Raises OSError: there is no space for them."""
         tables: dict[str, list[dict[str, Any]]] = {}
         for record in read_records(self._run_dir):
             tables.setdefault(record.pop("split"), []).append(record)

@@ -26,12 +26,10 @@ class JsonLines:
         self._file = GrowingFile(Path(run_dir) / _NAME, keeps=lambda line: any(record["step"] <= step for record in _parse(line)))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record."""
         finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
         self._file.append(json.dumps(finite))  # JSON has no NaN: null
 
     def close(self) -> None:
-        """Close the file. Raises OSError: lines are waiting, and there is no space for them still."""
         self._file.close()
 
 

@@ -41,7 +41,6 @@ class MLflow(Tracker):
         super().__init__(run_dir, config, run_name=run_name, step=step, project=experiment, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
-        """Open the run; the server gives it its id."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -59,7 +58,6 @@ class MLflow(Tracker):
         return None
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Send the rows in few messages, none of which splits a row."""
         from mlflow.entities import Metric
 
         metrics: list[Any] = []
@@ -80,7 +78,6 @@ class MLflow(Tracker):
             self._client.log_image(self._run_id, shown.content, key=name, step=step)
 
     def finish(self) -> None:
-        """Mark the run as finished."""
         self._client.set_terminated(self._run_id)
 
     def _experiment_id(self) -> str:

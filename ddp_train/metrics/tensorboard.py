@@ -55,7 +55,6 @@ class TensorBoard:
         self._opening.start()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write one record's values as scalars named `split/name`."""
         values = {f"{record['split']}/{name}": value for name, value in record.items() if name not in _AXES}
         self._last |= values
         if self._has_given_up:
@@ -72,7 +71,6 @@ class TensorBoard:
             print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
 
     def write_image(self, name: str, image: Tensor, step: int) -> None:
-        """Write a picture [C, H, W], floats in [0, 1] or uint8."""
         if not self._has_given_up:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -81,7 +79,6 @@ class TensorBoard:
             self._writer()._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=content)]), step)
 
     def write_text(self, name: str, text: str, step: int) -> None:
-        """Write a text, which TensorBoard shows as Markdown."""
         if not self._has_given_up:
             self._writer().add_text(name, text, step)
 
@@ -98,7 +95,6 @@ class TensorBoard:
         writer.close()
 
     def _open(self) -> None:
-        """Import what writes, and open the file (a thread)."""
         try:
             from torch.utils.tensorboard import SummaryWriter
 

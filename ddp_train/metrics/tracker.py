@@ -42,7 +42,6 @@ class Shown:
 
     @property
     def size(self) -> int:
-        """Bytes, or characters."""
         return len(self.content) if isinstance(self.content, str) else self.content.nbytes
 
 
@@ -129,7 +128,6 @@ class Tracker(ABC):
 
     @property
     def is_closing(self) -> bool:
-        """Whether the run waits for the last rows."""
         return self._closing.is_set()
 
     def lost(self) -> str:
@@ -142,19 +140,16 @@ class Tracker(ABC):
         self._save()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Take one record; returns at once."""
         self._begin(record["step"])
         self._records.append(record)
 
     def write_image(self, name: str, image: Tensor, step: int) -> None:
-        """Take a picture [C, H, W], floats in [0, 1] or uint8; returns at once."""
         from ddp_train.metrics.tensorboard import as_pixels
 
         pixels_HWC = as_pixels(image)
         self._add_shown(Shown(name, pixels_HWC if pixels_HWC.shape[2] > 1 else pixels_HWC[:, :, 0]), step)
 
     def write_text(self, name: str, text: str, step: int) -> None:
-        """Take a text; returns at once."""
         self._add_shown(Shown(name, text), step)
 
     def close(self) -> None:
@@ -265,7 +260,6 @@ def _text(error: Exception) -> str:
 
 
 def _row(step: int, records: Sequence[Mapping[str, Any]], shown: Sequence[Shown] = ()) -> Row:
-    """Return a step's row, of its lines of metrics.jsonl."""
     values: dict[str, float] = {}
     for record in records:
         for name, value in record.items():

@@ -55,17 +55,14 @@ class Trackio(Tracker):
         return None
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Hand the rows to trackio's own thread."""
         for row in rows:
             self._run.log(dict(row.values), step=row.step)
 
     def show(self, shown: Shown, step: int) -> None:
-        """Hand over an image, or a text as Markdown."""
         import trackio
 
         what = trackio.Markdown(shown.content) if isinstance(shown.content, str) else trackio.Image(shown.content)
         self._run.log({shown.name: what}, step=step)
 
     def finish(self) -> None:
-        """Wait until they are written."""
         self._run.finish()

@@ -82,7 +82,6 @@ class WandB(Tracker):
             self._run.log(dict(row.values), step=row.step)
 
     def show(self, shown: Shown, step: int) -> None:
-        """Hand over an image, or a text as a page."""
         import wandb
 
         if isinstance(shown.content, str):
@@ -92,9 +91,7 @@ class WandB(Tracker):
             self._run.log({shown.name: wandb.Image(shown.content)}, step=step)
 
     def finish(self) -> None:
-        """Wait until W&B has everything, `close_timeout_s` at most."""
         self._run.finish(exit_code=0)
 
     def lost(self) -> str:
-        """Return how to send it later."""
         return f"`wandb sync {self.folder}/wandb/*run-*` sends what is there" if self._run is not None else super().lost()

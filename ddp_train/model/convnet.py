@@ -39,7 +39,6 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(4 * width, num_classes)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Return logits, shape [B, K]."""
         features_BCHW = self.conv1(images_BCHW).relu()
         features_BCHW = self.conv2(features_BCHW).relu()
         features_BCHW = self.conv3(features_BCHW).relu()

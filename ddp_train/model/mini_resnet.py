@@ -50,7 +50,6 @@ class MiniResNet(nn.Module):
         _init_like_he(self, zero_init_residual=zero_init_residual)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Return logits, shape [B, K]."""
         features_BCHW = self.blocks(self.stem(images_BCHW))
         # A mean, not AdaptiveAvgPool2d: that one's CUDA backward is not deterministic.
         logits_BK: Tensor = self.head(features_BCHW.mean(dim=(2, 3)))

@@ -29,7 +29,6 @@ class MLP(nn.Module):
         self.head = nn.Linear(sizes[-1], num_classes)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Return logits, shape [B, K]."""
         features_BF = images_BCHW.flatten(1)
         for layer in self.hidden:
             features_BF = layer(features_BF).relu()

@@ -57,7 +57,6 @@ class Contrastive(ByCompare):
         return {}
 
     def _embeddings(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of both views, of length 1, each [B, D]."""
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise ConfigError(key="data", happened=f"a batch is {describe(batch)}", expected="two views: (view, other_view)")
         if self.towers == 2:

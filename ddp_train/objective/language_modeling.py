@@ -62,7 +62,6 @@ class LanguageModeling(ByCompare):
             self.goals = {**self.goals, "bits_per_byte": "min"}
 
     def bind_model(self, model: nn.Module) -> None:
-        """Find the module whose logits come in chunks."""
         if self.chunk_tokens is not None:
             name, head = find_head(model, self.head)
             self._chunked = ChunkedHead(head, name=name, chunk_tokens=self.chunk_tokens, ignore_index=self._ignored())

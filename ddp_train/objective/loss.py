@@ -43,7 +43,6 @@ class LossObjective(nn.Module, ByCompare):
         return totals, {"output": outputs}, (outputs, split(batch)[1])
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
-        """Return the model's `output` for each sample, of inputs without targets."""
         return {"output": _bare(give(model, inputs))}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:

@@ -32,15 +32,12 @@ class ByCompare:
     compare: Callable[..., tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]]
 
     def weight(self, batch: Batch) -> int | Tensor:
-        """Return the number of samples."""
         return batch_size(batch)
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what evaluation adds up over all samples: floats for sums, int64 for counts."""
         return self.compare(model, batch)[0]
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what `score` returns, and from the same forward one row per sample."""
         totals, rows, _ = self.compare(model, batch)
         return totals, rows
 
@@ -105,7 +102,6 @@ class Supervised(ByCompare, ABC):
         return self.measure(at_least_float32(unwrap(given)[0]), targets)[0]
 
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Any]]:
-        """Return what `predict` returns, and predictions and targets for metrics."""
         given, targets = call(model, batch)
         outputs = at_least_float32(unwrap(given)[0])
         totals, rows = self.measure(outputs, targets)
@@ -180,7 +176,6 @@ def split(batch: Batch) -> tuple[Any, Any]:
 
 
 def give(model: nn.Module, inputs: Any) -> Any:
-    """Call the model with a tuple of arguments, a dict of them, or one tensor."""
     if isinstance(inputs, (tuple, list)):
         return model(*inputs)
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)

@@ -36,7 +36,6 @@ class Transformers(ByCompare):
         self.unit = unit
 
     def bind_model(self, model: nn.Module) -> None:
-        """Learn from the model's class what its loss is the mean over."""
         if self.unit != "auto":
             return
         self.unit = loss_unit(type(model))
@@ -116,5 +115,4 @@ def _labels(batch: Batch) -> Tensor:
 
 
 def _is_choice(logits: Tensor, labels: Tensor) -> bool:
-    """Tell whether each sample has one label out of K classes."""
     return logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and not labels.is_floating_point()

@@ -88,7 +88,6 @@ _Arguments = tuple[dict[str, Any], list[Tensor], list[dict[str, Tensor]]]
 
 
 def _launch(group: dict[str, Any], gradients: list[Tensor], states: list[dict[str, Tensor]]) -> None:
-    """Move the parameters of a group, and what is kept of them, by one call of torch's kernel."""
     steps = [state["step"] for state in states]
     averages, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
     beta1, beta2 = group["betas"]

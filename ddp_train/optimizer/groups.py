@@ -97,7 +97,6 @@ def split_by_decay(parameters: list[nn.Parameter], weight_decay: float | None) -
 
 
 def _assign(named: Mapping[str, nn.Parameter], groups: Groups) -> dict[str, list[str]]:
-    """Return the names in each group: of the first one that matches."""
     found: dict[str, list[str]] = {}
     taken: set[str] = set()
     for group, options in groups.items():
@@ -140,7 +139,6 @@ def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
 
 
 def _numbers(model: nn.Module) -> dict[str, int]:
-    """Return the number of each parameter's layer, in the order in which the model has them."""
     stacks, named = list(_stacks(model, "")), named_parameters(model)
     layers: dict[str, tuple[str, str]] = {}
     for name in named:
@@ -159,7 +157,6 @@ def _numbers(model: nn.Module) -> dict[str, int]:
 
 
 def _stacks(module: nn.Module, prefix: str) -> Iterator[str]:
-    """Yield the beginning of the names in each outermost sequence of layers."""
     children = [(name, child) for name, child in module.named_children() if any(True for _ in child.parameters())]
     if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(children) > 1:
         yield prefix

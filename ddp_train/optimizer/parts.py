@@ -33,7 +33,6 @@ class Several(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with every part; returns the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -50,7 +49,6 @@ class Several(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the parts work on this optimizer's groups and state."""
         groups = iter(self.param_groups)
         for part in self._parts:
             part.param_groups, part.state = list(islice(groups, len(part.param_groups))), self.state

@@ -59,7 +59,6 @@ class LRSchedule(LRScheduler):
 
 
 def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LRSchedule:
-    """Stay at the peak after the warm-up."""
     return LRSchedule(optimizer, (lambda step: _warmup(step, warmup_steps)) if warmup_steps else (lambda step: 1.0))
 
 
@@ -150,7 +149,6 @@ class EveryEpoch:
         """Take note of an optimizer step, which changes nothing."""
 
     def reach(self, epoch: int) -> None:
-        """Have the rate of an epoch, counted from 0."""
         while self.scheduler.last_epoch < epoch:
             self.scheduler.step()
 
@@ -195,7 +193,6 @@ class Plateau:
         return [group["lr"] for group in self.scheduler.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was counted, and the rates that the run began with."""
         return {**{name: getattr(self.scheduler, name) for name in _COUNTED}, "base_lrs": self._initial}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:

@@ -102,7 +102,6 @@ class ImageArray(DataSource):
         return len(self._labels)
 
     def to(self, device: torch.device) -> None:
-        """Keep the images and labels on a device from now on: batches are gathered, normalised and augmented there."""
         if not isinstance(self._images, torch.Tensor):
             raise ConfigError(
                 key="loader.on_device", happened="the images are read from files", expected="images in memory", fix="data.in_memory=true"
@@ -177,7 +176,6 @@ def random_crop(images_BCHW: NDArray[Any], keys: Keys, *, padding: int, fill: Ar
 
 
 def random_flip(images_BCHW: NDArray[Any], keys: Keys) -> NDArray[Any]:
-    """Mirror each image left to right with probability one half."""
     is_flipped_B = random_integers(keys, _FLIP, below=2) == 1
     flipped_BCHW = images_BCHW.copy()
     flipped_BCHW[is_flipped_B] = images_BCHW[is_flipped_B, :, :, ::-1]

@@ -57,7 +57,6 @@ class TarIndex:
         return os.path.join(self._folder, os.fsdecode(self.shards["name"][shard]))
 
     def is_of(self, shards: NDArray[np.void]) -> bool:
-        """Tell whether these are the tars, unchanged."""
         return all(np.array_equal(self.shards[name], shards[name]) for name in ("name", "size", "mtime_ns"))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -132,8 +131,6 @@ def _stat(shards: ShardSet) -> NDArray[np.void]:
 
 
 def _places(shards: ShardSet, wanted: tuple[tuple[str, ...], str]) -> list[str]:
-    """Return where the index may be: next to the tars, and in the cache."""
-
     def name(*what: object) -> str:
         return f"tar_index-{hashlib.sha256(json.dumps([_VERSION, *wanted, *what]).encode()).hexdigest()[:12]}.npy"
 

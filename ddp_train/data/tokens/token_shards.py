@@ -66,7 +66,6 @@ class TokenIndex:
 
     @classmethod
     def read(cls, root: Path) -> TokenIndex:
-        """Read and check the index of a folder."""
         path = root / INDEX
         try:
             content = json.loads(path.read_text(encoding="utf-8"))

@@ -92,7 +92,6 @@ class TiktokenTokenizer:
 
 
 def make_tokenizer(text: str) -> Tokenizer:
-    """Return the tokenizer that is called `byte` or `tiktoken:NAME`."""
     kind, _, name = text.partition(":")
     if text == "byte":
         return ByteTokenizer()
