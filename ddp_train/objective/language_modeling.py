@@ -76,9 +76,9 @@ class LanguageModeling(ByCompare):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the cross entropy in nats, summed over the targets that count, shape [], at least float32."""
-        losses, beside = self._losses(model, batch, reduction="sum")
+        losses, auxiliary = self._losses(model, batch, reduction="sum")
         total = losses.sum() if losses.ndim else losses
-        for aux, weight in weighed(beside, self.aux_weight):
+        for aux, weight in weighed(auxiliary, self.aux_weight):
             total = total + weight * aux.float() * self.weight(batch)
         return total
 
@@ -123,8 +123,8 @@ class LanguageModeling(ByCompare):
         tokens_BT, targets_BT = batch
         if self._chunked is not None:
             return self._chunked.losses(lambda: unwrap(model(tokens_BT)), targets_BT)
-        outputs, beside = unwrap(model(tokens_BT))
-        return self._cross_entropy(at_least_float32(outputs), targets_BT, reduction=reduction), beside
+        outputs, auxiliary = unwrap(model(tokens_BT))
+        return self._cross_entropy(at_least_float32(outputs), targets_BT, reduction=reduction), auxiliary
 
     def _cross_entropy(self, logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str) -> Tensor:
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=self._ignored())
@@ -159,7 +159,7 @@ class ChunkedHead:
             forward: the model's, which gives what its head gives, and what is beside it.
         """
         with self._giving_losses(targets_BT.flatten()):
-            outputs, beside = forward()
+            outputs, auxiliary = forward()
         losses_N, self._losses_N = self._losses_N, None
         if losses_N is None:
             raise self._not_the_logits("was not called with all tokens in the model's forward")
@@ -168,7 +168,7 @@ class ChunkedHead:
         if not is_same:
             raise self._not_the_logits("does not give what the model gives: the model changes it")
         self._is_compared = True
-        return outputs, beside
+        return outputs, auxiliary
 
     @contextmanager
     def _giving_losses(self, targets_N: Tensor) -> Iterator[None]:

@@ -83,7 +83,7 @@ class Supervised(ByCompare, ABC):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the training loss summed over the batch's units, shape [], at least float32."""
         given, targets = call(model, batch)
-        outputs, beside = (given, []) if isinstance(given, Tensor) else unwrap(given)
+        outputs, auxiliary = (given, []) if isinstance(given, Tensor) else unwrap(given)
         if outputs.ndim and len(outputs) != batch_size(batch):
             raise ConfigError(
                 key="loader.collate",
@@ -92,7 +92,7 @@ class Supervised(ByCompare, ABC):
                 fix="return ddp_train.interfaces.Counted(batch, number) from it",
             )
         total = self.total_loss(at_least_float32(outputs), targets)
-        for aux, weight in weighed(beside, self.aux_weight) if beside else ():
+        for aux, weight in weighed(auxiliary, self.aux_weight) if auxiliary else ():
             part = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
             total = total + weight * part
         return total
@@ -112,16 +112,16 @@ class Supervised(ByCompare, ABC):
         return self.found(at_least_float32(unwrap(give(model, inputs))[0]))
 
 
-def weighed(beside: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
+def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
     """Return the losses that a model returns in addition to its output, each with its weight."""
-    if beside and aux_weight is None:
+    if auxiliary and aux_weight is None:
         raise ConfigError(
             key="objective.aux_weight",
-            happened=f"is null, and the model gives {len(beside)} beside its output, the first of shape {list(beside[0].shape)}",
+            happened=f"is null, and the model gives {len(auxiliary)} beside its output, the first of shape {list(auxiliary[0].shape)}",
             expected="how much of it the training loss has: a loss (shape []) or further outputs; 0: nothing",
             fix="+objective.aux_weight=0.4, or 0",
         )
-    return [(aux, aux_weight) for aux in beside] if aux_weight else []
+    return [(aux, aux_weight) for aux in auxiliary] if aux_weight else []
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ IGNORE_NOTHING = -(2**31)
 mistake fails loudly."""
 
 _COUNTS = ("logits", "out")
-_BESIDE = ("aux", "aux_logits", "aux_loss")
+_AUXILIARY = ("aux", "aux_logits", "aux_loss")
 
 
 def call(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
@@ -194,5 +194,5 @@ def unwrap(outputs: Any) -> tuple[Tensor, list[Tensor]]:
     named = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
     for name in _COUNTS:
         if isinstance(found := named.get(name), Tensor):
-            return found, [named[beside] for beside in _BESIDE if isinstance(named.get(beside), Tensor)]
+            return found, [named[extra] for extra in _AUXILIARY if isinstance(named.get(extra), Tensor)]
     raise TypeError(f"a model gives a tensor, a tuple that begins with it, or a dict with {' or '.join(_COUNTS)}; not {describe(outputs)}")
