@@ -157,7 +157,7 @@ def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names:
     name = names.get(same) if tensor.numel() else None
     if name is None:
         name = path
-        while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (partition.py)
+        while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (staging.py)
             name += "'"
         names[same], tensors[name] = name, tensor
     try:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.partition import Piece, pieces_between, whole
-from ddp_train.checkpoint.staging import OF_RANK_0, OWN, SHARED, divide_shared
+from ddp_train.checkpoint.staging import OF_RANK_0, OWN, SHARED, Piece, divide_shared, pieces_between, whole
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces import as_cut, own_range, own_rows

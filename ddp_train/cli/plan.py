@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from ddp_train.checkpoint.catalog import is_checkpoint
-from ddp_train.checkpoint.disk_space import in_units
+from ddp_train.checkpoint.schedule import in_units
 from ddp_train.cli import plan_text
 from ddp_train.cli.compose import RunLocation, check_composed, fix_sweep_place, location_of, require_our_launcher, require_same, sweep_place
 from ddp_train.cli.measure import measuring

@@ -16,7 +16,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from ddp_train.checkpoint.disk_space import in_units
+from ddp_train.checkpoint.schedule import in_units
 from ddp_train.cli.pipeline import require_possible
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition, Value

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ddp_train.interfaces import finished, note_size
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.phase import PhaseTracker
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
-from ddp_train.training.check.sanity_check import check, untouched
+from ddp_train.training.check.sanity_check import check
 from ddp_train.training.loop.callbacks import Callbacks, RunView, Show
-from ddp_train.training.loop.device_queue import DeviceQueue
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.skip_nonfinite import StepGuard
 from ddp_train.training.loop.train_step import TrainStep
@@ -72,15 +75,11 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
 
 
 def _kind_of_step(components: Components) -> type[TrainStep]:
-    if components.turns:
-        from ddp_train.training.loop.turns_step import TurnsStep
+    if not components.turns and not components.steps_in_backward:
+        return TrainStep
+    from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
 
-        return TurnsStep
-    if components.steps_in_backward:
-        from ddp_train.training.loop.early_step import EarlyStep
-
-        return EarlyStep
-    return TrainStep
+    return TurnsStep if components.turns else EarlyStep
 
 
 def _before_training(trainer: Trainer, features: Features) -> None:
@@ -90,7 +89,7 @@ def _before_training(trainer: Trainer, features: Features) -> None:
     throughput, lengths = components.throughput, components.lengths
 
     def rebuild_buckets(first: MicroBatch) -> None:
-        with untouched(components, world.device):
+        with components.untouched(world.device):
             components.rebuild_buckets(world, first)
 
     def cut(micro_batch: MicroBatch) -> MicroBatch:
@@ -100,7 +99,7 @@ def _before_training(trainer: Trainer, features: Features) -> None:
     if throughput.wants_batch:
         hooks.append(lambda first: throughput.see(note_size(finished(first.batch), first.samples)))
     if features.sanity_check:
-        hooks.append(lambda first: check(components, [first], world, samples=state.samples, predicts=predicts))
+        hooks.append(lambda first: check(components, first, world, samples=state.samples, predicts=predicts))
     if state.step == 0 and world.size > 1 and components.rebuilds_buckets_at_start():
         hooks.append(rebuild_buckets)
     if lengths is not None:
@@ -115,7 +114,7 @@ def _compile(trainer: Trainer, first: MicroBatch) -> None:
     components, world = trainer.components, trainer.world
     if components.lengths is not None:
         first = components.lengths.cut(first, trainer.state.step)
-    with untouched(components, world.device):
+    with components.untouched(world.device):
         components.module.train()
         components.try_step(world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
@@ -179,3 +178,41 @@ def _call_once(hooks: Hooks, call: Callable[[], None]) -> None:
         call()
 
     hooks.after_step.append(first)
+
+
+STEPS_AHEAD = 8
+"""Two would keep the device busy; eight outlast what holds a host up for a moment (a slow batch, a collection of garbage)."""
+
+
+class DeviceQueue:
+    """Marks the end of each step on the current stream, and waits for the oldest mark where there are too many.
+
+    On a GPU the host only puts work into a queue. Without a bound one rank's host could be many steps ahead of another's, a stop would come
+    late, and the batches of all these steps would lie in the device's memory.
+
+    Args:
+        tracker: is told which step the device has finished, whenever somebody has looked, and while the host waits for the next one.
+    """
+
+    def __init__(self, tracker: PhaseTracker) -> None:
+        self._tracker = tracker
+        self._under_way: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._spare = [torch.cuda.Event(blocking=True) for _ in range(STEPS_AHEAD + 1)]  # blocking: the host sleeps while it waits
+
+    def after_step(self, step: int) -> None:
+        """Called when all work of a step is in the queue; wait while the device has more than `STEPS_AHEAD` steps to finish."""
+        event = self._spare.pop()
+        event.record()
+        self._under_way.append((step, event))
+        while self._under_way and self._under_way[0][1].query():
+            self._spare.append(self._under_way.popleft()[1])
+        is_full = len(self._under_way) > STEPS_AHEAD
+        self._tell(step, is_awaited=is_full)
+        if is_full:
+            self._under_way[0][1].synchronize()
+            self._spare.append(self._under_way.popleft()[1])
+            self._tell(step, is_awaited=False)
+
+    def _tell(self, step: int, *, is_awaited: bool) -> None:
+        finished = self._under_way[0][0] - 1 if self._under_way else step
+        self._tracker.see_device(finished, is_awaited=is_awaited)

@@ -26,7 +26,7 @@ from ddp_train.errors import RunError
 from ddp_train.interfaces import Batch
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.training.check.memory import is_out_of_memory, shown, still_to_come
-from ddp_train.training.check.sanity_check import try_training, untouched, without_compiling
+from ddp_train.training.check.sanity_check import try_training, without_compiling
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.turn import Turn
 
@@ -77,7 +77,7 @@ def largest_micro_batch(components: Components, world: World, *, most: int) -> i
     """
     sizes = sizes_of(most)
     try_training(components, components.train_loader.of_size(sizes[0]), world)
-    with untouched(components, world.device), without_compiling():
+    with components.untouched(world.device), without_compiling():
         components.module.train()
         search = _Search(components, world, accumulates_below=most)
         found = bisect(sizes, search.fits)

@@ -3,15 +3,21 @@
 So a mismatch of data, model and objective costs seconds, and not the first epoch; it ends the run on one screen that names the config keys,
 shapes and types. A rank that finds a fault ends like one that fails in training: nothing here is collective. Random streams, buffers, modes
 and the data's position are put back, so that a run computes the same with and without (docs/decisions/0019-sanity-check.md).
+
+Whether sums are sums is tried, too: what an objective gives of some samples doubles when the same samples come twice. A mean stays what it
+was. Trained on, it gives 1/B of the gradient, and another one for every split into micro-batches and ranks; added up by an evaluation, the
+metric as often as there are batches and ranks.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,28 +28,29 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
-from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe, finished, note_size, tensors_of, whole_loss
+from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe, finished, map_tensors, note_size, tensors_of, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.loader import Evaluation, Loader
-from ddp_train.loader.reader import MicroBatch
+from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder import failure
-from ddp_train.training.check.sum_check import refuse_means
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components
-from ddp_train.training.seeding import random_state, set_random_state
 
 logger = logging.getLogger(__name__)
 
 _SELF_EXPLAINING = (UserError, OSError, MemoryError, torch.OutOfMemoryError, DistError)
+_MAX_SAMPLES = 32  # of which sums are tried
+_AT_RANDOM = 0.05  # what differs by more from one time to the next says nothing about sum and mean
 _MAX_CHARACTERS = 160  # of what a batch is, and of what the model gives: dicts of many tensors
 
 
 @dataclass(frozen=True)
-class _NamedBatch:
-    """A micro-batch, and what to call it."""
+class _Trial:
+    """A micro-batch to try, what to call it, and what reads it."""
 
+    loader: Loader | Evaluation
     micro_batch: MicroBatch
     ids: Indices | None  # of the samples that it was asked for; None: they have none
     name: str
@@ -60,8 +67,8 @@ class _NamedBatch:
         return self.ids if len(self.ids) == batch_size(self.batch) else None
 
 
-def check(components: Components, first: Sequence[MicroBatch], world: World, *, samples: int, predicts: bool) -> None:
-    """Try the first micro-batch of training, if there is one, and the first of each evaluation set; rank 0 prints what they are.
+def check(components: Components, first: MicroBatch, world: World, *, samples: int, predicts: bool) -> None:
+    """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints what they are.
 
     Args:
         samples: the data's position.
@@ -72,44 +79,46 @@ def check(components: Components, first: Sequence[MicroBatch], world: World, *, 
         DataError: a label is out of range.
     """
     lines = []
-    with untouched(components, world.device), without_compiling():  # what is noted of a forward would be compiled into it
-        if first:
-            named = _NamedBatch(first[0], components.train_loader.sample_ids(samples, 0), "the first training batch")
-            lines.append(_try(components, named, world, loader=components.train_loader, predicts=predicts))
-            refuse_means(components, components.train_loader, first[0], named.ids, world)
-        for part, loader in components.eval_loaders.items():
-            if (evaluated := loader.peek()) is not None:
-                name = f"the first batch of evaluation set {part}" if part else "the first evaluation batch"
-                named = _NamedBatch(evaluated, loader.sample_ids(0), name)
-                lines.append(_try(components, named, world, loader=loader, predicts=predicts))
-                refuse_means(components, loader, evaluated, named.ids, world)
+    with components.untouched(world.device), without_compiling():  # what is noted of a forward would be compiled into it
+        for trial in _trials(components, first, samples):
+            lines.append(_try(components, trial, world, predicts=predicts))
+            _refuse_means(components, trial, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
     if world.is_main:
         print(*(f"tried    {line}" for line in lines), sep="\n", flush=True)
 
 
+def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator[_Trial]:
+    loader = components.train_loader
+    yield _Trial(loader, first, loader.sample_ids(samples, 0), "the first training batch")
+    for part, evaluation in components.eval_loaders.items():
+        if (evaluated := evaluation.peek()) is not None:
+            name = f"the first batch of evaluation set {part}" if part else "the first evaluation batch"
+            yield _Trial(evaluation, evaluated, evaluation.sample_ids(0), name)
+
+
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
     """Try a micro-batch of training alone, and print nothing; raises as `check` does."""
-    with untouched(components, world.device), without_compiling():
-        _try(components, _NamedBatch(micro_batch, None, "the first training batch"), world, loader=components.train_loader, predicts=False)
+    with components.untouched(world.device), without_compiling():
+        _try(components, _Trial(components.train_loader, micro_batch, None, "the first training batch"), world, predicts=False)
 
 
-def _try(components: Components, named: _NamedBatch, world: World, *, loader: Loader | Evaluation, predicts: bool) -> str:
+def _try(components: Components, trial: _Trial, world: World, *, predicts: bool) -> str:
     """Run one batch as training or evaluation does, and say what it is.
 
     Without backward: that of the first step comes next, and nothing is lost until then.
     """
     model, objective, notes = components.model, components.objective, _ForwardNotes(components.model)
-    micro_batch, trains = named.micro_batch, loader is components.train_loader
-    notes.then = lambda: _refuse_labels(objective, notes, named, getattr(loader, "source", None))
+    micro_batch, trains = trial.micro_batch, trial.loader is components.train_loader
+    notes.then = lambda: _refuse_labels(objective, notes, trial)
     model.train(trains)
     shown = ""
     try:
         batch = batch_on(world.device, micro_batch)
         with components.amp.autocast(world.device), notes.noting():
             if trains:
-                weight = float(objective.weight(named.batch))
+                weight = float(objective.weight(trial.batch))
                 loss = whole_loss(objective, model, batch)
                 if not isinstance(loss, Tensor) or loss.shape != ():
                     raise TypeError(f"loss is {describe(loss)}, and not one number: a tensor of shape []")
@@ -128,11 +137,11 @@ def _try(components: Components, named: _NamedBatch, world: World, *, loader: Lo
     except Exception as error:
         if _is_of_the_machine(error):
             raise
-        raise _mismatch(error, components, named, notes) from error
+        raise _mismatch(error, components, trial, notes) from error
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
     gives = f", the model gives {notes.gives}" if notes.gives else ""  # an objective may call parts of the model alone
-    what = named.name.removeprefix("the first ").removeprefix("batch of ")
-    return f"{what} {_cut(describe(named.batch))} on {device}{_cut(gives)}{shown}"
+    what = trial.name.removeprefix("the first ").removeprefix("batch of ")
+    return f"{what} {_cut(describe(trial.batch))} on {device}{_cut(gives)}{shown}"
 
 
 def _cut(text: str) -> str:
@@ -166,9 +175,9 @@ def _is_of_the_machine(error: Exception) -> bool:
     return "gloo/transport" in text or "can't allocate memory" in text or ("CUDA error" in text and "device-side assert" not in text)
 
 
-def _mismatch(error: Exception, components: Components, named: _NamedBatch, notes: _ForwardNotes) -> ConfigError:
+def _mismatch(error: Exception, components: Components, trial: _Trial, notes: _ForwardNotes) -> ConfigError:
     """Say what came from the data, through the model and into the objective, with the error's own words and line."""
-    model, objective, batch = components.model, components.objective, named.batch
+    model, objective, batch = components.model, components.objective, trial.batch
     types = ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}))
     name = objective.loss_fn if isinstance(objective, LossObjective) else objective
     fix = ""
@@ -180,7 +189,7 @@ def _mismatch(error: Exception, components: Components, named: _NamedBatch, note
         key="data, objective" if not notes.takes else "model" if not notes.gives else "objective",
         happened="\n".join(
             [
-                f"{named.name} fails: {type(error).__name__}: {error}",
+                f"{trial.name} fails: {type(error).__name__}: {error}",
                 f"  {failure.own_line(error)}",
                 f"  data       gives {describe(batch)}",
                 f"  model      {type(model).__name__} ({types}) {notes}",
@@ -192,29 +201,25 @@ def _mismatch(error: Exception, components: Components, named: _NamedBatch, note
     )
 
 
-def _refuse_labels(objective: Objective, notes: _ForwardNotes, named: _NamedBatch, source: object) -> None:
-    """Refuse labels out of range before the loss meets them, which on a GPU ends all: those of the batch, and all that the data tells.
-
-    Of objectives that are known to take class numbers as targets.
-    """
-    loss, batch = getattr(objective, "loss_fn", None), named.batch
+def _refuse_labels(objective: Objective, notes: _ForwardNotes, trial: _Trial) -> None:
+    """Refuse labels out of range, those of the batch and all that the data tells, before the loss meets them, which on a GPU ends all."""
+    loss, batch = getattr(objective, "loss_fn", None), trial.batch
     takes_classes = isinstance(objective, Classification) or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
     if not takes_classes or len(notes.scores) != 1 or len(notes.scores[0]) != 2 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
-    ids, labels, (size, num_classes) = named.true_ids(), batch[1], notes.scores[0]
+    ids, labels, (size, num_classes) = trial.true_ids(), batch[1], notes.scores[0]
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (size,):
         return
     ignored, values = getattr(loss, "ignore_index", None), labels.cpu().numpy()
-    _refuse_others(values, ids, num_classes, ignored=ignored, name=named.name)
-    known = None if ids is None else getattr(source, "labels", None)
+    _refuse_others(values, ids, num_classes, ignored=ignored, name=trial.name)
+    known = None if ids is None else getattr(getattr(trial.loader, "source", None), "labels", None)
     every = np.asarray(known) if isinstance(known, (np.ndarray, Tensor)) else None
     if every is not None and np.array_equal(every[ids], values):  # the labels are what is trained on
-        name = named.name.replace("first ", "").replace("batch", "data")
+        name = trial.name.replace("first ", "").replace("batch", "data")
         _refuse_others(every, np.arange(len(every)), num_classes, ignored=ignored, name=name)
 
 
 def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> None:
-    """Refuse labels that are no class, if there are any."""
     places = np.argwhere(((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored))
     if not len(places):
         return
@@ -227,6 +232,79 @@ def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, 
         expected=f"labels from 0 to {num_classes - 1}",
         fix="data whose labels count from 0, or a model with more classes",
     )
+
+
+def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
+    """Refuse an objective whose loss (in training) or score (in evaluation) is a mean, and a loss function that gives a sum."""
+    objective, trains = components.objective, trial.loader is components.train_loader
+    kind = type(objective).__name__
+    for name, ratio, once, twice in _computed(components, trial, world):
+        values = f"{once:.6g} for some samples, {twice:.6g} for the same ones twice"
+        if 0.8 < ratio < 1.25 and trains:
+            raise ConfigError(
+                key="objective",
+                happened=f"{kind}.loss gives a mean: {values}",
+                expected="a sum, which doubles: it is divided by the weight of the whole global batch, over all ranks and micro-batches",
+                fix='reduction="sum", or the mean times what `weight` gives; sanity_check=false if it is meant',
+            )
+        if 0.8 < ratio < 1.25:
+            raise ConfigError(
+                key="objective",
+                happened=f"{kind}.score gives {name!r} as a mean: {values}",
+                expected="a sum, which doubles: evaluation adds scores up over all batches and ranks, and `metrics` divides",
+                fix=f"the sum of {name!r} over the samples, and their number under another name; sanity_check=false if it is meant",
+            )
+        if trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
+            raise ConfigError(
+                key="objective",
+                happened=f"{getattr(objective.loss_fn, '__name__', type(objective.loss_fn).__name__)} gives the sum over the batch",
+                expected="the mean over its samples, as loss functions do: it is multiplied by their number",
+                fix="objective.reduction=mean; sanity_check=false if it is meant",
+            )
+
+
+def _computed(components: Components, trial: _Trial, world: World) -> Iterator[tuple[str, float, float, float]]:
+    """Yield each number of an objective that tells something (not one at random, NaN or 0): its name, growth, and it, once and twice."""
+    if not trial.micro_batch.counts:
+        return
+    objective, model = components.objective, components.model.eval()  # no dropout
+    trains, numbers = trial.loader is components.train_loader, []
+    try:
+        for part in _parts(trial, world):
+            batch = batch_on(world.device, part)
+            with torch.no_grad(), components.amp.autocast(world.device):
+                values = {"loss": whole_loss(objective, model, batch)} if trains else objective.score(model, batch)
+            numbers.append({name: float(value.double().sum()) for name, value in values.items()})
+    except Exception as error:
+        logger.info("not tried whether loss and scores are sums: %s: %s", type(error).__name__, error)
+        return
+    for name in numbers[0]:
+        once, again, twice = (values[name] for values in numbers)
+        if all(map(math.isfinite, (once, again, twice))) and abs(once - again) <= _AT_RANDOM * abs(once) and again:
+            yield name, twice / again, again, twice
+
+
+def _parts(trial: _Trial, world: World) -> list[MicroBatch]:
+    """Return half of a micro-batch, the same again, and that half twice over: of its rows, or read anew where rows are not samples."""
+    batch = batch_on(world.device, trial.micro_batch)
+    size = batch_size(note_size(batch, None)) if trial.micro_batch.samples is None else 0
+    half = max(1, min(_MAX_SAMPLES, size // 2))
+
+    def rows(tensor: Tensor, *, times: int) -> Tensor:
+        if tensor.ndim == 0:
+            return tensor
+        if tensor.shape[0] != size:
+            raise ValueError("the batch's tensors do not share one leading dimension")
+        return torch.cat([tensor[:half]] * times)
+
+    try:
+        return [MicroBatch(map_tensors(partial(rows, times=times), batch), counts=True) for times in (1, 1, 2)]
+    except ValueError:
+        source: Any = getattr(trial.loader, "source", None)
+        if trial.ids is None or source is None:
+            raise
+        some = trial.ids[: max(1, min(_MAX_SAMPLES, len(trial.ids) // 2))]
+        return [as_micro_batch(source.batch(np.tile(some, times)), len(some) * times) for times in (1, 1, 2)]
 
 
 class _ForwardNotes:
@@ -265,25 +343,3 @@ class _ForwardNotes:
 def without_compiling() -> AbstractContextManager[Any]:
     """Run compiled models as they are written: other shapes would be compiled for nothing."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-@contextmanager
-def untouched(components: Components, device: torch.device) -> Iterator[None]:
-    """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
-    objective = components.objective
-    parts = [components.model, objective, *getattr(objective, "__dict__", {}).values()]
-    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
-    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
-    copies = [buffer.detach().clone() for buffer in buffers]
-    dicts = [vars(owner) for owner in [*modules, objective] if hasattr(owner, "__dict__")] + [module._buffers for module in modules]
-    before = [dict(each) for each in dicts]
-    streams = random_state(device)
-    yield  # an error ends the run, and a GPU that failed could not copy
-    components.rest()
-    set_random_state(streams, device)
-    for now, then in zip(dicts, before, strict=True):
-        now.clear()
-        now.update(then)
-    with torch.no_grad():
-        for buffer, copy in zip(buffers, copies, strict=True):
-            buffer.copy_(copy)

@@ -2,15 +2,20 @@
 
 safetensors    one file; one tensor at a time is in memory          hf              a folder as the model's own save_pretrained writes it
 pt             a state_dict, read with weights_only=True            torch_export    the traced program (.pt2)      onnx    the graph
-dcp            a folder of torch.distributed.checkpoint; one tensor at a time is in memory, here and on the way back (`from_dcp`)
+dcp            a folder of torch.distributed.checkpoint (DCP); one tensor at a time is in memory, here and on the way back (`from_dcp`)
+
+A folder of DCP has `.metadata`, a pickle that says which bytes of which file are of which tensor, and files in which each piece is as
+`torch.save` writes it. To read the metadata is to unpickle it, which runs whatever it says: only for who trusts its writer.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import math
 import os
 import shutil
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -20,10 +25,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 from torch.export import Dim
 from torch.utils._pytree import tree_map
 
-from ddp_train.checkpoint import dcp, tensor_file
+from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.read import SavedPart
 from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.config.saved import answered_config
@@ -35,6 +45,7 @@ from ddp_train.training.inference.finished_run import load, typed_config
 from ddp_train.training.inference.predict import infer, inputs_of
 from ddp_train.training.state.weights import AVERAGES, find, put_weights, read_weights
 
+_MODEL = "model"  # below which a folder of DCP has the weights
 _EXAMPLES = 2  # samples that a program is traced with; their number is left open
 
 
@@ -114,7 +125,11 @@ def _dcp(checkpoint: Path, path: Path) -> list[str]:
             raise UserError(
                 key="--format", happened=f"is dcp, and the model has more than tensors: {', '.join(part.others[:8])}", fix="--format=pt"
             )
-        size = dcp.write(path, part.tensors.items(), read)
+        path.mkdir(mode=0o750)
+        shapes = {name: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for name, leaf in part.tensors.items()}
+        with warnings.catch_warnings(action="ignore"):  # that there is one process
+            save_dcp({_MODEL: shapes}, checkpoint_id=path, planner=_ReadingPlanner(read), no_dist=True)
+        size = sum(file.stat().st_size for file in path.iterdir())
         return [
             f"{len(part.tensors)} tensors, {size / 1e6:,.1f} MB",
             'load it with: torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id="FILE")',
@@ -127,7 +142,7 @@ def from_dcp(folder: Path, to: Path) -> list[str]:
     Raises:
         UserError: it cannot be read, or has types that the file cannot.
     """
-    source = dcp.DcpFolder(folder)
+    source = DcpFolder(folder)
     header = tensor_file.make_header([(name, dtype, shape) for name, (dtype, shape) in source.tensors.items()], {"format": "pt"})
     partial = to.with_name(f".partial_{to.name}")
     partial.unlink(missing_ok=True)
@@ -139,6 +154,60 @@ def from_dcp(folder: Path, to: Path) -> list[str]:
         partial.unlink(missing_ok=True)
     left = f"; {source.num_others} other entries are left where they are" if source.num_others else ""
     return [f"weights  {len(source.tensors)} tensors of {folder}{left}"]
+
+
+class _ReadingPlanner(DefaultSavePlanner):
+    """Plans by shapes and types, and reads a tensor when its turn comes."""
+
+    def __init__(self, read: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self._read = read
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self._read(index.fqn.removeprefix(f"{_MODEL}."))
+
+
+class DcpFolder:
+    """The tensors of a folder of DCP, of which no more than one is in memory. Unpickles the metadata, which can run code.
+
+    Those below "model" are taken, by the names that they have there; all, where nothing is below it.
+
+    Raises:
+        UserError: it is none, damaged, or has not all of a tensor.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = _CachingReader(folder)
+        try:
+            metadata = self._reader.read_metadata()
+            described = {key: each for key, each in metadata.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)}
+        except Exception as error:  # whatever unpickling raises
+            raise UserError(happened=f"{folder / '.metadata'} cannot be read: {type(error).__name__}: {error}") from None
+        for key, each in described.items():
+            if missing := each.size.numel() - sum(math.prod(chunk.sizes) for chunk in each.chunks):
+                raise UserError(happened=f"{missing:,} numbers of {key} are in no file of {folder}")
+        prefix = f"{_MODEL}." if any(key.startswith(f"{_MODEL}.") for key in described) else ""
+        self._keys = {key.removeprefix(prefix): key for key in described if key.startswith(prefix)}
+        self.tensors = {name: (described[key].properties.dtype, tuple(described[key].size)) for name, key in self._keys.items()}
+        self.num_others = len(metadata.state_dict_metadata) - len(self.tensors)
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor, put together from its pieces."""
+        dtype, shape = self.tensors[name]
+        state = {self._keys[name]: torch.empty(shape, dtype=dtype)}
+        with warnings.catch_warnings(action="ignore"):  # that there is one process
+            load_dcp(state, storage_reader=self._reader, no_dist=True)
+        return state[self._keys[name]]
+
+
+class _CachingReader(FileSystemReader):
+    """Unpickles the metadata once, and not for each tensor."""
+
+    _metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        self._metadata = self._metadata or super().read_metadata(*args, **kwargs)
+        return self._metadata
 
 
 def _pt(checkpoint: Path, path: Path) -> list[str]:

@@ -20,7 +20,6 @@ from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import Batch, named_parameters, overrides
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.model_log import Sink
-from ddp_train.training.check.sanity_check import untouched
 from ddp_train.training.loop.evaluation import as_evaluated, named
 from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.parts.components import Components, with_loss
@@ -243,5 +242,5 @@ def _wrap_again(components: Components, world: World) -> None:
         components.turns = make_turns(components.trained, components.objective, components.strategy, world)
     else:
         components.module = components.strategy.prepare(with_loss(components.trained, components.objective), world.device, world.size)
-    with untouched(components, world.device), model_log.taken_by(None):
+    with components.untouched(world.device), model_log.taken_by(None):
         components.rebuild_buckets(world)

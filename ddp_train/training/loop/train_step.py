@@ -2,7 +2,7 @@
 
 Nothing here waits for the device. No collective runs but the strategy's own, one small all-reduce during the first forward where
 the objective's weights depend on the batch's content, and one for the norm of gradients that are cut among the ranks.
-Other kinds of step are in `turns_step.py` and `early_step.py`.
+Other kinds of step are in `other_steps.py`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, goals_of
 from ddp_train.training.parts.turn import Turn
 from ddp_train.training.record.throughput import Throughput
+from ddp_train.training.seeding import random_state, set_random_state
 
 
 @dataclass(kw_only=True)
@@ -91,7 +92,7 @@ class Components(Evaluated):
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
     compiled: Compiled = field(default_factory=Compiled)
     lengths: LengthPlan | None = None  # of windows of tokens, by the step; None: they are not cut
-    steps_in_backward: bool = False  # the optimizer steps in backward, and not after it (`loop/early_step.py`)
+    steps_in_backward: bool = False  # the optimizer steps in backward, and not after it (`loop/other_steps.py`)
     identity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the data (`state/data_identity.py`)
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
@@ -173,3 +174,24 @@ class Components(Evaluated):
                     loss = self.loss(batch, turn)
                 loss.backward()
         self.zero_gradients()
+
+    @contextmanager
+    def untouched(self, device: torch.device) -> Iterator[None]:
+        """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
+        objective = self.objective
+        parts = [self.model, objective, *getattr(objective, "__dict__", {}).values()]
+        modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+        buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+        copies = [buffer.detach().clone() for buffer in buffers]
+        dicts = [vars(owner) for owner in [*modules, objective] if hasattr(owner, "__dict__")] + [module._buffers for module in modules]
+        before = [dict(each) for each in dicts]
+        streams = random_state(device)
+        yield  # an error ends the run, and a GPU that failed could not copy
+        self.rest()
+        set_random_state(streams, device)
+        for now, then in zip(dicts, before, strict=True):
+            now.clear()
+            now.update(then)
+        with torch.no_grad():
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ddp_train.checkpoint import catalog, disk_space
+from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking, remove_debris, set_aside_after
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
+from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old, require_room
 from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
@@ -165,7 +165,7 @@ def ranking_of(components: Components, metric: str | None = None) -> Ranking:
 def probe(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
     """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
     size = estimate(components, num_ranks=world.size)
-    if warning := disk_space.probe(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
+    if warning := require_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
 
 

@@ -280,10 +280,53 @@ def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -
 def test_no_tensor_of_the_check_is_kept() -> None:
     parts, alive = components(), list[Any]()
     parts.model.register_forward_hook(lambda module, inputs, output: alive.append(weakref.ref(output)))
-    check(parts, [next(parts.train_loader.micro_batches(0))], alone(), samples=0, predicts=False)
+    check(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, predicts=False)
     assert len(alive) == 2 + 3 + 3  # one batch of each split, and what is tried of each for sums
     assert [reference() for reference in alive] == [None] * 8
 
 
 def test_a_batch_of_many_tensors_is_cut() -> None:
     assert len(_cut("float32 [32, 10], " * 40)) < 200 and _cut("float32 [32]") == "float32 [32]"
+
+
+class Averaging(Classification):
+    """Its scores are means."""
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        sums = super().score(model, batch)
+        return sums | {"loss": sums["loss"] / sums["samples"]}
+
+
+class PerClass(Classification):
+    """Its scores are a row for each class: their accuracies."""
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        right = nn.functional.one_hot(batch[1], 10).float() * (model(batch[0]) > -9)
+        return super().score(model, batch) | {"per_class": right.mean(0)}
+
+
+class OfEvery(Classification):
+    """Its score compares all samples of a batch with each other, or draws: neither a sum nor a mean."""
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        logits = model(batch[0])
+        return super().score(model, batch) | {"pairs": (logits @ logits.T).square().sum(), "drawn": torch.rand(())}
+
+
+@pytest.mark.parametrize("words", [[], ["evaluation.batch_size=1"]])
+def test_a_score_that_is_a_mean_is_refused(words: list[str]) -> None:
+    def said_of(objective: Classification) -> str:
+        parts = components(*words)
+        parts.objective = objective
+        return refusal(parts)
+
+    said = said_of(Averaging())
+    assert "objective: Averaging.score gives 'loss' as a mean" in said
+    assert "fix: the sum of 'loss' over the samples, and their number under another name" in said
+    assert "PerClass.score gives 'per_class' as a mean" in said_of(PerClass())
+
+
+def test_scores_that_are_neither_are_added_up() -> None:
+    parts = components()
+    parts.objective = OfEvery()
+    check(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, predicts=False)

@@ -1,11 +1,4 @@
-"""The optimizer's step within backward: each parameter takes its own as soon as its gradient is whole, which is then forgotten.
-
-So never are more than a few gradients there at a time. Only where a gradient that backward has finished is that of the whole step: one
-micro-batch a step, and one process or shards that are reduced within backward (fsdp). DDP's buckets have a place for all gradients anyway,
-and are exchanged after backward has finished them.
-
-The optimizer is the run's own, which sees one parameter at a time: its state, its groups and their rates are where they always are.
-"""
+"""Other kinds of step than the plain one: parts of an objective take turns; or the optimizer steps within backward."""
 
 from __future__ import annotations
 
@@ -15,15 +8,51 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ddp_train.interfaces import Batch
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.gradient import Part, norm_of, part_of
 from ddp_train.training.loop.train_step import TrainStep, Weight
+from ddp_train.training.parts.turn import Turn
+
+
+class TurnsStep(TrainStep):
+    """Lets the turns of a step descend one after the other, each over all micro-batches."""
+
+    _turn: Turn
+
+    def descend(self, micro_batches: Iterable[MicroBatch], weight: Weight, *, measures_norm: bool) -> Tensor | None:
+        """Return the norm over all turns. A step in which one was not finite takes no further turn (`guard`)."""
+        components, every = self.components, [*micro_batches]
+        turns = components.turns_at(self.state.step)
+        self.window.begin_turns(turn.name for turn in turns)
+        norm: Tensor | None = None
+        for self._turn in turns:
+            with self._turn.alone():
+                self.guard.begin()
+                self.compute_gradients(self._turn.module, every, weight)
+                own = self.measure_and_clip(measures_norm=measures_norm)
+                norm = own if norm is None or own is None else torch.hypot(norm, own)
+                self.guard.step(components.optimizer, components.scaler, norm, turn=self._turn.name)
+                components.scaler.update()
+                components.zero_gradients()
+        return norm
+
+    def loss(self, batch: Batch) -> Tensor:
+        return self.components.loss(batch, self._turn)
+
+    def add_loss(self, loss_sum: Tensor) -> None:
+        self.window.add(loss_sum, turn=self._turn.name)
 
 
 class EarlyStep(TrainStep):
-    """Lets the optimizer step in the backward of a step; any other backward leaves gradients as it does without.
+    """Lets the optimizer step in the backward of a step: each parameter as soon as its gradient is whole, which is then forgotten.
 
-    The optimizer steps each number by itself, as torch's do.
+    So never are more than a few gradients there at a time. Only where a gradient that backward has finished is that of the whole step: one
+    micro-batch a step, and one process or shards that are reduced within backward (fsdp). DDP's buckets have a place for all gradients
+    anyway, and are exchanged after backward has finished them.
+
+    The optimizer is the run's own, and sees one parameter at a time; it steps each number by itself, as torch's do. Any other backward
+    leaves gradients as it does without.
     """
 
     def __post_init__(self) -> None:
