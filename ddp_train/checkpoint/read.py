@@ -98,11 +98,7 @@ def _by_name(pieces: Iterable[tuple[int, Piece]]) -> dict[str, list[tuple[int, P
 
 
 def _read_rows(leaf: codec.Leaf, like: Tensor, pieces: Iterable[tuple[int, Piece]], files: _Files) -> Tensor:
-    """Return a tensor of which this rank has read the rows that it has of `like`.
-
-    Args:
-        pieces: that have them, among others; each with the rank whose file it is in.
-    """
+    """Return a tensor of which this rank has read the rows that it has of `like`, from pieces, each with the rank whose file it is in."""
     begin, end = own_range(like)
     values = torch.empty(end - begin, dtype=leaf.dtype)
     for rank, piece in pieces:
@@ -176,8 +172,6 @@ def _is_tensor(plain: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Part:
-    """Some bytes of a piece, which lies in one rank's file."""
-
     rank: int
     piece: Piece
     start: int  # in bytes from the piece's beginning
@@ -185,12 +179,7 @@ class _Part:
 
 
 def _rounds(pieces: Iterable[tuple[int, Piece]], tensors: Mapping[str, Tensor]) -> Iterator[list[_Part]]:
-    """Cut what one rank reads into parts that are given to the others together.
-
-    Args:
-        pieces: each with the rank whose file it is in.
-        tensors: that the pieces are of, by name.
-    """
+    """Cut what one rank reads into parts that are given to the others together; each piece with the rank whose file it is in."""
     parts, room = list[_Part](), _ROUND
     for rank, piece in pieces:
         values, start = tensors[piece.leaf.name].view(-1)[piece.start : piece.stop].view(torch.uint8), 0
@@ -234,8 +223,6 @@ class _Files(dict[int, "_File"]):
 
 
 class _File:
-    """One rank's file, open."""
-
     def __init__(self, checkpoint: Path, rank: int, stack: ExitStack) -> None:
         self._name = rank_file(rank)
         self._descriptor = stack.enter_context(opened(checkpoint, self._name))

@@ -73,10 +73,7 @@ class CheckpointSchedule:
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return what the manifest of this step's checkpoint says about its metrics."""
-        return {"metrics": self._metrics_of(step), "ranked_by": asdict(self.keep.ranking)}
-
-    def _metrics_of(self, step: int) -> dict[str, Any]:
-        return self._metrics if step == self._step else {}
+        return {"metrics": self._metrics if step == self._step else {}, "ranked_by": asdict(self.keep.ranking)}
 
     def _is_among_best(self, metrics: Mapping[str, Any]) -> bool:
         """Tell whether a step's evaluation is one of the best so far, and count it. The training loss is no evaluation."""

@@ -215,7 +215,6 @@ def _manifest(folder: int) -> dict[str, Any]:
 
 
 def _compare(folder: int, name: str, expected: Mapping[str, Any], on_progress: Callable[[], None]) -> str:
-    """Return what is wrong with one file, or ""."""
     with _file(folder, name) as descriptor:
         size = os.fstat(descriptor).st_size
         if size != expected["bytes"]:

@@ -107,11 +107,7 @@ class DDP(Strategy):
 
 
 def _synchronised(model: nn.Module) -> nn.Module:
-    """Let each batch norm of the model, in its place, be one of the samples of all ranks, with the same parameters and buffers.
-
-    Raises:
-        ConfigError: the model has none.
-    """
+    """Let each batch norm of the model, in its place, be one of the samples of all ranks, with the same parameters and buffers."""
     norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
     if not norms:
         raise ConfigError(

@@ -205,7 +205,6 @@ class FSDP(Strategy):
 
 
 def _backend(group: Any, device: torch.device) -> Any:
-    """Return what a group talks through on a device."""
     return group._get_backend(device)
 
 

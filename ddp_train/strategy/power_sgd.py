@@ -85,7 +85,6 @@ class PowerSGD(DDP):
         return noop_hook  # gradients stay as they are: they are exchanged after backward
 
     def _pays(self, gradient: Tensor) -> bool:
-        """Tell whether less travels."""
         return gradient.ndim > 1 and self._rank * (len(gradient) + gradient[0].numel()) < gradient.numel()
 
     def _with_left_out(self, name: str, gradient: Tensor) -> Tensor:

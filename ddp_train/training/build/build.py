@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-from torch import nn
-
 from ddp_train.amp import Amp
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
@@ -22,7 +19,7 @@ from ddp_train.config.tree import at
 from ddp_train.config.values import batch_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import DataSource, Objective, Strategy, SupportsPredict, adapted, overrides
+from ddp_train.interfaces import DataSource, HasTurns, Objective, Strategy, SupportsPredict, adapted, overrides
 from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Stream
@@ -43,8 +40,8 @@ from ddp_train.training.loop import callbacks
 from ddp_train.training.parts.compiled import compile_model, note
 from ddp_train.training.parts.components import Components, Evaluated, with_loss
 from ddp_train.training.parts.metric import build_metrics, goals_of
-from ddp_train.training.parts.turn import make_turns, takes_turns
-from ddp_train.training.record.throughput import measure, peak_of, products
+from ddp_train.training.parts.turn import make_turns
+from ddp_train.training.record.throughput import measure, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
 from ddp_train.traits import require_rows
@@ -79,12 +76,12 @@ def build(config: RunConfig, world: World) -> Components:
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
     peak = peak_of(world.device, amp, trained, cast=strategy.computes_in(world.size))
     throughput = measure(world, objective, trained, source=train_source, peak=peak)
-    notes = [_travels_wide(strategy, trained, amp, world), note_methods_not_called(model)]
+    notes = [note_methods_not_called(model)]
     if config.activation_checkpointing.blocks is not None:
         from ddp_train.training.build.activation_checkpointing import checkpoint_activations
 
         notes.append(checkpoint_activations(model, config.activation_checkpointing))
-    compiled = compile_model(model, config.compile, world, parts=[*model.children()] if takes_turns(objective) else [model])
+    compiled = compile_model(model, config.compile, world, parts=[*model.children()] if isinstance(objective, HasTurns) else [model])
     notes.append(note(compiled, config.compile))
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
@@ -155,15 +152,6 @@ def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, di
 
 def _strategy(config: RunConfig) -> Strategy:
     return adapted(Strategy, instantiate(config.strategy, key="strategy"), required=["prepare"])
-
-
-def _travels_wide(strategy: Strategy, model: nn.Module, amp: Amp, world: World) -> str:
-    """Say that weights travel in float32 which then compute in bfloat16; "" where they do not."""
-    if strategy.shards(world.size).parameters <= 1 or strategy.computes_in(world.size) is not None:
-        return ""
-    if products(amp, model, world.device) != "bfloat16" or all(each.dtype == torch.bfloat16 for each in model.parameters()):
-        return ""
-    return "strategy weights travel in float32 and compute in bfloat16; strategy.param_dtype=bfloat16 halves what travels"
 
 
 def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any] = _NOTHING) -> Evaluated:
@@ -245,7 +233,6 @@ def _largest_share(config: RunConfig, components: Components) -> int:
 
 
 def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the callbacks, in the order of the configuration."""
     made = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
     for name, each in made.items():
         if not any(callable(getattr(each, event, None)) for event in EVENTS):

@@ -64,7 +64,6 @@ def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
 
 
 def _part(made: Any, name: str, fields: list[str] | None, collate: Any) -> DataSource:
-    """Return one source of a mixture."""
     if is_stream(made):
         raise ConfigError(
             key=f"data.sources.{name}.data",
@@ -80,7 +79,6 @@ def make_eval_sources(config: RunConfig) -> dict[str, DataSource | Stream]:
 
 
 def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
-    """Return what makes one sample of two, if that is wanted."""
     wanted = {"mixup_alpha": loader.mixup_alpha, "cutmix_alpha": loader.cutmix_alpha}
     if not any(wanted.values()):
         return None

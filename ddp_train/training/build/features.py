@@ -125,7 +125,6 @@ def _compile(trainer: Trainer, first: MicroBatch) -> None:
 
 
 def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
-    """Let the scheduler have the rate of the epoch that the data is in."""
     state, epoch_size = trainer.state, trainer.components.train_loader.order.epoch_size
     assert epoch_size is not None  # build has seen to it
 
@@ -137,7 +136,6 @@ def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
 
 
 def _follow_strategy(trainer: Trainer) -> None:
-    """Let ranks that take steps of their own synchronise."""
     strategy, trained = trainer.components.strategy, trainer.components.trained
     trainer.hooks.at_start.append(lambda: strategy.begin(trained))
     if strategy.has_local_weights:
@@ -152,7 +150,6 @@ def _call_callbacks(trainer: Trainer, features: Features) -> None:
 
 
 def _add_to_record(trainer: Trainer) -> None:
-    """Let the training records have what only some runs have."""
     components, state, guard = trainer.components, trainer.state, trainer.train_step.guard
     lengths, loader = components.lengths, components.train_loader
 

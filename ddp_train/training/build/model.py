@@ -23,6 +23,8 @@ from ddp_train.objective.loss import as_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
 
+logger = logging.getLogger(__name__)
+
 _OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
 _TORCHS_OWN = "highest"
 _HOST = torch.device("cpu")
@@ -176,11 +178,7 @@ def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_met
 
 
 def _plain_path(name: str) -> str:
-    """Return a module's path without what torch.compile puts into it."""
     return plain_name(f"{name}.").rstrip(".")
-
-
-logger = logging.getLogger(__name__)
 
 
 def has_values(model: nn.Module) -> bool:

@@ -49,7 +49,6 @@ def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: 
 
 
 def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
-    """Multiply all rates, before a scheduler takes them for its base."""
     if factor != 1.0:
         for group in optimizer.param_groups:
             if group.get("lr") is None:

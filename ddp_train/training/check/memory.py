@@ -169,7 +169,6 @@ def _own_bytes(tensors: Iterable[Any]) -> int:
 
 
 def _kept_for(strategy: Strategy) -> str:
-    """Return what a rank's memory is called that a strategy keeps from one exchange to the next."""
     return "error feedback" if strategy.has_error_feedback else "synchronisation"
 
 

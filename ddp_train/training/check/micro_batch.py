@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces import Batch
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.training.check.memory import is_out_of_memory, shown, still_to_come
 from ddp_train.training.check.sanity_check import try_training, without_compiling
@@ -117,8 +116,6 @@ def bisect(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 
 
 class _Search:
-    """Tries sizes, and remembers what they took of this rank's device."""
-
     def __init__(self, components: Components, world: World, *, accumulates_below: int) -> None:
         self._components, self._world, self._most = components, world, accumulates_below
         parts = [components.model, components.objective]
@@ -183,6 +180,7 @@ class _Search:
     def _compute(self, size: int) -> None:
         """Take forward and backward as a step does: a second time where it accumulates, with the gradients of the first."""
         components, world = self._components, self._world
+        objective: Any = components.objective  # bare: without what a strategy has put around the model to exchange gradients
         micro_batch = components.train_loader.of_size(size)
         batch, *_ahead = [batch_on(world.device, micro_batch) for _ in range(3)]  # as many as a run has on a GPU (`loader.device_copy`)
         turns: list[Turn | None] = [*components.turns.values()] or [None]
@@ -190,19 +188,12 @@ class _Search:
             with turn.alone() if turn is not None else nullcontext():
                 for _ in range(2 if size < self._most else 1):
                     with components.amp.autocast(world.device):
-                        loss = _bare_loss(components, batch, turn)
+                        loss = objective.loss(components.model, batch, *([] if turn is None else [turn.name]))
                     loss.backward()
                     del loss
             self._lasting = self._lasting or self._memory.now()
             for parameter in components.trained.parameters():
                 parameter.grad = None
-
-
-def _bare_loss(components: Components, batch: Batch, turn: Turn | None) -> Tensor:
-    """Return the loss of a batch without what a strategy has put around the model to exchange gradients."""
-    objective: Any = components.objective
-    loss: Tensor = objective.loss(components.model, batch, *([] if turn is None else [turn.name]))
-    return loss
 
 
 def _gradients_that_are_there(components: Components) -> int:

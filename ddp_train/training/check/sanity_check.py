@@ -149,7 +149,6 @@ def _cut(text: str) -> str:
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
-    """Refuse what evaluation could not add up, or make metrics of."""
     if not isinstance(scores, Mapping):
         raise TypeError(f"score gives {describe(scores)}, and not a dict of sums")
     for name, value in scores.items():

@@ -237,7 +237,7 @@ def _hf(checkpoint: Path, path: Path) -> list[str]:
 def _torch_export(checkpoint: Path, path: Path) -> list[str]:
     model, args, kwargs, shapes = _traceable(checkpoint)
     program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
-    torch.testing.assert_close(_outputs(program.module()(*args, **kwargs)), _outputs(model(*args, **kwargs)))
+    torch.testing.assert_close(*(list(tensors_of(call(*args, **kwargs))) for call in (program.module(), model)))
     torch.export.save(program, path)
     return [_taken(args, kwargs), 'load it with: torch.export.load("FILE").module()']
 
@@ -283,10 +283,6 @@ def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, 
 def _taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     named = [describe(value) for value in args] + [f"{name}: {describe(value)}" for name, value in kwargs.items()]
     return f"takes {', '.join(named)}, any number of samples"
-
-
-def _outputs(outputs: Any) -> list[Tensor]:
-    return list(tensors_of(outputs))
 
 
 _WRITE: Mapping[str, Callable[[Path, Path], list[str]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,7 +105,6 @@ class _Pace:
 
 
 def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pace, *, predictions: Path | None) -> dict[str, float] | None:
-    """Run the model as it is now over one evaluation set. Collective."""
     is_stopping = pace.is_stopping
     model, objective = components.model, components.objective
     parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
@@ -169,8 +167,7 @@ def averages(components: Evaluated) -> Mapping[str, Tensor]:
     own = _tensors(components.model)
     for each, weight in weights.items():
         if each not in own:
-            close = difflib.get_close_matches(each, own, n=1)
-            raise _not_its_own(name, f"{each!r}, which the model does not have" + (f"; did you mean {close[0]}?" if close else ""))
+            raise _not_its_own(name, f"{each!r}, which the model does not have")
         if not isinstance(weight, Tensor) or weight.shape != own[each].shape:
             raise _not_its_own(name, f"{each}: {describe(weight)}, which is {describe(own[each])} in the model")
     return weights
@@ -185,7 +182,6 @@ def _not_its_own(name: str, given: str) -> ConfigError:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's parameters and buffers by the names that a user knows."""
     return {plain_name(name): tensor for name, tensor in chain(model.named_parameters(), model.named_buffers())}
 
 

@@ -61,17 +61,13 @@ class ReplicaCheck:
         if step <= self._checked:  # after a rewind
             self._checked = -1
         self._is_due |= step % self.every_steps == 0
-        if self._is_due and self._are_alike():
+        if self._is_due and self.strategy.are_alike:
             self._check(step)
 
     def before_save(self, step: int) -> None:
         """Compare, unless it has just been done. Collective."""
-        if step != self._checked and self._are_alike():
+        if step != self._checked and self.strategy.are_alike:
             self._check(step)
-
-    def _are_alike(self) -> bool:
-        """Tell whether the ranks should be."""
-        return self.strategy.are_alike
 
     def _check(self, step: int) -> None:
         """Compare.
@@ -175,12 +171,10 @@ class ReplicaCheck:
 
 
 def _has_replicas(tensor: Tensor) -> bool:
-    """Tell whether other ranks have the same of a tensor."""
     return not is_cut(tensor) or num_replicas(tensor) > 1
 
 
 def _hash(facts: Mapping[str, str]) -> Tensor:
-    """Return a hash of all of it: int64, shape [4]."""
     return torch.frombuffer(bytearray(hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()), dtype=torch.int64)
 
 

@@ -267,7 +267,6 @@ def _is_of_a_signal(error: BaseException | None) -> bool:
 
 
 def _users_line(error: BaseException) -> str:
-    """Return where in the model's code a compiler stopped, as far as it says it."""
     stack: Sequence[FrameSummary] = getattr(error, "real_stack", None) or ()
     own = [frame for frame in stack if f"{os.sep}torch{os.sep}" not in frame.filename]
     return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""

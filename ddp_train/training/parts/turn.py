@@ -42,11 +42,6 @@ class Turn:
                 parameter.requires_grad_(True)
 
 
-def takes_turns(objective: object) -> bool:
-    """Tell whether the parts of an objective take turns."""
-    return isinstance(objective, HasTurns)
-
-
 def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: World) -> dict[str, Turn]:
     """Return the turns of an objective that takes some, by their names. Collective.
 

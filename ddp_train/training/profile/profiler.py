@@ -121,7 +121,6 @@ class Profiler:
             return None, str(error)
 
     def _begin(self, window: _Window, step: int) -> None:
-        """Begin the window, or the warm-up before it."""
         path = self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{step + window.warmup:06d}"
         first = step + 1 + window.warmup
         recorded = range(first, first + window.steps)
@@ -132,7 +131,6 @@ class Profiler:
             self._give_up(error)
 
     def _end(self) -> None:
-        """End the window, and write what it has recorded."""
         recording = self._recording
         self._forget()
         if recording is None:

@@ -108,7 +108,6 @@ def start_recording(kind: str, path: Path, device: torch.device, *, step: int, r
 
 
 def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file that is either all there or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial_{path.name}")
     try:

@@ -140,7 +140,6 @@ def robust_zscore(loss: float, before: Sequence[float]) -> float | None:
 
 
 def _step_at(place: int, window: LogWindow, state: TrainState, order: BatchOrder) -> _Step:
-    """Return one of the steps that this process has taken since the last log step, counted from 0."""
     samples = state.samples - window.samples
     for _ in range(place):
         samples += order.batch_at(samples).size

@@ -105,7 +105,6 @@ class Throughput:
         return values | dict(zip(_MEMORY[-len(memory) :], (total / size for total in memory), strict=True))
 
     def _count(self, shapes: ShapeCopy) -> None:
-        """Count the operations of the first micro-batch, once."""
         try:
             flops = shapes.count(self._batch, self._world.device)
             if not flops:

@@ -85,7 +85,6 @@ def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: 
 
 
 def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
-    """Return what is read, in words, and the weights in it."""
     if path.suffix == ".safetensors":
         return str(path), read_safetensors(path)
     if path.suffix in (".pt", ".pth"):
@@ -121,7 +120,6 @@ def _renaming(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> st
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's parameters and saved buffers by name, sharing its memory and without gradient."""
     return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import xxhash
@@ -42,15 +42,7 @@ from ddp_train.training.train_state import TrainState, WindowSums
 _NOTHING = SetAside()
 
 
-class Stateful(Protocol):
-    """What has a state of its own."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
-
-
-def parts(components: Components, state: TrainState) -> dict[str, Stateful]:
+def parts(components: Components, state: TrainState) -> dict[str, Any]:
     """Return what has a state that is the same on every rank, beside modules and optimizer, whose keys are compared on loading."""
     return {"scheduler": components.scheduler, "scaler": components.scaler, "state": state}
 
