@@ -19,7 +19,7 @@ from ddp_train.config.tree import at
 from ddp_train.config.values import batch_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import DataSource, HasTurns, Objective, Strategy, SupportsPredict, adapted, overrides
+from ddp_train.interfaces import DataSource, Objective, Strategy, SupportsPredict, adapted, overrides
 from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Stream
@@ -40,7 +40,7 @@ from ddp_train.training.loop import callbacks
 from ddp_train.training.parts.compiled import compile_model, note
 from ddp_train.training.parts.components import Components, Evaluated, with_loss
 from ddp_train.training.parts.metric import build_metrics, goals_of
-from ddp_train.training.parts.turn import make_turns
+from ddp_train.training.parts.turn import make_turns, takes_turns
 from ddp_train.training.record.throughput import measure, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
@@ -81,7 +81,7 @@ def build(config: RunConfig, world: World) -> Components:
         from ddp_train.training.build.activation_checkpointing import checkpoint_activations
 
         notes.append(checkpoint_activations(model, config.activation_checkpointing))
-    compiled = compile_model(model, config.compile, world, parts=[*model.children()] if isinstance(objective, HasTurns) else [model])
+    compiled = compile_model(model, config.compile, world, parts=[*model.children()] if takes_turns(objective) else [model])
     notes.append(note(compiled, config.compile))
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)

@@ -42,13 +42,18 @@ class Turn:
                 parameter.requires_grad_(True)
 
 
+def takes_turns(objective: object) -> bool:
+    """Tell whether the parts of an objective take turns."""
+    return isinstance(objective, HasTurns)
+
+
 def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: World) -> dict[str, Turn]:
     """Return the turns of an objective that takes some, by their names. Collective.
 
     Raises:
         ConfigError: a turn trains nothing, or a parameter is in no turn.
     """
-    if not isinstance(objective, HasTurns):
+    if not takes_turns(objective):
         return {}
     named = named_parameters(trained)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
