@@ -8,7 +8,7 @@ from dataclasses import replace
 from ddp_train.cli.compose import compose
 from ddp_train.config.command.command_line import options_first
 from ddp_train.config.run_config import RunConfig
-from ddp_train.doctor.examined import most_minutes
+from ddp_train.doctor.machine import most_minutes
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher

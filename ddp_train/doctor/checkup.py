@@ -1,7 +1,7 @@
 """What the ranks do for `ddp-train doctor`: the first of each machine examines it, all ranks add known values, and rank 0 shows the result.
 
-Everything is told through the store in which the ranks met, and waited for no longer than `examined` says: what is wrong with a machine is
-often that a process group with it would never open. So the group is opened in a thread that may be left behind.
+Everything is told through the store in which the ranks met, and each wait has a limit (`machine`): what is wrong with a machine is often
+that a process group with it would never open. So the group is opened in a thread that may be left behind.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -25,9 +25,8 @@ from ddp_train.config.targets.locate import locate
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.distributed.world import World, open_world
-from ddp_train.doctor.examined import LOOK_WITHIN_S, MEET_WITHIN_S, Examined, Measurement, blocks_all_reduce, sums_within_s
-from ddp_train.doctor.machine import Examination, MachineReport, PeerReport
-from ddp_train.doctor.problems import problems
+from ddp_train.doctor.machine import LOOK_WITHIN_S, MEET_WITHIN_S, Examination, MachineReport, PeerReport, sums_within_s
+from ddp_train.doctor.problems import Examined, Measurement, blocks_all_reduce, problems
 from ddp_train.doctor.table import screen
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
 from ddp_train.job import Job
@@ -51,21 +50,16 @@ _Said = TypeVar("_Said")
 
 def quick(attempt: Attempt, rank: int, size: int, job: Job) -> int:
     """Examine the machines of a job (`Job.program`), and return the exit code. Collective, as `full`, which also measures speeds."""
-    return Checkup(attempt, rank, size, job, is_full=False).run()
+    return _Checkup(attempt, rank, size, job, is_full=False).run()
 
 
 def full(attempt: Attempt, rank: int, size: int, job: Job) -> int:
     """As `quick`, and how fast each rank computes and the machines send."""
-    return Checkup(attempt, rank, size, job, is_full=True).run()
+    return _Checkup(attempt, rank, size, job, is_full=True).run()
 
 
-class Checkup:
-    """The examination, as one rank takes part in it.
-
-    Args:
-        attempt: where the ranks have met.
-        job: what they would run.
-    """
+class _Checkup:
+    """The examination, as one rank takes part in it."""
 
     def __init__(self, attempt: Attempt, rank: int, size: int, job: Job, *, is_full: bool) -> None:
         self._attempt, self._store, self._rank, self._size, self._job = attempt, attempt.store, rank, size, job
@@ -76,7 +70,7 @@ class Checkup:
         self._sums_within_s = sums_within_s(self._device, size, is_full=is_full)
 
     def run(self) -> int:
-        """Take part to the end, and return the exit code: the same on all ranks."""
+        """Return the exit code: the same on all ranks."""
         os.environ.update(cluster.environment_of(self._job.config.cluster.env, given=os.environ))
         examination = self._examine() if torchrun_env.local_rank() == 0 else None
         try:
@@ -105,14 +99,13 @@ class Checkup:
         own = self._hear()
         heard = self._collect("heard", machines, lambda text: time.time(), within_s=MEET_WITHIN_S)
         self._probe_peers(examination, own)
-        told = self._collect("way", machines, PeerReport.from_json, within_s=MEET_WITHIN_S)
-        ways = {number: _on_time(way, began=utc, heard=heard.get(number, utc)) for number, way in told.items()}
+        ways = self._collect("way", machines, PeerReport.from_json, within_s=MEET_WITHIN_S)
         examined = Examined(
             count=self._count,
             processes=self._size,
             folder=self._job.run_folder.shown(),
             machines=machines,
-            ways=ways,
+            ways={number: _on_time(way, began=utc, heard=heard.get(number, utc)) for number, way in ways.items()},
             utc=utc,
             measured=None,
             downloads=getattr(locate(self._job.config.data["_target_"]), "downloads", False),
@@ -125,8 +118,7 @@ class Checkup:
             measured = self._collect("sum", range(self._size), lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s)
             examined = replace(examined, measured=measured)
         found = problems(examined)
-        text = screen(examined, found, seconds=time.monotonic() - self._begun)
-        print(text, flush=True)
+        print(screen(examined, found, seconds=time.monotonic() - self._begun), flush=True)
         code = ENVIRONMENT_REFUSES if found else DONE
         with suppress(OSError):  # the folder may be the very fault
             write_json(self._job.run_folder.doctor, {"exit_code": code})
@@ -164,12 +156,12 @@ class Checkup:
 
     def _measure(self) -> None:
         # A connection of its own: while one waits in the store, no other thread can use the same one.
-        store = dist.PrefixStore("sums", join_store_again(self._attempt.prefix))
+        store = join_store_again(self._attempt.prefix)
         try:
-            found = self._sums(store)
+            found = self._sums(dist.PrefixStore("sums", store))
         except Exception as error:  # whatever torch, gloo, NCCL or CUDA raise
             found = Measurement(rank=self._rank, machine=self._machine, wrong=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        dist.PrefixStore("told", store).set(f"sum/{self._rank}", json.dumps(asdict(found)))
+        store.set(f"sum/{self._rank}", json.dumps(asdict(found)))
 
     def _sums(self, store: dist.Store) -> Measurement:
         timeout = timedelta(seconds=self._sums_within_s)
@@ -213,18 +205,16 @@ class Checkup:
         world.barrier()
         return num_bytes / 1e6 / best
 
-    def _collect(self, what: str, numbers: Iterable[int], read: Callable[[str], _Said], *, within_s: float) -> dict[int, _Said]:
+    def _collect(self, what: str, numbers: Collection[int], read: Callable[[str], _Said], *, within_s: float) -> dict[int, _Said]:
         """Return what has been said under these numbers, as far as it came in time."""
-        prefix = "sums/told/" if what == "sum" else ""
         said: dict[int, _Said] = {}
-        absent = set(numbers)
 
         def is_complete() -> bool:
-            for number in sorted(absent):
-                if self._store.check([f"{prefix}{what}/{number}"]):
-                    said[number] = read(self._store.get(f"{prefix}{what}/{number}").decode())
-            absent.difference_update(said)
-            return not absent
+            absent = [number for number in numbers if number not in said]
+            said.update(
+                {number: read(self._store.get(f"{what}/{number}").decode()) for number in absent if self._store.check([f"{what}/{number}"])}
+            )
+            return len(said) == len(numbers)
 
         wait_until(is_complete, within_s=within_s, every_s=_POLL_S)
         return said

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -19,13 +20,31 @@ from ddp_train.launch.node.facts import GLOO, NCCL, Facts, collect, taken_by_ncc
 from ddp_train.system import handover, network
 from ddp_train.system.deadline import wait_until
 
-Address = tuple[str, int]
+LOOK_WITHIN_S = 60.0
+MEET_WITHIN_S = 30.0
+_SUMS_WITHIN_S = {"cpu": 30.0, "cuda": 60.0}  # eight CUDA contexts at once take up to 15, NCCL over 64 ranks up to 30
+_SUMS_OF_A_RANK_S = 0.5
+_SPEEDS_WITHIN_S = 60.0
+_BEGINS_WITHIN_S = 110.0  # from a job's begin until its ranks have met: Python, torch, a container
 
 _CONNECT_S = 5.0  # a packet that is lost is sent again after one second and after three
 _SHARED_WITHIN_S = 10.0  # a network file system may show late what another machine has written
 _MAX_REACHED = 32  # of many machines each tries so many of those after it
 _SHARED_MEMORY = Path("/dev/shm")
 _INFINIBAND = Path("/sys/class/infiniband")
+
+Address = Sequence[Any]  # host and port
+
+
+def sums_within_s(device: str, ranks: int, *, is_full: bool) -> float:
+    """Return how long the sums may take: only what gives no answer is waited for so long."""
+    return _SUMS_WITHIN_S[device] + _SUMS_OF_A_RANK_S * ranks + _SPEEDS_WITHIN_S * is_full
+
+
+def most_minutes(device: str, ranks: int, *, is_full: bool) -> int:
+    """Return in how many minutes an examination has ended, also where nothing answers."""
+    seconds = _BEGINS_WITHIN_S + LOOK_WITHIN_S + 3 * MEET_WITHIN_S + sums_within_s(device, ranks, is_full=is_full)
+    return math.ceil(seconds / 60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +60,7 @@ class MachineReport:
     locked_bytes: int | None  # how much memory a process may lock; None: as much as it likes
     adapters: Mapping[str, str] = field(default_factory=dict)  # of InfiniBand (or RoCE) -> the state of its ports: "ACTIVE"
     network: str = ""  # NCCL_NET, as the ranks have it
-    nccl: tuple[str, ...] = ()  # the interfaces that NCCL may take; (): no GPU is used
+    nccl: Sequence[str] = ()  # the interfaces that NCCL may take; empty: no GPU is used
 
     @property
     def active_adapters(self) -> int:
@@ -54,8 +73,7 @@ class MachineReport:
     @classmethod
     def from_json(cls, text: str) -> MachineReport:
         fields: dict[str, Any] = json.loads(text)
-        lists = {"address": tuple(fields["address"]), "nccl": tuple(fields["nccl"])}
-        return cls(**{**fields, **lists, "facts": Facts.from_json(fields["facts"])})
+        return cls(**fields | {"facts": Facts.from_json(fields["facts"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +82,9 @@ class PeerReport:
 
     utc: float  # its clock when it heard that all are there, in seconds since the epoch
     gloo: str  # the interface that gloo takes
-    unresolved: tuple[str, ...] = ()  # names that mean nothing here, of the first machine and its own
+    unresolved: Sequence[str] = ()  # names that mean nothing here, of the first machine and its own
     unreached: Mapping[int, str] = field(default_factory=dict)  # machine -> why no connection to it came about
-    unseen: tuple[int, ...] = ()  # machines whose file in the run's folder it does not see
+    unseen: Sequence[int] = ()  # machines whose file in the run's folder it does not see
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -74,9 +92,7 @@ class PeerReport:
     @classmethod
     def from_json(cls, text: str) -> PeerReport:
         fields: dict[str, Any] = json.loads(text)
-        unreached = {int(number): why for number, why in fields["unreached"].items()}
-        lists = {name: tuple(fields[name]) for name in ("unresolved", "unseen")}
-        return cls(**{**fields, **lists, "unreached": unreached})
+        return cls(**fields | {"unreached": {int(number): why for number, why in fields["unreached"].items()}})
 
 
 class Examination:
@@ -99,19 +115,20 @@ class Examination:
         # As its node program has told them: from its own command line, and its own `cluster.env`.
         told = Facts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
         facts = told or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
-        writes, free = self._write()
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        folder, shared = self._job.run_folder.root, _file_system(_SHARED_MEMORY)
+        writes, free = self._write(), _file_system(folder)
         return MachineReport(
             facts=facts,
             address=self._listen(),
             writes=writes,
-            free_bytes=free,
-            shared_memory_bytes=_size_of(_SHARED_MEMORY),
+            free_bytes=free.f_bavail * free.f_frsize if free else 0,
+            shared_memory_bytes=shared.f_blocks * shared.f_frsize if shared else None,
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             locked_bytes=None if locked == resource.RLIM_INFINITY else locked,
             adapters=_adapters(),
             network=self._environment.get("NCCL_NET", ""),
-            nccl=() if facts.device == "cpu" else tuple(taken_by_nccl(self._environment.get(NCCL, ""), network.interfaces())),
+            nccl=[] if facts.device == "cpu" else taken_by_nccl(self._environment.get(NCCL, ""), network.interfaces()),
         )
 
     def probe_peers(self, addresses: Mapping[int, Address], *, utc: float) -> PeerReport:
@@ -135,13 +152,13 @@ class Examination:
         return PeerReport(
             utc=utc,
             gloo=self._gloo(addresses),
-            unresolved=tuple(name for name in (self._first, socket.gethostname()) if others and not _resolves(name)),
+            unresolved=[name for name in (self._first, socket.gethostname()) if others and not _resolves(name)],
             unreached={other: why for other, why in zip(tried, reached, strict=True) if why},
-            unseen=tuple(unseen),
+            unseen=unseen,
         )
 
     def close(self) -> None:
-        """Listen no more, and take this machine's file away."""
+        """Listen no more, and remove this machine's file."""
         if self._listener is not None:
             self._listener.close()
         with suppress(OSError):
@@ -150,21 +167,16 @@ class Examination:
     def _file_of(self, number: int) -> Path:
         return self._job.run_folder.root / f"machine_{number}"
 
-    def _write(self) -> tuple[str, int]:
-        """Write a file into the run's folder; return why that fails, and how much space there is."""
-        folder = self._job.run_folder.root
-        why = ""
+    def _write(self) -> str:
+        """Write a file into the run's folder; return why that fails."""
         try:
             with self._file_of(self._number).open("wb") as stream:
                 stream.write(bytes(1 << 16))
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            why = error.strerror or str(error)
-        with suppress(OSError):
-            facts = os.statvfs(folder)
-            return why, facts.f_bavail * facts.f_frsize
-        return why, 0
+            return error.strerror or str(error)
+        return ""
 
     def _listen(self) -> Address:
         """Listen, and return where the others may find this machine: they connect, and nothing is said."""
@@ -173,7 +185,7 @@ class Examination:
         self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_ipv6, backlog=1024)
         named = network.interfaces().get(self._environment.get(GLOO, "").partition(",")[0])
         host = (named or [""])[0] or (network.address_towards(self._first) if self._first else "")
-        return host or self._first, self._listener.getsockname()[1]
+        return [host or self._first, self._listener.getsockname()[1]]
 
     def _gloo(self, addresses: Mapping[int, Address]) -> str:
         """Return the interface that gloo takes: the one that is given, or the one on the way to another machine."""
@@ -187,8 +199,9 @@ class Examination:
 
 def _reach(address: Address) -> str:
     """Connect to another machine; return why that fails."""
+    host, port = address
     try:
-        socket.create_connection(address, timeout=_CONNECT_S).close()
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
     except OSError as error:
         return error.strerror or str(error)
     return ""
@@ -201,12 +214,11 @@ def _resolves(name: str) -> bool:
         return False
 
 
-def _size_of(path: Path) -> int | None:
+def _file_system(path: Path) -> os.statvfs_result | None:
     try:
-        facts = os.statvfs(path)
+        return os.statvfs(path)
     except OSError:
         return None
-    return facts.f_blocks * facts.f_frsize
 
 
 def _adapters() -> dict[str, str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
 from statistics import median
 from typing import Any
 
-from ddp_train.doctor.examined import Examined
-from ddp_train.doctor.machine import MachineReport
+from ddp_train.doctor.machine import MachineReport, PeerReport
 from ddp_train.errors import printable
-from ddp_train.launch.node.differences import SKEW_S, differences
+from ddp_train.launch.node.differences import SKEW_S, differences, fingerprint
+from ddp_train.launch.node.facts import GLOO, NCCL
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _MIN_FREE_BYTES = _GIB
@@ -20,8 +22,9 @@ _MIN_OPEN_FILES = 1024
 _MIN_LOCKED_BYTES = _GIB
 _SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared with whatever else runs, GPUs are not
 _SLOW_LINK = {"cpu": 0.2, "cuda": 0.5}
+_MAX_COMPARED = 16  # groups of machines that are alike, each with each, to find the one that most agree with
 
-ADVICE = {  # by the beginning of a sentence
+_ADVICE = {  # by the beginning of a sentence
     "code: ": "the same code on each machine: stand in a folder that all share, or check out the same commit",
     "data.": "the same files on each machine: a folder that all share, or copy them again",
     "version of ": "install the same versions on each machine",
@@ -30,9 +33,88 @@ ADVICE = {  # by the beginning of a sentence
     "and ": "as for those before",
     "": "the same command on each machine; only cluster.node_rank is another one",
 }
-
+_Rule = tuple[Callable[[MachineReport], Any], str, str]  # a value that all machines should have in common, what is wrong, what to do
+_SAME: tuple[_Rule, ...] = (
+    (
+        lambda machine: machine.facts.uid,
+        "runs as user {own}, the others as {usual}: they cannot read each other's files",
+        "the same user, with the same number, on each machine",
+    ),
+    (
+        lambda machine: machine.facts.device,
+        "has {own}, the others have {usual}: all wait for the slowest at each step",
+        "machines of one kind; cluster.device says what is used",
+    ),
+    (
+        lambda machine: machine.facts.driver or "none",
+        "has the NVIDIA driver {own}, the others have {usual}",
+        "the same driver on each machine",
+    ),
+    (
+        lambda machine: machine.active_adapters,
+        "has {own} active adapters for InfiniBand, the others have {usual}",
+        "ibstat there says which port is down",
+    ),
+)
+_GPUS: _Rule = (
+    lambda machine: machine.facts.device_count if machine.facts.device != "cpu" else 0,
+    "has {own} GPUs, the others have {usual}",
+    "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so",
+)
 
 _Found = tuple[int | str, str, str]  # which machine, or the names of several; what is wrong; what to do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What a rank says of its sums with the others."""
+
+    rank: int
+    machine: int
+    device: str = ""
+    wrong: str = ""  # what came out otherwise than it must
+    matmul_tflops: float | None = None
+    all_reduce_gb_s: float | None = None
+    link_mb_s: float | None = None  # from the machine before this one; of the first rank of a machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """All that the machines have said, as it is judged."""
+
+    count: int  # of machines
+    processes: int  # of ranks
+    folder: str
+    machines: Mapping[int, MachineReport]
+    ways: Mapping[int, PeerReport]
+    utc: float  # the first machine's clock when it told the others that all are there
+    measured: Mapping[int, Measurement] | None  # by rank; None: it was not tried
+    downloads: bool = False  # the data set fetches what is missing
+    expects_equal: bool = True  # no number of processes was given: each machine should have as many GPUs as the others
+
+    def name(self, number: int | str) -> str:
+        """Return what to call a machine, or several that have a name already."""
+        if isinstance(number, str):
+            return number
+        if number not in self.machines:
+            return f"machine {number}"
+        host = self.machines[number].facts.host
+        is_alone = sum(other.facts.host == host for other in self.machines.values()) == 1
+        return host if is_alone else f"{host} (machine {number})"
+
+    @cached_property
+    def usual(self) -> int:
+        """A machine that as many others as possible agree with: who differs from it is the odd one out."""
+        alike: dict[str, list[int]] = {}
+        for number, machine in sorted(self.machines.items()):
+            alike.setdefault(fingerprint(machine.facts), []).append(number)
+        groups = sorted(alike.values(), key=len, reverse=True)[:_MAX_COMPARED]
+        apart = Counter({group[0]: 0 for group in groups})
+        for one, other in combinations(groups, 2):
+            ours, theirs = self.machines[one[0]].facts, self.machines[other[0]].facts
+            if differences(ours, theirs) or differences(theirs, ours):  # what is missing on the first counts for neither
+                apart.update({one[0]: len(other), other[0]: len(one)})
+        return min(sorted(apart), key=lambda number: apart[number])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +133,19 @@ def problems(examined: Examined) -> list[Problem]:
     """Return everything that is wrong; [] for machines that are fit."""
     silent = [number for number in range(examined.count) if number not in examined.machines]
     found: list[_Found] = [(number, "has said nothing", "its terminal or its log says why") for number in silent]
-    for part in (_told, _data, _devices, _folder, _limits, _clock, _network, _sums, _speed) if examined.machines else ():
+    for part in (_told, _data, _devices, _folder, _limits, _clock, _network, _odd, _sums, _speed) if examined.machines else ():
         found += part(examined)
     return [Problem(host=examined.name(where), what=what, advice=advice) for where, what, advice in found]
 
 
-def advised_by(sentence: str) -> str:
-    """Return the beginning of a sentence by which `ADVICE` has something to say."""
-    return next(beginning for beginning in ADVICE if sentence.startswith(beginning))
+def blocks_all_reduce(examined: Examined) -> bool:
+    """Tell whether something is wrong that a process group would only wait for."""
+    facts = [machine.facts for machine in examined.machines.values()]
+    is_whole = len(facts) == len(examined.ways) == examined.count
+    lacks = any(problem.startswith((GLOO, NCCL)) for each in facts for problem in each.problems)
+    is_mixed = len({each.device == "cpu" for each in facts}) > 1  # some would open gloo alone
+    is_short = any(each.device != "cpu" and each.device_count < each.processes for each in facts)
+    return not is_whole or lacks or is_mixed or is_short or any(way.unreached for way in examined.ways.values())
 
 
 def _told(examined: Examined) -> Iterator[_Found]:
@@ -66,9 +153,7 @@ def _told(examined: Examined) -> Iterator[_Found]:
     usual = examined.machines[examined.usual].facts
     for number, machine in sorted(examined.machines.items()):
         for sentence in [*machine.facts.problems, *differences(usual, machine.facts)]:
-            yield number, sentence, ADVICE[advised_by(sentence)]
-    what = "runs as user {own}, the others as {usual}: they cannot read each other's files"
-    yield from _odd(examined, lambda machine: machine.facts.uid, what, "the same user, with the same number, on each machine")
+            yield number, sentence, next(advice for beginning, advice in _ADVICE.items() if sentence.startswith(beginning))
 
 
 def _data(examined: Examined) -> Iterator[_Found]:
@@ -85,17 +170,14 @@ def _devices(examined: Examined) -> Iterator[_Found]:
         if facts.device != "cpu" and facts.device_count < facts.processes:
             what = f"{facts.processes} processes want a GPU each; it shows {facts.device_count}"
             yield number, what, "nvidia-smi there says which are missing, and dmesg why; or fewer cluster.processes_per_node"
-    what = "has {own}, the others have {usual}: all wait for the slowest at each step"
-    yield from _odd(examined, lambda machine: machine.facts.device, what, "machines of one kind; cluster.device says what is used")
-    what = "has the NVIDIA driver {own}, the others have {usual}"
-    yield from _odd(examined, lambda machine: machine.facts.driver or "none", what, "the same driver on each machine")
-    if examined.expects_equal:
-        advice = "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so"
-        yield from _odd(examined, _gpus, "has {own} GPUs, the others have {usual}", advice)
 
 
-def _gpus(machine: MachineReport) -> int:
-    return machine.facts.device_count if machine.facts.device != "cpu" else 0
+def _odd(examined: Examined) -> Iterator[_Found]:
+    """Each machine that has another value than most; of two the first is right."""
+    for value, what, advice in (*_SAME, *((_GPUS,) if examined.expects_equal else ())):
+        values = {number: value(machine) for number, machine in sorted(examined.machines.items())}
+        usual = most_common(list(values.values()))
+        yield from ((number, what.format(own=own, usual=usual), advice) for number, own in values.items() if own != usual)
 
 
 def _folder(examined: Examined) -> Iterator[_Found]:
@@ -153,7 +235,7 @@ def _network(examined: Examined) -> Iterator[_Found]:
         for name in way.unresolved:
             yield number, f"the name {name} means nothing there", "names that every machine knows (/etc/hosts, DNS), or addresses"
         if is_apart and way.gloo == "lo":
-            yield number, "gloo takes the loopback interface, through which no other machine is reached", ADVICE["GLOO_"]
+            yield number, "gloo takes the loopback interface, through which no other machine is reached", _ADVICE["GLOO_"]
         for other, why in way.unreached.items():
             failed.setdefault(other, {})[number] = why
     for other, callers in sorted(failed.items()):
@@ -164,8 +246,6 @@ def _network(examined: Examined) -> Iterator[_Found]:
         if machine.network == "IB" and not machine.active_adapters:
             what = f"NCCL_NET=IB, and no adapter for InfiniBand is active ({machine.adapters or 'there is none'})"
             yield number, what, "ibstat there says why; cluster=ethernet goes without InfiniBand"
-    what = "has {own} active adapters for InfiniBand, the others have {usual}"
-    yield from _odd(examined, lambda machine: machine.active_adapters, what, "ibstat there says which port is down")
 
 
 def _sums(examined: Examined) -> Iterator[_Found]:
@@ -208,13 +288,6 @@ def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterato
         others = [other for each, other in values.items() if each != key]
         if others and value < share(key) * (usual := median(others)):
             yield key, usual
-
-
-def _odd(examined: Examined, value: Callable[[MachineReport], Any], what: str, advice: str) -> Iterator[_Found]:
-    """Yield what is wrong with each machine that has another value than most; of two the first is right."""
-    values = {number: value(machine) for number, machine in sorted(examined.machines.items())}
-    usual = most_common(list(values.values()))
-    yield from ((number, what.format(own=own, usual=usual), advice) for number, own in values.items() if own != usual)
 
 
 def most_common(values: Sequence[Any]) -> Any:

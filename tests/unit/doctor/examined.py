@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddp_train.doctor.examined import Examined, Measurement
 from ddp_train.doctor.machine import MachineReport, PeerReport
+from ddp_train.doctor.problems import Examined, Measurement
 from tests.unit.launch.node.machines import facts
 
 HEALTHY = MachineReport(

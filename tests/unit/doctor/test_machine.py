@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_train.doctor import machine
-from ddp_train.doctor.machine import Examination, MachineReport, PeerReport
+from ddp_train.doctor.machine import Examination, MachineReport, PeerReport, most_minutes, sums_within_s
 from tests.unit.config.clusters import SILENT
 
 
@@ -32,13 +32,13 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Examin
 def test_two_machines_reach_each_other_and_see_each_others_files(two: list[Examination]) -> None:
     told = [each.examine() for each in two]
     for each in told:
-        assert (each.writes, each.address[0], each.nccl) == ("", "127.0.0.1", ())
+        assert (each.writes, each.address[0], each.nccl) == ("", "127.0.0.1", [])
         assert each.free_bytes > 0 and each.open_files > 0
         assert MachineReport.from_json(each.to_json()) == each
     addresses = {number: each.address for number, each in enumerate(told)}
     for each in two:
         way = each.probe_peers(addresses, utc=1.0)
-        assert (way.unreached, way.unseen, way.unresolved, way.gloo) == ({}, (), (), "lo")
+        assert (way.unreached, way.unseen, way.unresolved, way.gloo) == ({}, [], [], "lo")
         assert PeerReport.from_json(way.to_json()) == way
 
 
@@ -48,7 +48,7 @@ def test_what_is_not_there_is_told(two: list[Examination], monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()
     way = two[0].probe_peers({0: first.address, 1: ("127.0.0.1", closed[1])}, utc=1.0)
-    assert way.unseen == (1,)
+    assert way.unseen == [1]
     assert way.unreached == {1: "Connection refused"}
     assert PeerReport.from_json(way.to_json()) == way
 
@@ -57,3 +57,10 @@ def test_a_folder_that_cannot_be_written_is_told(two: list[Examination], tmp_pat
     two[0]._job = SimpleNamespace(config=two[0]._job.config, run_folder=SimpleNamespace(root=tmp_path / "missing"))  # type: ignore[assignment]
     found = two[0].examine()
     assert (found.writes, found.free_bytes) == ("No such file or directory", 0)
+
+
+def test_the_sums_of_more_ranks_are_waited_for_longer_and_slurms_job_for_longer_than_that() -> None:
+    assert sums_within_s("cuda", 64, is_full=False) >= 60 + 30  # eight contexts at once, and NCCL over 64 ranks, on a busy machine
+    assert sums_within_s("cuda", 512, is_full=False) > 2 * sums_within_s("cuda", 64, is_full=False)
+    assert most_minutes("cpu", 2, is_full=False) == 5
+    assert 60 * most_minutes("cuda", 512, is_full=True) > sums_within_s("cuda", 512, is_full=True) + 180

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.doctor.examined import Examined, blocks_all_reduce
-from ddp_train.doctor.problems import problems
+from ddp_train.doctor.problems import Examined, blocks_all_reduce, problems
 from ddp_train.launch.node.files import FileList
 from tests.unit.doctor.examined import three
 from tests.unit.launch.node.machines import DATA, HASHES, facts
@@ -129,3 +128,27 @@ def test_ranks_that_do_not_come_to_the_sums_are_counted() -> None:
     found = said(replace(examined, measured={0: examined.measured[0]}))
     assert found == [(f"node{rank}", f"the all-reduce did not end on rank {rank}") for rank in (1, 2)]
     assert said(replace(examined, measured={})) == [("between the machines", "the all-reduce did not end on any rank")]
+
+
+def test_the_usual_machine_is_one_that_most_agree_with() -> None:
+    assert three().usual == 0
+    assert three(told={0: {"config": {"a": 1}}}).usual == 1
+    assert three(told={0: {"config": {"a": 1}}, 1: {"config": {"a": 2}}, 2: {"config": {"a": 3}}}).usual == 0
+
+
+def test_machines_of_one_host_are_told_apart_by_their_numbers_and_silent_ones_have_no_other_name() -> None:
+    examined = three(told={1: {"nodes": "2"}}, count=4)
+    assert [examined.name(number) for number in (0, 3)] == ["node0", "machine 3"]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"told": {1: {"problems": ["NCCL_SOCKET_IFNAME=ib leaves no interface with an address"]}}},
+        {"ways": {1: {"unreached": {2: "timed out"}}}},
+        {"told": {1: {"device": "NVIDIA H100", "device_count": 8}}},
+        {"told": {number: {**GPUS, "processes": 9 if number == 2 else 8} for number in range(3)}},
+    ],
+)
+def test_what_a_process_group_would_only_wait_for_is_known_before(faults: dict[str, Any]) -> None:
+    assert blocks_all_reduce(three(**faults))
