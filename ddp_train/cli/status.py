@@ -17,9 +17,8 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, ConfigErr
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
-from ddp_train.run_folder.log_tail import LogTail
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import evaluation_line, progress
+from ddp_train.run_folder.progress import LogTail, evaluation_line, progress
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import check_progress, count_start
 from ddp_train.run_folder.sweep import Sweep, is_sweep

@@ -14,7 +14,7 @@ from typing import Any
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.signals import stop_signals
-from ddp_train.run_folder.restart_note import STARTED
+from ddp_train.run_folder.starts import STARTED
 from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkServer, spawn_fork_server

@@ -9,8 +9,8 @@ from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
-from ddp_train.launch.ending import exit_code
 from ddp_train.run_folder.starts import check_progress, forget_starts
+from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system import handover
 
 _ADAMW = "ddp_train.optimizer.adamw.AdamW"  # not imported: it imports torch

@@ -26,10 +26,10 @@ from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.rank import LOST, Rank
 from ddp_train.rank.stop import end_agent
-from ddp_train.run_folder import failure, restart_note
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
-from ddp_train.run_folder.starts import check_progress, forget_starts
+from ddp_train.run_folder.starts import check_progress, follows_failure, forget_run, forget_starts, recall_run, remember_run
 from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
@@ -68,7 +68,7 @@ def main(load_cli: Callable[[], Any]) -> int:
     if code not in STOPPED.values():  # else the agent may start the ranks again, in another number, and some may be gone
         group.leave()
         if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
-            restart_note.forget()
+            forget_run()
     # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
     return DONE if code in STOPPED.values() else code
 
@@ -87,7 +87,7 @@ class Group:
         self._is_announced = False
         self._leaves_within_s = attempt.LEAVE_WITHIN_S
         self._final_code: int | None = None  # of the attempt before, after which there is nothing to try again
-        recalled = self._recalled = restart_note.recall()
+        recalled = self._recalled = recall_run()
         if recalled and self._rank == 0 and handover.JOB in os.environ:  # before any rank of this attempt can fail
             self._clear(recalled.folder)
         self._attempt = attempt.agree_on_attempt(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
@@ -132,7 +132,7 @@ class Group:
         elif problem := check_progress(job.run_folder):
             print(problem, file=sys.stderr, flush=True)
             failure.from_no_progress(problem).record(job.run_folder)
-            restart_note.remember(job.run_folder.root)
+            remember_run(job.run_folder.root)
             return self._refuse(NO_PROGRESS)
         if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):
             print("warning  a machine that joins would wait for ever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
@@ -151,7 +151,7 @@ class Group:
             )
         from ddp_train.rank.sweep_member import Leader
 
-        restart_note.remember(folder)
+        remember_run(folder)
         self._announce({"sweep": str(folder)})
         self._leader = Leader(self._attempt, self._rank, self._size)
         return [self._leader]
@@ -162,7 +162,7 @@ class Group:
         if "sweep" in announced:
             from ddp_train.rank.sweep_member import Member
 
-            restart_note.remember(Path(announced["sweep"]))
+            remember_run(Path(announced["sweep"]))
             member = Member(self._attempt, self._rank, self._size)
             return _end_agent_of(member, member.follow())
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
@@ -180,7 +180,7 @@ class Group:
             self._leaves_within_s = _LEAVES_PROGRAM_WITHIN_S
             code: int = locate(job.program)(self._attempt, self._rank, self._size, job)
             return code
-        restart_note.remember(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
+        remember_run(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         is_users_torchrun = handover.JOB not in os.environ and torchrun_env.num_nodes() > 1
         if is_users_torchrun and _are_refused(self._attempt.store, job, self._words):
             return ENVIRONMENT_REFUSES
@@ -190,10 +190,10 @@ class Group:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
         run_folder = RunFolder(remembered.parent.parent if is_checkpoint(remembered) else remembered)
         found = failure.load(run_folder.failure)
-        if found is not None and found.exit_code in FINAL and restart_note.has_failed(self._recalled):  # a user's torchrun starts all again
+        if found is not None and found.exit_code in FINAL and follows_failure(self._recalled):  # a user's torchrun starts all again
             self._final_code = found.exit_code
             return
-        print(restart_line(run_folder, size=self._size, has_failed=restart_note.has_failed(self._recalled)), flush=True)
+        print(restart_line(run_folder, size=self._size, has_failed=follows_failure(self._recalled)), flush=True)
         run_folder.forget_failure()
 
 

@@ -37,9 +37,9 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, status_of
 from ddp_train.run_folder.starts import count_start, end_start
-from ddp_train.system import handover, malloc, stack_dump, torchrun_env
+from ddp_train.system import handover, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
-from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of
+from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
@@ -128,7 +128,7 @@ class Rank:
             os.environ.update(recorder.environment)
         else:
             os.environ.update(without_records(os.environ))
-            malloc.keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
+            keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
         if config.loader.num_workers:
             start_server()
         timeout = patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s)

@@ -23,9 +23,8 @@ from ddp_train.loader.order import epochs
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import WALLTIME, Stop
-from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
-from ddp_train.run_folder.starts import end_start
+from ddp_train.run_folder.starts import end_start, remember_run
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.training.build.build import build
 from ddp_train.training.build.features import Features, add_features
@@ -165,7 +164,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
         if world.is_main:
             print(*lines, sep="\n", flush=True)
     if job.checkpoint is not None:
-        restart_note.remember(job.run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
+        remember_run(job.run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
         if world.is_main and job.run_folder.launch.is_dir():  # also for the next life of what was submitted
             job.run_folder.continued.touch()
     if world.is_main:

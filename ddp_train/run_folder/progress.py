@@ -1,13 +1,16 @@
-"""How far a run or an evaluation is and how fast, from what it leaves in its folder meanwhile."""
+"""How far a run or an evaluation is and how fast, and what it has said, from what it leaves in its folder meanwhile."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ddp_train.errors import printable
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import Outcome, Verdict
 from ddp_train.system.files import tail, write_json
@@ -15,6 +18,8 @@ from ddp_train.system.folder_lock import is_held
 
 _TAIL_BYTES = 20_000  # of metrics.jsonl
 _NOTE_EVERY_S = 1.0
+_CHUNK = 1 << 20  # bytes of a log that are read at a time
+_JOB = re.compile(r"^[a-z]+-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +127,47 @@ def evaluation_line(run_folder: RunFolder) -> str:
         if of is not None and of > done:
             parts.append(f"{_duration((of - done) * seconds / done)} left")
     return ", ".join(parts)
+
+
+class LogTail:
+    """Reads what is added to the logs of a run: an engine's logs (logs/*.out), new files, too, or else the log of rank 0.
+
+    Args:
+        last: how many bytes of what is there already are read first.
+    """
+
+    def __init__(self, run_folder: RunFolder, *, last: int = 0) -> None:
+        self._run_folder = run_folder
+        self._places = {path: max(0, path.stat().st_size - last) for path in self._files()}  # how far each file was read
+
+    def lines(self) -> list[str]:
+        """Return the whole lines since the last call; with the machine before them where several have a log."""
+        files = self._files()
+        machines = {path: path.stem.split("-", 2)[2] for path in files if path.stem.count("-") > 1}
+        found = []
+        for path in files:
+            name = f"{machines[path]}: " if path in machines and len(machines) > 1 else ""
+            found += [f"{name}{printable(line)}" for line in self._new_lines(path)]
+        return found
+
+    def _new_lines(self, path: Path) -> list[str]:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._places.get(path, 0))
+                new = file.read(_CHUNK)
+        except OSError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1] or (new if len(new) == _CHUNK else b"")  # a progress bar may never end its line
+        self._places[path] = self._places.get(path, 0) + len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def _files(self) -> list[Path]:
+        """Return the logs of the newest job, its own before those of its machines."""
+        jobs = {path: int(found[1]) if (found := _JOB.match(path.name)) else 0 for path in self._run_folder.logs.glob("*.out")}
+        newest = [path for path, job in jobs.items() if job == max(jobs.values())]
+        return sorted(newest, key=lambda path: (len(path.name), path.name)) or [
+            path for path in [self._run_folder.rank_log(0)] if path.exists()
+        ]
 
 
 def _duration(seconds: float) -> str:

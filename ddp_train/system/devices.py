@@ -1,17 +1,60 @@
-"""What this machine has and what started us, read without importing torch."""
+"""Which GPUs this machine has, read without importing torch.
+
+NVIDIA's management library is asked: it comes with the driver, and starts no CUDA. Names and numbers:
+https://docs.nvidia.com/deploy/nvml-api. Where it is not there, there is no driver, or a container has left it out.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-
-from ddp_train.system import nvml
+from typing import Any
 
 CPU_PROCESSES = 2
 """Processes on a machine without a GPU: enough to run the distributed code on a laptop."""
+
+_LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
+_TEXT_BYTES = 96  # the longest that the library asks for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU."""
+
+    uuid: str  # GPU-...
+    name: str = ""  # NVIDIA H100 80GB HBM3
+    mig: tuple[str, ...] | None = None  # UUIDs of its parts (MIG-...); None: it is not to be parted
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuInventory:
+    """What the driver says of this machine."""
+
+    gpus: tuple[Gpu, ...] = ()  # in the order of their slots
+    driver: str = ""  # its version
+    problem: str = ""  # why there are fewer than there could be
+
+
+@cache
+def ask_driver() -> GpuInventory | None:
+    """Return what the driver says, the same for the life of this process; None: its library is not there."""
+    library = _load_nvml()
+    if library is None:
+        return None
+    library.nvmlErrorString.restype = ctypes.c_char_p
+    if code := library.nvmlInit_v2():
+        return GpuInventory(problem=library.nvmlErrorString(code).decode())
+    try:
+        return _read(library)
+    finally:
+        library.nvmlShutdown()
 
 
 def gpus() -> list[str]:
@@ -21,7 +64,7 @@ def gpus() -> list[str]:
     """
     machine = _machine()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.startswith(("GPU-", "MIG-")) and nvml.ask() is None:  # nobody can say what they mean
+    if visible is not None and visible.startswith(("GPU-", "MIG-")) and ask_driver() is None:  # nobody can say what they mean
         return [name.strip() for name in visible.split(",")][: len(machine.gpus)]
     if visible is not None:
         return _chosen(visible, machine.gpus)
@@ -45,7 +88,7 @@ def why_none() -> str:
         return "this machine's GPUs are to be parted (MIG), and no part was made: nvidia-smi mig -lgi"
     if machine.problem:
         return f"the NVIDIA driver shows no GPU: {machine.problem}"
-    has_driver = nvml.ask() is not None or Path("/proc/driver/nvidia/version").exists()
+    has_driver = ask_driver() is not None or Path("/proc/driver/nvidia/version").exists()
     return "the NVIDIA driver shows no GPU: nvidia-smi may say why" if has_driver else ""
 
 
@@ -69,15 +112,15 @@ def processes_per_node(configured: int | None, device: str) -> int:
     return max(1, len(gpus())) if resolve_device(device) == "cuda" else CPU_PROCESSES
 
 
-def _machine() -> nvml.Machine:
+def _machine() -> GpuInventory:
     """Return this machine's GPUs; by their device files where a container has left NVIDIA's library out."""
-    machine = nvml.ask()
+    machine = ask_driver()
     if machine is not None:
         return machine
-    return nvml.Machine(gpus=tuple(nvml.Gpu(uuid=path.name) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()))
+    return GpuInventory(gpus=tuple(Gpu(uuid=path.name) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()))
 
 
-def _chosen(visible: str, machine: Sequence[nvml.Gpu]) -> list[str]:
+def _chosen(visible: str, machine: Sequence[Gpu]) -> list[str]:
     """Return the names in CUDA_VISIBLE_DEVICES that count, by CUDA's rules.
 
     A name is a number (what follows its digits does not matter), a UUID or the beginning of one. The first that means nothing ends the
@@ -112,3 +155,43 @@ def _only(uuids: Sequence[str], beginning: str) -> int:
 def _torch_has_cuda() -> bool:
     spec = importlib.util.find_spec("torch")  # finds the package without importing it
     return spec is not None and spec.origin is not None and any((Path(spec.origin).parent / "lib").glob("*torch_cuda*"))
+
+
+def _load_nvml() -> Any:
+    for name in _LIBRARIES:
+        with suppress(OSError):
+            return ctypes.CDLL(name)
+    return None
+
+
+def _read(library: Any) -> GpuInventory:
+    number, found, problems = ctypes.c_uint(), [], []
+    if code := library.nvmlDeviceGetCount_v2(ctypes.byref(number)):
+        return GpuInventory(problem=library.nvmlErrorString(code).decode())
+    for index in range(number.value):
+        handle = ctypes.c_void_p()
+        if code := library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):  # fallen off the bus, or of another user
+            problems.append(f"GPU {index}: {library.nvmlErrorString(code).decode()}")
+        else:
+            uuid, name = _text(library.nvmlDeviceGetUUID, handle), _text(library.nvmlDeviceGetName, handle)
+            found.append(Gpu(uuid=uuid, name=name, mig=_parts(library, handle)))
+    return GpuInventory(gpus=tuple(found), driver=_text(library.nvmlSystemGetDriverVersion), problem="; ".join(problems))
+
+
+def _parts(library: Any, gpu: ctypes.c_void_p) -> tuple[str, ...] | None:
+    mode, pending, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
+    if library.nvmlDeviceGetMigMode(gpu, ctypes.byref(mode), ctypes.byref(pending)) or not mode.value:
+        return None  # off, or a GPU that has no such mode
+    library.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(most))
+    parts = []
+    for index in range(most.value):
+        part = ctypes.c_void_p()
+        if not library.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index, ctypes.byref(part)):  # else there is none at this place
+            parts.append(_text(library.nvmlDeviceGetUUID, part))
+    return tuple(parts)
+
+
+def _text(read: Callable[..., int], *arguments: Any) -> str:
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    read(*arguments, text, _TEXT_BYTES)
+    return text.value.decode()

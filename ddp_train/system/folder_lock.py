@@ -2,8 +2,13 @@
 
 The lock (flock on the folder itself) is the truth on one machine: it ends with the last process that has it, however that ends, so a dead
 holder never needs clearing away. `.holder.json` says who has it. On a file system that several machines share the lock may be of one
-machine alone (NFS without locking, Lustre with localflock); there the holder's file is refreshed (`folder_lease.py`), and another machine
-waits until it has not been refreshed for three intervals.
+machine alone (NFS without locking, Lustre with localflock); there the holder's file is refreshed, and another machine waits until it has
+not been refreshed for three intervals. A process of its own does so:
+
+    python -m ddp_train.system.folder_lock FILE INTERVAL_S
+
+It lasts as long as the holder's agents, which may outlive the holder. Its standard input is a pipe whose other end goes where the lock
+goes: to the holder, to what is forked from it and to its agents (`descriptors`). When the last of them has ended, the pipe is at its end.
 """
 
 from __future__ import annotations
@@ -12,7 +17,9 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import shlex
+import signal
 import socket
 import struct
 import subprocess
@@ -22,10 +29,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ddp_train.errors import ConfigError
-from ddp_train.system import folder_lease
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_json
-from ddp_train.system.process import boot_id, is_alive
+from ddp_train.system.process import STOP_SIGNALS, boot_id, is_alive
 
 REFRESH_S = 10.0
 HOLDER = ".holder.json"
@@ -164,7 +170,7 @@ def _lease(file: Path) -> subprocess.Popen[bytes] | None:
     """Start the process that refreshes the holder's file."""
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", folder_lease.__name__, str(file), str(REFRESH_S)],
+            [sys.executable, "-m", __name__, str(file), str(REFRESH_S)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -229,3 +235,16 @@ def is_shared(folder: Path) -> bool:
     resolved = folder.resolve()
     kinds = {Path(before.split()[4].replace("\\040", " ")): after.split()[0] for before, after in mounts}
     return kinds[max((place for place in kinds if resolved.is_relative_to(place)), key=lambda place: len(place.parts))].startswith(_SHARED)
+
+
+def _refresh(file: str, interval_s: float) -> None:
+    """Refresh a file until nobody holds the other end of standard input."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # for the holder, which still has to save
+    while not select.select([0], [], [], interval_s)[0]:
+        with contextlib.suppress(OSError):
+            os.utime(file)  # the time of the file server, not ours
+
+
+if __name__ == "__main__":
+    _refresh(sys.argv[1], float(sys.argv[2]))

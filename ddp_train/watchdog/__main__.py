@@ -24,7 +24,7 @@ from ddp_train.system import stack_dump
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, parent_of, state_of
 from ddp_train.system.torchrun_env import is_last_attempt
-from ddp_train.watchdog.client import OTHER_NODES, WatchRequest
+from ddp_train.watchdog.client import OTHER_NODES, Heartbeat, HeartbeatReader, WatchRequest
 from ddp_train.watchdog.diagnosis import (
     ERROR,
     IN_KERNEL,
@@ -38,7 +38,6 @@ from ddp_train.watchdog.diagnosis import (
     to_failure,
 )
 from ddp_train.watchdog.flight_recorder import Request
-from ddp_train.watchdog.heartbeat import Heartbeat, HeartbeatReader
 
 _POLL_S = 0.2
 _CALM_POLL_S = 1.0  # at most, while nobody is near the limit: every look takes a processor from the ranks

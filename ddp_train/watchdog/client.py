@@ -1,27 +1,38 @@
 """The watch on hangs, as a rank sees it: every rank beats, local rank 0 starts the process that looks at the beats of its node.
 
 That process is `python -m ddp_train.watchdog`. It imports no torch, lives as long as local rank 0, and serves one job after another.
+
+A beat says what a rank is at and since when, in a file in memory. It is written in every phase of every step: a few plain stores, no lock
+and no system call. The watch looks at ranks that do not move, so it does no harm when it meets one half written.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
+import struct
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TextIO
 
-from ddp_train.phase import PhaseTracker
-from ddp_train.watchdog.heartbeat import HeartbeatWriter
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
 OTHER_NODES = 2
 """Where nobody on this node is to blame, another node has this many time-outs to name somebody."""
 
 _REPORTS_S = 60
+_NAME = "ddp_train_beat"
+_LAYOUT = struct.Struct("=dqqq")
+_DEVICE = struct.Struct("=q?")  # behind it
+_PHASES = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
+"""In the order in which those with the same number of steps behind them come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +108,77 @@ def _start(terminal: TextIO) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,  # an agent signals the whole group of a rank
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """What a rank is at."""
+
+    time: float  # when that began, in seconds of the machine's monotonic clock
+    phase: Phase
+    step: int  # steps taken before it
+    first_step: int  # where this rank began; -1: it has not yet
+    device_step: int = -1  # steps that its device has finished, as last seen: it may have got further; -1: nobody has looked
+    waits_for_device: bool = False  # the host waits right now for its device to finish one more: it has not got further
+
+    @property
+    def has_taken_a_step(self) -> bool:
+        return 0 <= self.first_step < self.step
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What tells who is behind."""
+        return self.step, _PHASES.index(self.phase)
+
+
+class HeartbeatWriter:
+    """Beats with each phase of one job after another (in a rank)."""
+
+    def __init__(self) -> None:
+        descriptor = -1  # memory of its own, where nobody can watch
+        if HAS_SHARED_MEMORY:
+            descriptor = os.memfd_create(_NAME)  # stays open: the watch opens it by its name
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self._first_step = -1
+
+    def follow(self, tracker: PhaseTracker) -> None:
+        """Beat with the phases of a job that begins."""
+        self._first_step = -1
+        self._see_device(-1, False)
+        tracker.listen(self._beat)
+        tracker.listen_to_device(self._see_device)
+
+    def _beat(self, phase: Phase, step: int) -> None:
+        if self._first_step < 0 and phase is Phase.DATA:
+            self._first_step = step
+        _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, self._first_step, _PHASES.index(phase))
+
+    def _see_device(self, step: int, is_awaited: bool) -> None:
+        _DEVICE.pack_into(self._memory, _LAYOUT.size, step, is_awaited)
+
+
+class HeartbeatReader:
+    """The beats of another process, as the watch sees them."""
+
+    def __init__(self, pid: int) -> None:
+        self._memory: mmap.mmap | None = None
+        if (descriptor := open_memory(pid, _NAME)) is not None:
+            self._memory = mmap.mmap(descriptor, mmap.PAGESIZE, prot=mmap.PROT_READ)
+            os.close(descriptor)
+
+    def last(self, *, since: float) -> Heartbeat:
+        """Return the last one; one from before `since` is of another job, and counts as a start at that time."""
+        if self._memory is not None:
+            moment, step, first_step, number = _LAYOUT.unpack_from(self._memory)
+            if moment >= since:
+                device_step, is_awaited = _DEVICE.unpack_from(self._memory, _LAYOUT.size)
+                return Heartbeat(
+                    time=moment,
+                    phase=_PHASES[number],
+                    step=step,
+                    first_step=first_step,
+                    device_step=device_step,
+                    waits_for_device=is_awaited,
+                )
+        return Heartbeat(time=since, phase=Phase.START, step=0, first_step=-1)

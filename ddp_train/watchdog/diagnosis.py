@@ -14,7 +14,7 @@ from traceback import FrameSummary
 
 from ddp_train.phase import Phase
 from ddp_train.run_folder import failure
-from ddp_train.watchdog.heartbeat import Heartbeat
+from ddp_train.watchdog.client import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"
 _WAITS = (  # where the innermost frame of a rank is that waits for others; in backward, DDP reduces the gradients

@@ -21,7 +21,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import ConfigError
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
-from ddp_train.system import nvml
+from ddp_train.system import devices
 from ddp_train.system.files import write_json
 
 OPTIONS = sorted(
@@ -466,7 +466,7 @@ def test_slots_are_filled_as_they_become_free(monkeypatch: pytest.MonkeyPatch, t
 def test_a_wrong_sweep_is_refused_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(nvml, "ask", lambda: nvml.Machine(gpus=(nvml.Gpu(uuid="GPU-a"), nvml.Gpu(uuid="GPU-b"))))
+    monkeypatch.setattr(devices, "ask_driver", lambda: devices.GpuInventory(gpus=(devices.Gpu(uuid="GPU-a"), devices.Gpu(uuid="GPU-b"))))
     code, seen = sweep(monkeypatch, tmp_path, "-m", *arguments, "cluster.processes_per_node=1")
     assert (code, seen) == (2, [])
     assert said in capsys.readouterr().err

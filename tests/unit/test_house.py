@@ -53,7 +53,6 @@ SHOWN_BY = {
     "sweep/optuna.py": "tests/distributed/test_sweep.py",
     "sweep/placement.py": "tests/unit/sweep/test_hydra_jobs.py, tests/config/test_config.py",
     "sweep/schedule.py": "tests/config/test_config.py",
-    "system/folder_lease.py": "tests/unit/system/test_folder_lock.py",
     "system/handover.py": "names of variables and nothing else",
     "training/build/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
     "training/build/data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",

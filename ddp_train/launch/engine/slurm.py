@@ -17,8 +17,8 @@ from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
 from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, container, task_script, without_secrets
 from ddp_train.launch.signals import held_back, stop_signals
 from ddp_train.launch.spec import Spec
-from ddp_train.run_folder.log_tail import LogTail
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.progress import LogTail
 from ddp_train.run_folder.starts import count_start
 from ddp_train.run_folder.verdict import end_of, mark_cancelled, note_refusal
 from ddp_train.system.files import write_atomic

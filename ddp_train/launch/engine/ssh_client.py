@@ -23,9 +23,9 @@ from types import FrameType
 from typing import IO
 
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
-from ddp_train.launch.ending import exit_code
 from ddp_train.launch.engine.ssh_remote import MARK, READY
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import STOP_SIGNALS
 

@@ -24,7 +24,7 @@ from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.tree import leaves
 from ddp_train.launch.node.files import FileList, list_data, list_source
 from ddp_train.redaction import HIDDEN, is_secret_key, redact_all
-from ddp_train.system import devices, network, nvml
+from ddp_train.system import devices, network
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _DATA_WITHIN_S = 0.9
@@ -114,7 +114,7 @@ def collect(
     environment = {**os.environ, **environment_of(cluster.env)}
     problems += interface_problems(environment, network.interfaces(), uses_gpu=device == "cuda")
     gpus = devices.gpus() if device == "cuda" else []
-    machine = nvml.ask()
+    machine = devices.ask_driver()
     return Facts(
         host=socket.gethostname(),
         launch=launch,
@@ -181,7 +181,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _kind(machine: nvml.Machine | None) -> str:
+def _kind(machine: devices.GpuInventory | None) -> str:
     """Return the names of the machine's kinds of GPUs."""
     return " and ".join(sorted({gpu.name for gpu in machine.gpus if gpu.name})) if machine is not None and machine.gpus else "cuda"
 

@@ -19,7 +19,6 @@ from contextlib import suppress
 from typing import NoReturn
 
 from ddp_train.errors import FAILED
-from ddp_train.launch.ending import exit_code
 from ddp_train.launch.node.membership import End, HasEnded, Membership
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.round_agent import SHOWN, RoundAgent
@@ -28,6 +27,7 @@ from ddp_train.launch.node.slot import NodeSlot, Work
 from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
+from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system.network import WAITING
 from ddp_train.system.process import STOP_SIGNALS
 

@@ -17,9 +17,10 @@ from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
 from ddp_train.launch.node.slot import Work
 from ddp_train.launch.node.wire import Line, Message, plain_address, reason
-from ddp_train.run_folder import failure, restart_note
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result
+from ddp_train.run_folder.starts import recall_run, remember_run
 from ddp_train.system import handover
 from ddp_train.system.process import STOP_SIGNALS, Child, descendants, is_alive
 
@@ -127,8 +128,8 @@ class RoundAgent:
             return ENVIRONMENT_REFUSES, problem
         if is_over:
             return 128 + (signal.SIGKILL if self._is_killed else self.told or 0), ""
-        if self.number > 1 and (job := self._job()) is not None and restart_note.recall(owner=os.getpid()) is None:
-            restart_note.remember(Path(job.checkpoint or job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
+        if self.number > 1 and (job := self._job()) is not None and recall_run(owner=os.getpid()) is None:
+            remember_run(Path(job.checkpoint or job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
         self._agent = agent = start_agent(self._arguments(host), environment=self._environment(), files=files)
         if self._listener is not None:

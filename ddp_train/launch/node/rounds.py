@@ -19,12 +19,12 @@ import uuid
 from dataclasses import dataclass, field
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
-from ddp_train.launch.ending import exit_code
 from ddp_train.launch.node.registry import Event, Member, Registry
 from ddp_train.launch.node.slot import NodeSlot, Work, listen, with_world_size
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import check_progress
+from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system.process import STOP_SIGNALS
 
 _LAST_CALL_S = 2.0  # how long an elastic run that has machines enough waits for one more

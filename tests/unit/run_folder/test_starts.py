@@ -1,14 +1,19 @@
-"""A run that starts again and again without a new checkpoint is told so, once; one that saves any is never."""
+"""A run that starts again and again without a new checkpoint is told so, once; one that saves any is never.
+
+What a node remembers lives as long as its agent, and is this user's alone.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ddp_train.errors import DataError
-from ddp_train.run_folder import failure
+from ddp_train.run_folder import failure, starts
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import MAX_STARTS_WITHOUT_CHECKPOINT, check_progress, count_start, end_start
 
@@ -100,3 +105,47 @@ def test_an_engine_s_start_counts_however_it_was_stopped(run_folder: RunFolder) 
             count_start(run_folder)
             end_start(run_folder, is_saved=False)
     assert check_progress(run_folder, by_engine=True) != ""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Use a temporary directory of the test's own, and return where memories are kept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"ddp_train_{os.getuid()}"
+
+
+def test_what_is_remembered_is_recalled_until_it_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert starts.recall_run() is None
+    starts.remember_run(Path("/runs/one"))
+    starts.remember_run(Path("/runs/two"))
+    found = starts.recall_run()
+    assert found == starts.RestartNote(folder=Path("/runs/two"), restarts=0, started=starts.STARTED)
+    assert not starts.follows_failure(found)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert starts.follows_failure(found)
+    starts.forget_run()
+    assert starts.recall_run() is None
+    assert list(folder.iterdir()) == []
+
+
+def test_another_agents_memory_is_not_ours_and_a_dead_ones_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts.remember_run(Path("/runs/one"))
+    (ours,) = folder.iterdir()
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    assert starts.recall_run() is None
+    starts.remember_run(Path("/runs/of/another/agent"))
+    assert ours in folder.iterdir()  # its agent lives
+    dead = ours.with_name(f"{ours.name}0")  # the same number, given out again: it began at another time
+    dead.touch()
+    starts.recall_run()
+    assert not dead.exists()
+    assert ours.exists()
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    starts.remember_run(Path("/runs/one"))
+    assert "is not a folder of yours alone" in capsys.readouterr().err
+    assert starts.recall_run() is None
+    assert list(folder.iterdir()) == []

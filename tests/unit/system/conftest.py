@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.system import devices, nvml
+from ddp_train.system import devices
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
     monkeypatch.setattr(devices, "_torch_has_cuda", lambda: True)
 
     def put(library: Any) -> None:
-        nvml.ask.cache_clear()
-        monkeypatch.setattr(nvml, "_load", lambda: library)
+        devices.ask_driver.cache_clear()
+        monkeypatch.setattr(devices, "_load_nvml", lambda: library)
 
     yield put
-    nvml.ask.cache_clear()
+    devices.ask_driver.cache_clear()

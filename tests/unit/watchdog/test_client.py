@@ -1,10 +1,61 @@
-"""What a rank asks of its watchdog."""
+"""What a rank asks of its watchdog; beats are read from another process, and cost little."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from datetime import timedelta
 
-from ddp_train.watchdog.client import patience
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.system import stack_dump
+from ddp_train.system.process import exit_code_of, state_of
+from ddp_train.watchdog.client import HeartbeatReader, HeartbeatWriter, patience
+
+
+def test_beats_and_stacks_are_read_from_another_process() -> None:
+    code = """
+import time
+from ddp_train.system import stack_dump as stacks
+from ddp_train.watchdog.client import HeartbeatWriter
+from ddp_train.phase import Phase, PhaseTracker
+writer, tracker = HeartbeatWriter(), PhaseTracker()
+stacks.answer()
+stacks.Note().write("the samples 3 to 5")
+writer.follow(tracker)
+tracker.enter(Phase.DATA, 4)
+tracker.enter(Phase.SAVE, 5)
+tracker.see_device(3, is_awaited=True)
+def linger():
+    print("ready", flush=True) or time.sleep(60)
+linger()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        heartbeat = HeartbeatReader(process.pid).last(since=0.0)
+        assert (heartbeat.phase, heartbeat.step, heartbeat.first_step, heartbeat.has_taken_a_step) == (Phase.SAVE, 5, 4, True)
+        assert (heartbeat.device_step, heartbeat.waits_for_device) == (3, True)
+        assert HeartbeatReader(process.pid).last(since=time.monotonic()).phase is Phase.START  # of a job before
+        frames = stack_dump.main_thread(stack_dump.ask([process.pid])[process.pid])
+        assert [frame.name for frame in frames] == ["<module>", "linger"]
+        assert stack_dump.note_of(process.pid) == "the samples 3 to 5"
+        assert stack_dump.in_native_code([process.pid]) == set()  # a sleep is Python's own
+        process.send_signal(signal.SIGKILL)
+        while state_of(process.pid) != "Z":
+            time.sleep(0.01)
+        assert exit_code_of(process.pid) == -9
+    assert state_of(process.pid) == ""
+
+
+def test_a_beat_costs_little() -> None:
+    heartbeat, tracker = HeartbeatWriter(), PhaseTracker()
+    heartbeat.follow(tracker)
+    started = time.perf_counter()
+    for step in range(10_000):
+        tracker.enter(Phase.STEP, step)
+    assert (time.perf_counter() - started) / 10_000 < 50e-6  # it takes 1 us; the limit is for a busy machine
 
 
 def test_collectives_are_more_patient_than_the_watch() -> None:

@@ -8,8 +8,8 @@ from traceback import FrameSummary
 import pytest
 
 from ddp_train.phase import Phase
+from ddp_train.watchdog.client import Heartbeat
 from ddp_train.watchdog.diagnosis import LoaderWorker, RankSnapshot, find_any_culprit, find_culprits, to_failure
-from ddp_train.watchdog.heartbeat import Heartbeat
 
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]

@@ -14,10 +14,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.main import _quieten, main
-from ddp_train.launch.ending import exit_code
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.verdict import exit_code
 
 NO_RANKS: Any = None  # where nothing is started
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_train.launch.node.facts import Facts, collect, interface_problems, taken_by_nccl
-from ddp_train.system import nvml
+from ddp_train.system import devices
 from tests.unit.config.clusters import SILENT
 
 HERE = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"], "eth1": ["10.0.0.2"], "ib0": [], "docker0": ["172.17.0.1"]}
@@ -72,8 +72,8 @@ def test_keys_of_the_config_come_with_their_values_and_without_secrets(monkeypat
 
 
 def test_gpus_are_told_with_their_kind_and_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = tuple(nvml.Gpu(uuid=f"GPU-{number}", name="NVIDIA H100") for number in range(2))
-    monkeypatch.setattr(nvml, "ask", lambda: nvml.Machine(gpus=gpus, driver="570.1"))
+    gpus = tuple(devices.Gpu(uuid=f"GPU-{number}", name="NVIDIA H100") for number in range(2))
+    monkeypatch.setattr(devices, "ask_driver", lambda: devices.GpuInventory(gpus=gpus, driver="570.1"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     facts = told(device="cuda", env={"NCCL_SOCKET_IFNAME": "=eth99"})
     assert (facts.device, facts.device_count, facts.driver) == ("NVIDIA H100", 1, "570.1")
