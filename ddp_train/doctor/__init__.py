@@ -1,4 +1,4 @@
-"""`ddp-train doctor`: are these machines fit for this run? A program that ranks call (`Job.program`), whoever has started them.
+"""`ddp-train doctor`: are these machines fit for this run? A program that ranks call (`Job.program`), however they were started.
 
 checkup      what the ranks do, together; the only one that needs torch
 machine      what each machine finds out about itself and about its way to the others, and how long that may take

@@ -96,9 +96,9 @@ class _Checkup:
         machines = self._collect("machine", range(self._count), MachineReport.from_json, within_s=LOOK_WITHIN_S)
         utc = time.time()
         self._store.set("met", json.dumps({number: machine.address for number, machine in machines.items()}))
-        own = self._hear()
-        heard = self._collect("heard", machines, lambda text: time.time(), within_s=MEET_WITHIN_S)
-        self._probe_peers(examination, own)
+        others = [number for number in machines if number != self._machine]
+        heard = self._collect("heard", others, lambda text: time.time(), within_s=MEET_WITHIN_S)
+        self._probe_peers(examination, utc)
         ways = self._collect("way", machines, PeerReport.from_json, within_s=MEET_WITHIN_S)
         examined = Examined(
             count=self._count,
@@ -129,7 +129,9 @@ class _Checkup:
     def _follow(self, examination: Examination | None) -> int:
         """Do what rank 0 says, and return its verdict (other ranks)."""
         if self._wait("met", within_s=LOOK_WITHIN_S + MEET_WITHIN_S) and examination is not None:
-            self._probe_peers(examination, self._hear())
+            utc = time.time()
+            self._store.set(f"heard/{self._machine}", "")
+            self._probe_peers(examination, utc)
         if self._wait("next", within_s=3 * MEET_WITHIN_S) == "sums":
             self._begin_sums()
         if not (told := self._wait("verdict", within_s=self._sums_within_s + MEET_WITHIN_S)):
@@ -140,14 +142,8 @@ class _Checkup:
             print(f"doctor   {verdict['problems']} to mend; the terminal of {verdict['host']} names them", flush=True)
         return int(verdict["code"])
 
-    def _hear(self) -> float:
-        """Say that this machine has heard that all are there, and return its clock."""
-        utc = time.time()
-        self._store.set(f"heard/{self._machine}", "")
-        return utc
-
     def _probe_peers(self, examination: Examination, utc: float) -> None:
-        addresses = {int(number): (host, port) for number, (host, port) in json.loads(self._store.get("met")).items()}
+        addresses = {int(number): address for number, address in json.loads(self._store.get("met")).items()}
         self._store.set(f"way/{self._machine}", examination.probe_peers(addresses, utc=utc).to_json())
 
     def _begin_sums(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from ddp_train.config.cluster import environment_of
 from ddp_train.job import Job
 from ddp_train.launch.node.facts import GLOO, NCCL, Facts, collect, taken_by_nccl
+from ddp_train.launch.node.slot import listen
 from ddp_train.system import handover, network
 from ddp_train.system.deadline import wait_until
 
@@ -180,9 +181,7 @@ class Examination:
 
     def _listen(self) -> Address:
         """Listen, and return where the others may find this machine: they connect, and nothing is said."""
-        is_ipv6 = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_ipv6, backlog=1024)
+        self._listener = listen("", 0)
         named = network.interfaces().get(self._environment.get(GLOO, "").partition(",")[0])
         host = (named or [""])[0] or (network.address_towards(self._first) if self._first else "")
         return [host or self._first, self._listener.getsockname()[1]]

@@ -194,7 +194,7 @@ def _folder(examined: Examined) -> Iterator[_Found]:
     unseen = {number: set(way.unseen) & writers for number, way in examined.ways.items()}
     if not any(unseen.values()):
         return
-    # Who shares the folder with most of the others is right; whoever does not share it with that machine is named.
+    # Who shares the folder with most of the others is right; a machine that does not share it with that one is named.
     apart = Counter(dict.fromkeys(examined.ways, 0))
     for number, others in unseen.items():
         apart.update({number: len(others), **dict.fromkeys(others - {number}, 1)})

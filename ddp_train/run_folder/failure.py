@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -118,8 +118,7 @@ class Failure:
 
     def line(self, most: int) -> str:
         """Return the error and its message as one line, cut after so many characters."""
-        text = " ".join(f"{self.error}: {self.message}".split())
-        return text if len(text) <= most else f"{text[:most]}..."
+        return one_line(f"{self.error}: {self.message}", most)
 
     def screen(self, run_folder: RunFolder) -> str:
         """Return what the user reads; the log of the rank has the rest."""
@@ -136,6 +135,12 @@ class Failure:
         ]
         room = _SCREEN_LINES - 1 - sum(map(bool, rest))
         return printable("\n".join(["", head, "", *(_fit(self.traceback, room) or self.message.splitlines()), *rest]))
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a text as one line, cut after so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}..."
 
 
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:
@@ -291,11 +296,11 @@ def load_all(run_folder: RunFolder) -> list[Failure]:
 def _text(error: BaseException) -> str:
     try:
         return redact_code(str(error))
-    except Exception as problem:  # of somebody's own exception class
+    except Exception as problem:  # a user's own exception class
         return f"(its text cannot be had: {type(problem).__name__})"
 
 
-def _by_answer(doing: Mapping[int, str]) -> Iterable[str]:
+def _by_answer(doing: Mapping[int, str]) -> Iterator[str]:
     """Give each different answer one line, with the ranks that gave it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in sorted(doing.items()):

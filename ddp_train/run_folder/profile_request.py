@@ -24,14 +24,14 @@ class ProfileRequest:
     def __post_init__(self) -> None:
         if self.kind not in (None, *KINDS):
             raise ValueError(f"kind is {self.kind!r}, not {' or '.join(KINDS)}")
-        if self.steps is not None and not _is_number(self.steps, least=1):
+        if self.steps is not None and not (type(self.steps) is int and self.steps >= 1):
             raise ValueError(f"steps is {self.steps!r}, not a number of at least 1")
-        is_list = isinstance(self.ranks, list) and self.ranks and all(_is_number(rank, least=0) for rank in self.ranks)
+        is_list = isinstance(self.ranks, list) and self.ranks and all(type(rank) is int and rank >= 0 for rank in self.ranks)
         if self.ranks is not None and not is_list:
             raise ValueError(f"ranks is {self.ranks!r}, not a list of numbers from 0")
 
     def put(self, run_folder: RunFolder) -> bool:
-        """Ask the run of a folder; False: somebody has asked it already, and it has not come to that."""
+        """Ask the run of a folder; False: an earlier request still waits."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return create_json(run_folder.profile_request, given)
 
@@ -54,7 +54,3 @@ def is_asked(run_folder: RunFolder) -> bool:
     with suppress(OSError):
         return run_folder.profile_request.exists()
     return False
-
-
-def _is_number(value: Any, *, least: int) -> bool:
-    return type(value) is int and value >= least

@@ -60,15 +60,8 @@ def progress(run_folder: RunFolder) -> Progress | None:
             newest = record
     if not (step := newest.get("step")):
         return None
-    step_ms = newest.get("step_ms")
-    return Progress(
-        step=step,
-        epoch=newest.get("epoch"),
-        loss=newest.get("loss"),
-        step_s=step_ms / 1000 if step_ms else None,
-        tokens_per_s=newest.get("tokens_per_s"),
-        mfu=newest.get("mfu"),
-    )
+    step_s = newest["step_ms"] / 1000 if newest.get("step_ms") else None
+    return Progress(step=step, step_s=step_s, **{name: newest.get(name) for name in ("epoch", "loss", "tokens_per_s", "mfu")})
 
 
 def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
@@ -165,9 +158,8 @@ class LogTail:
         """Return the logs of the newest job, its own before those of its machines."""
         jobs = {path: int(found[1]) if (found := _JOB.match(path.name)) else 0 for path in self._run_folder.logs.glob("*.out")}
         newest = [path for path, job in jobs.items() if job == max(jobs.values())]
-        return sorted(newest, key=lambda path: (len(path.name), path.name)) or [
-            path for path in [self._run_folder.rank_log(0)] if path.exists()
-        ]
+        own = self._run_folder.rank_log(0)
+        return sorted(newest, key=lambda path: (len(path.name), path.name)) or ([own] if own.exists() else [])
 
 
 def _duration(seconds: float) -> str:

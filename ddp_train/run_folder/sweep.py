@@ -42,7 +42,7 @@ class SweepJob:
     tokens_per_s: float | None = None  # at its end
     mfu: float | None = None
     attempts: int = 0
-    failures: int = 0  # since somebody last asked for it
+    failures: int = 0  # since it was last asked for
 
 
 @dataclass(kw_only=True)
@@ -152,7 +152,7 @@ def sweep_of(run: Path) -> Path | None:
 
 
 def update_table(run: Path, status: Status | None = None) -> None:
-    """Write where a job is into the table of its sweep, if it has one that nobody waits for and keeps: the jobs that an engine was given.
+    """Write where a job is into the table of its sweep, if it has one that no process keeps: the jobs of an engine.
 
     Jobs may do so at the same moment: each reads the results of all, and looks again when it has written.
 

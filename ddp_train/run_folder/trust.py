@@ -1,6 +1,6 @@
 """Where a run may write, and whose run may be continued. docs/security.md says against whom.
 
-A folder that somebody types is theirs to choose. What a *name* brings into it (a config value that is filled into a pattern, a link below
+A folder that was typed is chosen. What a *name* brings into it (a config value that is filled into a pattern, a link below
 `outputs/`) must not lead anywhere else.
 """
 
@@ -58,7 +58,7 @@ def check_below(root: Path, folder: Path, *, key: str) -> list[ConfigError]:
 
 
 def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False) -> None:
-    """Refuse to build what somebody else could have written, until it was shown and accepted.
+    """Refuse to build what another user could have written, until it was shown and accepted.
 
     Ask it where a command was typed, never where something goes on unattended: that continues what its own user has begun.
 
@@ -69,21 +69,21 @@ def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False
     """
     if is_trusted:
         _accepted.add(path.absolute())
-    if path.absolute() in _accepted or not (why := _of_somebody_else(path)):
+    if path.absolute() in _accepted or not (why := _of_another_user(path)):
         return
     files = [file for folder in _run_folders(path) for pattern in _NAMES_CODE for file in sorted(folder.glob(pattern)) if file.is_file()]
     lines = [line for file in files or [path] for line in (f"{file}:", *(f"  {each}" for each in _what_runs(file)))]
     lines += [f"{path}/compiled: machine code of torch.compile"] if (path / "compiled").exists() else []
     raise ConfigError(
         key=key,
-        happened="\n    ".join([f"{why}; this would run as you, with the values beside it:", *lines]),
+        happened="\n    ".join([f"{why}; this would run as you, with the other values of these files:", *lines]),
         expected="what only you can have written, or your consent",
         fix=f"read it, and then: {accept}",
     )
 
 
-def _of_somebody_else(top: Path) -> str:
-    """Say by whom a folder or a file could have been written, beside this user and root; "" where by nobody."""
+def _of_another_user(top: Path) -> str:
+    """Say by whom a folder or a file could have been written, other than this user and root; "" where by no other."""
     read = {path for folder in _run_folders(top) for pattern in _READ for path in (folder, *folder.glob(pattern)) if folder.is_dir()}
     folders = {parent for path in read for parent in path.parents if top in parent.parents}
     for path in (top, *sorted(read | folders)):

@@ -21,6 +21,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, Status
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
+from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_json
 
 _SHOWN = 200  # characters of an error
@@ -30,7 +31,7 @@ WORD_WITHIN_S = 10.0  # the last word of a run that has ended, until another mac
 
 
 class Outcome(StrEnum):
-    """What becomes of a run that nobody works on."""
+    """What becomes of a run that no process works on."""
 
     DONE = "done"
     AGAIN = "again"
@@ -49,15 +50,16 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(run_folder: RunFolder) -> Verdict:
-    """Return what becomes of a run: done (0), again (75), or never (the code of its failure; 130 when somebody stopped it)."""
+    """Return what becomes of a run: done (0), again (75), or never (the code of its failure; 130 after Ctrl-C)."""
     result = run_folder.read_result()
     if result is not None and result.status == Status.COMPLETED:
         return Verdict(Outcome.DONE, "", DONE)
     shown = shlex.quote(run_folder.shown())
     if (by := _cancelled_by(run_folder)) is not None:
         return Verdict(Outcome.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
-    if result is not None and (result.error or "").startswith(NO_PROGRESS_ERROR):
-        return Verdict(Outcome.NEVER, f"{_cut(result.error or '')}; mend it, then `ddp-train resume {shown}`", NO_PROGRESS)
+    error = failure.one_line((result.error if result is not None else None) or "", _SHOWN)
+    if error.startswith(NO_PROGRESS_ERROR):
+        return Verdict(Outcome.NEVER, f"{error}; mend it, then `ddp-train resume {shown}`", NO_PROGRESS)
     report = failure.load(run_folder.failure)
     if report is not None and report.exit_code in FINAL:
         return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `ddp-train resume {shown}`", report.exit_code)
@@ -68,7 +70,7 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
     elif report is not None:
         reason = f"it failed: {report.who}: {report.line(_SHOWN)}"
     elif result is not None and result.status == Status.FAILED:
-        reason = f"it failed: {_cut(result.error or 'nobody said why')}"
+        reason = f"it failed: {error or 'no reason is known'}"
     else:
         reason = "the run ended without writing result.json"
     return Verdict(Outcome.AGAIN, f"{reason}; it continues {run_folder.continues()}", PREEMPTED)
@@ -93,19 +95,24 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
 
 def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[Verdict, int]:
     """Return the verdict on a run that has ended, whose last word may be seen here late, and the code for who has followed it."""
-    deadline = time.monotonic() + within_s
-    while (verdict := verdict_of(run_folder)).outcome == Outcome.AGAIN and run_folder.read_result() is None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    wait_until(
+        lambda: verdict_of(run_folder).outcome != Outcome.AGAIN or run_folder.read_result() is not None, within_s=within_s, every_s=_POLL_S
+    )
+    verdict, result = verdict_of(run_folder), run_folder.read_result()
     if verdict.outcome != Outcome.AGAIN:
         return verdict, verdict.exit_code
-    result = run_folder.read_result()
     if result is None or result.status != Status.PREEMPTED:
         return verdict, FAILED
-    return verdict, PREEMPTED if result.step is not None or any(run_folder.saved_steps()) else TERMINATED
+    return verdict, PREEMPTED if _is_saved(run_folder, result) else TERMINATED
+
+
+def _is_saved(run_folder: RunFolder, result: Result) -> bool:
+    """Tell whether a run that was stopped can go on: from this attempt, or from one before it."""
+    return result.step is not None or any(run_folder.saved_steps())
 
 
 def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int:
-    """Return the exit code of a run that has ended, and leave a result.json where nobody was left to write it.
+    """Return the exit code of a run that has ended, and write a result.json where no process was left to do so.
 
     Args:
         code: how its agent ended; 130 and 143 after a stop signal.
@@ -117,8 +124,7 @@ def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int
         with suppress(OSError):  # a full disk, say, which may be the very reason: the exit code says it as well
             Result(status=status).write(run_folder.result)
     if result is not None and result.status in STOPPED:  # rank 0 has said so, and how to continue
-        is_saved = result.step is not None or any(run_folder.saved_steps())  # by this attempt, or by one before it
-        return STOPPED[result.status] if is_saved or result.status == Status.INTERRUPTED else TERMINATED
+        return STOPPED[result.status] if result.status == Status.INTERRUPTED or _is_saved(run_folder, result) else TERMINATED
     if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
         return DONE
     if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk
@@ -154,8 +160,3 @@ def _cancelled_by(run_folder: RunFolder) -> str | None:
         marker = json.loads(run_folder.cancelled.read_text())
         return f" by {marker['by']} at {marker['time']}"
     return ""
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""Waiting for what nobody tells: asked again and again, until it is so or the time is over."""
+"""Waiting by asking again and again, until the answer is yes or the time is over."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def gpus() -> list[str]:
     """
     machine = _machine()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.startswith(("GPU-", "MIG-")) and ask_driver() is None:  # nobody can say what they mean
+    if visible is not None and visible.startswith(("GPU-", "MIG-")) and ask_driver() is None:  # what they mean is not known
         return [name.strip() for name in visible.split(",")][: len(machine.gpus)]
     if visible is not None:
         return _chosen(visible, machine.gpus)
@@ -75,7 +75,7 @@ def gpus() -> list[str]:
 
 
 def why_none() -> str:
-    """Return why no GPU can be used although the machine has an NVIDIA driver; "" where it has none, or somebody has chosen so."""
+    """Return why no GPU can be used although the machine has an NVIDIA driver; "" where it has none, or it was chosen so."""
     machine, visible = _machine(), os.environ.get("CUDA_VISIBLE_DEVICES")
     count = f"{len(machine.gpus)} GPU{'s' if len(machine.gpus) > 1 else ''}"
     if machine.gpus and visible in ("", "-1"):
@@ -124,7 +124,7 @@ def _chosen(visible: str, machine: Sequence[Gpu]) -> list[str]:
     """Return the names in CUDA_VISIBLE_DEVICES that count, by CUDA's rules.
 
     A name is a number (what follows its digits does not matter), a UUID or the beginning of one. The first that means nothing ends the
-    list. One that comes twice leaves no GPU at all. Of a parted GPU a process sees one part, and nothing beside it.
+    list. One that comes twice leaves no GPU at all. Of a parted GPU a process sees one part, and nothing else.
     """
     uuids = [gpu.uuid for gpu in machine]
     parts = [part for gpu in machine for part in gpu.mig or ()]

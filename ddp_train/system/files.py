@@ -115,7 +115,7 @@ class GrowingFile:
 
 @contextlib.contextmanager
 def _written_beside(path: Path, text: str) -> Iterator[Path]:
-    """Give a file with the text, in the folder of `path`, which nobody else has; it is gone afterwards."""
+    """Give a file with the text, in the folder of `path`, which no other process has; it is gone afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)

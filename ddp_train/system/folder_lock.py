@@ -81,8 +81,8 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself is locked: no file that could be left behind
     if not wait_until(lambda: _lock(descriptor, folder) and not _is_leased(folder), within_s=within_s, every_s=0.1):
         os.close(descriptor)
-        holder = _read(folder)
-        lease = "" if _is_on_this_machine(holder) else f", or {_STALE_AFTER * REFRESH_S:.0f} s when that machine is gone"
+        holder = holder_of(folder)
+        lease = "" if holder is None or is_here(holder) else f", or {_STALE_AFTER * REFRESH_S:.0f} s when that machine is gone"
         raise ConfigError(
             key=key,
             happened=f"another run is working in {folder}" + (f" ({holder})" if holder else ""),
@@ -96,24 +96,27 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Tell whether somebody is working in a folder, without taking it for a moment: a run that starts just then must not find it taken."""
+    """Tell whether a process works in a folder, without taking it for a moment: a run that starts just then must not find it taken."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK or _is_leased(folder)
     except (OSError, AttributeError):
-        return _is_alive(_read(folder)) or _is_leased(folder)
+        return _is_alive(holder_of(folder)) or _is_leased(folder)
     finally:
         os.close(descriptor)
 
 
 def holder_of(folder: Path) -> Holder | None:
     """Return who says that they work in a folder; `is_held` tells whether they still do."""
-    return _read(folder)
+    try:
+        return Holder(**json.loads((folder / HOLDER).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def is_here(holder: Holder) -> bool:
     """Tell whether a holder is a process of this machine."""
-    return _is_on_this_machine(holder)
+    return holder.boot == boot_id()
 
 
 def descriptors() -> list[int]:
@@ -149,14 +152,14 @@ def _lock(descriptor: int, folder: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks: the lease of a process that runs here is as good as a lock
-        return not _is_alive(_read(folder))
+        return not _is_alive(holder_of(folder))
     return True
 
 
 def _record_lock(descriptor: int, command: int, kind: int) -> int:
-    """Set a lock of the other kind that the kernel has, or look who has set one; return what it answers (F_UNLCK: nobody).
+    """Set a lock of the other kind that the kernel has, or ask whether one is set; return the answer (F_UNLCK: no).
 
-    flock can only be looked at by taking it. This lock, beside it, excludes nobody and can be looked at (fcntl(2), open file description
+    flock can only be looked at by taking it. This second lock excludes no process and can be looked at (fcntl(2), open file description
     locks); it is forked and ends as flock's does.
 
     Raises:
@@ -183,8 +186,8 @@ def _lease(file: Path) -> subprocess.Popen[bytes] | None:
 
 def _is_leased(folder: Path) -> bool:
     """Tell whether another machine holds a folder, by the clock of the file system."""
-    holder = _read(folder)
-    if holder is None or _is_on_this_machine(holder):
+    holder = holder_of(folder)
+    if holder is None or is_here(holder):
         return False
     probe = folder / f".probe.{socket.gethostname()}.{os.getpid()}"
     try:
@@ -211,19 +214,8 @@ def _write(folder: Path) -> None:
         print(f"{folder}/{HOLDER} cannot be written: {error.strerror}", file=sys.stderr)
 
 
-def _read(folder: Path) -> Holder | None:
-    try:
-        return Holder(**json.loads((folder / HOLDER).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _is_on_this_machine(holder: Holder | None) -> bool:
-    return holder is None or holder.boot == boot_id()
-
-
 def _is_alive(holder: Holder | None) -> bool:
-    return holder is not None and _is_on_this_machine(holder) and holder.pid != os.getpid() and is_alive(holder.pid)
+    return holder is not None and is_here(holder) and holder.pid != os.getpid() and is_alive(holder.pid)
 
 
 def is_shared(folder: Path) -> bool:
@@ -238,7 +230,6 @@ def is_shared(folder: Path) -> bool:
 
 
 def _refresh(file: str, interval_s: float) -> None:
-    """Refresh a file until nobody holds the other end of standard input."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # for the holder, which still has to save
     while not select.select([0], [], [], interval_s)[0]:

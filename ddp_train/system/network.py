@@ -13,7 +13,7 @@ from pathlib import Path
 
 _SIOCGIFCONF = 0x8912  # of Linux: all IPv4 addresses with the names of their interfaces, a `struct ifreq` for each
 _IFREQ = struct.Struct("16s 4x 4s 16x")  # name, family and port, address, the rest of the union
-_MOST_ADDRESSES = 1024
+_MAX_ADDRESSES = 1024
 
 WAITING = 16_384
 """How many may wait to be connected where thousands come at once; the kernel allows as many as net.core.somaxconn says."""
@@ -31,46 +31,31 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has an address; None: nobody knows."""
-    with suppress(OSError, ValueError):
-        found = ipaddress.ip_address(address)
-        return _of_ipv4(found.packed) if found.version == 4 else _of_ipv6(found.packed.hex())
-    return None
+    """Return the name of the interface that has an address; None: no interface has it."""
+    return next((name for name, found in _addresses() if str(found) == address), None)
 
 
 def interfaces() -> dict[str, list[str]]:
     """Return this machine's interfaces and their addresses, without those of IPv6 that lead no further than the next cable."""
     found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
-    with suppress(OSError):
-        for name, packed in _ipv4():
-            found.setdefault(name, []).append(str(ipaddress.ip_address(packed)))
-    with suppress(OSError):
-        for name, digits in _ipv6():
-            if not (address := ipaddress.ip_address(bytes.fromhex(digits))).is_link_local:
-                found.setdefault(name, []).append(str(address))
+    for name, address in _addresses():
+        if address.version == 4 or not address.is_link_local:
+            found.setdefault(name, []).append(str(address))
     return found
 
 
-def _of_ipv4(packed: bytes) -> str | None:
-    return next((name for name, address in _ipv4() if address == packed), None)
-
-
-def _of_ipv6(address: str) -> str | None:
-    return next((name for name, other in _ipv6() if other == address), None)
-
-
-def _ipv4() -> Iterator[tuple[str, bytes]]:
-    buffer = array.array("B", bytes(_MOST_ADDRESSES * _IFREQ.size))
-    place, _ = buffer.buffer_info()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        filled = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", len(buffer), place))
-    for name, address in _IFREQ.iter_unpack(buffer.tobytes()[: struct.unpack("iP", filled)[0]]):
-        yield name.partition(b"\0")[0].decode().partition(":")[0], address  # eth0:1 is a label for a second address of eth0
-
-
-def _ipv6() -> Iterator[tuple[str, str]]:
-    for fields in map(str.split, Path("/proc/net/if_inet6").read_text().splitlines()):
-        yield fields[-1], fields[0]
+def _addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
+    """Yield all addresses of this machine, with the names of their interfaces."""
+    with suppress(OSError):
+        buffer = array.array("B", bytes(_MAX_ADDRESSES * _IFREQ.size))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            filled = fcntl.ioctl(probe, _SIOCGIFCONF, struct.pack("iP", len(buffer), buffer.buffer_info()[0]))
+        for name, packed in _IFREQ.iter_unpack(buffer.tobytes()[: struct.unpack("iP", filled)[0]]):
+            label = name.partition(b"\0")[0].decode()
+            yield label.partition(":")[0], ipaddress.IPv4Address(packed)  # eth0:1 is a label for a second address of eth0
+    with suppress(OSError):
+        for fields in map(str.split, Path("/proc/net/if_inet6").read_text().splitlines()):
+            yield fields[-1], ipaddress.IPv6Address(bytes.fromhex(fields[0]))
 
 
 def is_address(host: str) -> bool:

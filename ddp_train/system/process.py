@@ -139,7 +139,7 @@ def wait_for_ends(pids: Iterable[int], *, within_s: float, others_within_s: floa
     """Wait until these children have ended: all of them, or the first and the others for a while, or none in time.
 
     Args:
-        pids: those that somebody has asked already how they ended are left out.
+        pids: those whose exit code was read already are left out.
         within_s: for the first.
         others_within_s: after the first.
     """
@@ -158,7 +158,7 @@ def wait_for_ends(pids: Iterable[int], *, within_s: float, others_within_s: floa
                 running.remove(descriptor)
                 deadline = min(deadline, time.monotonic() + others_within_s)
         return
-    time.sleep(others_within_s)  # it cannot see an end: whoever calls looks for one
+    time.sleep(others_within_s)  # it cannot see an end: the caller looks for one
 
 
 def adopts(does: bool) -> None:
@@ -339,7 +339,7 @@ def _become(work: Callable[[], int], parent: int) -> NoReturn:
 
 
 def oom_kills() -> int | None:
-    """Return how many processes of this machine's share (control group) the out-of-memory killer has ended; None where nobody counts."""
+    """Return how many processes of this machine's share (control group) the out-of-memory killer has ended; None: not counted."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
@@ -350,5 +350,5 @@ def oom_kills() -> int | None:
 
 
 def ran_out(oom_kills_before: int | None) -> bool | None:
-    """Tell whether the out-of-memory killer was at work since `oom_kills` was asked; None where nobody counts."""
+    """Tell whether the out-of-memory killer was at work since `oom_kills` was asked; None where the kernel does not count."""
     return None if oom_kills_before is None else (oom_kills() or 0) > oom_kills_before

@@ -1,6 +1,6 @@
 """Python stacks of a process that is stuck, a line about what it was doing, and whether Python itself still runs: others ask for them.
 
-faulthandler writes the stacks from inside the handler of a signal, in C: also while somebody holds the interpreter's lock for ever, and in
+faulthandler writes the stacks from inside the handler of a signal, in C: also while a thread holds the interpreter's lock for ever, and in
 a deadlock. A process that is stopped, or waits inside the kernel, cannot answer.
 """
 

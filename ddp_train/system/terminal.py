@@ -1,4 +1,4 @@
-"""Streams to a terminal that may be closed, or to a pipe that nobody reads any more: then they go quiet, and the work goes on."""
+"""Streams to a terminal that may be closed, or to a pipe that has no reader any more: then they go quiet, and the work goes on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Terminal(io.TextIOWrapper):
         super().__init__(binary, errors="backslashreplace", line_buffering=True)
 
     def write(self, text: str) -> int:
-        """Write text, if there is still somebody to read it."""
+        """Write text, if there is still a reader."""
         if self._log is not None:
             with suppress(OSError):  # a full disk
                 os.write(self._log, redact(text).encode(errors="backslashreplace"))
@@ -46,7 +46,7 @@ class Terminal(io.TextIOWrapper):
             self._go_quiet()
 
     def flush(self) -> None:
-        """Pass on what is buffered, if there is still somebody to read it."""
+        """Pass on what is buffered, if there is still a reader."""
         try:
             if self.screen is not None:
                 self.screen.flush()

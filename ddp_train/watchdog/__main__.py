@@ -40,7 +40,7 @@ from ddp_train.watchdog.diagnosis import (
 from ddp_train.watchdog.flight_recorder import Request
 
 _POLL_S = 0.2
-_CALM_POLL_S = 1.0  # at most, while nobody is near the limit: every look takes a processor from the ranks
+_CALM_POLL_S = 1.0  # at most, while no rank is near the limit: every look takes a processor from the ranks
 _GAP_S = 2.0  # late for a poll: this process was suspended itself, and probably the ranks too
 _ENDS_WITHIN_S = 3.0  # after a rank was killed; its agent ends the others, unless they are stuck as well
 
@@ -78,7 +78,7 @@ class _Job:
         self._began = self._clocks_began = time.monotonic()
         self._heartbeats = {rank: HeartbeatReader(pid) for rank, pid in request.pids.items()}
         self._looked_at: dict[int, float] = {}  # rank -> the time of its beat when it was found to wait for others
-        self._is_failing = False  # somebody else has reported a failure, and the agent ends the ranks
+        self._is_failing = False  # another process has reported a failure, and the agent ends the ranks
         self._left_s = 0.0  # until the first rank is overdue, at the last look
         self.is_over = False
 
@@ -129,7 +129,7 @@ class _Job:
         return float("inf") if limit is None else limit
 
     def _is_suspended(self, pids: Sequence[int]) -> bool:
-        """Tell whether somebody has stopped all of the job here: not a hang of one rank. One rank alone: with its parent."""
+        """Tell whether all of the job was suspended here: not a hang of one rank. One rank alone: with its parent."""
         states = [state_of(pid) for pid in pids]
         if len(pids) == 1:
             states.append(state_of(parent_of(pids[0])))
@@ -179,7 +179,7 @@ class _Job:
                 found = replace(found, stacks=f"{files}, flight_recorder_rank_*" if has_records else files)
         is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
         if is_first and self._request.shows and is_last_attempt():
-            with suppress(OSError):  # nobody reads it
+            with suppress(OSError):  # the terminal is closed
                 print(found.screen(self._run_dir), file=sys.stderr, flush=True)
 
 

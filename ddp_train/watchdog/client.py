@@ -25,7 +25,7 @@ from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
 OTHER_NODES = 2
-"""Where nobody on this node is to blame, another node has this many time-outs to name somebody."""
+"""Where no rank of this node is to blame, another node has this many time-outs to name one of its own."""
 
 _REPORTS_S = 60
 _NAME = "ddp_train_beat"
@@ -64,7 +64,7 @@ class WatchdogClient:
     """
 
     pids: dict[int, int]
-    """On local rank 0: rank -> pid, of all ranks of this node. Empty on the others, and where nobody can watch."""
+    """On local rank 0: rank -> pid, of all ranks of this node. Empty on the others, and where no rank can be watched."""
 
     def __init__(self, world_size: int) -> None:
         self.pids, self._world_size, self._heartbeat = {}, world_size, HeartbeatWriter()
@@ -88,7 +88,7 @@ class WatchdogClient:
 
     def _tell(self, line: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # somebody has ended it
+            with suppress(OSError):  # it was killed
                 self._process.stdin.write(f"{line}\n")
                 self._process.stdin.flush()
 
@@ -118,7 +118,7 @@ class Heartbeat:
     phase: Phase
     step: int  # steps taken before it
     first_step: int  # where this rank began; -1: it has not yet
-    device_step: int = -1  # steps that its device has finished, as last seen: it may have got further; -1: nobody has looked
+    device_step: int = -1  # steps that its device has finished, as last seen: it may have got further; -1: not known
     waits_for_device: bool = False  # the host waits right now for its device to finish one more: it has not got further
 
     @property
@@ -135,7 +135,7 @@ class HeartbeatWriter:
     """Beats with each phase of one job after another (in a rank)."""
 
     def __init__(self) -> None:
-        descriptor = -1  # memory of its own, where nobody can watch
+        descriptor = -1  # memory of its own, where no other process can watch
         if HAS_SHARED_MEMORY:
             descriptor = os.memfd_create(_NAME)  # stays open: the watch opens it by its name
             os.ftruncate(descriptor, mmap.PAGESIZE)

@@ -1,6 +1,6 @@
 """Who is to blame when ranks stand still: what the kernel, the beats and the stacks of one node's ranks say, weighed in that order.
 
-A rank that waits in a collective waits for somebody else. On a GPU it is the device that does, and the host stands still wherever it has
+A rank that waits in a collective waits for another rank. On a GPU it is the device that does, and the host stands still wherever it has
 to do with its device. Pure functions: the watch (`watchdog/__main__.py`) gathers the facts.
 """
 
@@ -85,7 +85,7 @@ class Culprit:
 
 
 def find_culprits(ranks: Sequence[RankSnapshot], overdue: Sequence[int]) -> list[Culprit]:
-    """Return who of `overdue` is to blame; nobody when each of them may be waiting for somebody else."""
+    """Return who of `overdue` is to blame; none when each of them may be waiting for another rank."""
     late = [snapshot for snapshot in ranks if snapshot.rank in overdue]
     for judge in (_in_kernel, _with_stuck_worker, _behind, _elsewhere, _owes_its_device_work, _with_stuck_device):
         if found := [each for snapshot in late if (each := judge(snapshot, ranks)) is not None]:
@@ -112,7 +112,7 @@ def find_any_culprit(ranks: Sequence[RankSnapshot]) -> Culprit:
 
 
 def suspect_other_node(ranks: Sequence[RankSnapshot]) -> Culprit:
-    """Say that nobody here is to blame: all wait for ranks of another node, which has not reported."""
+    """Say that no rank of this node is to blame: all wait for ranks of another node, which has not reported."""
     first = min(ranks, key=lambda snapshot: snapshot.rank)
     why = "waits, as all ranks of this node do, for another node, which has not said why"
     return Culprit(snapshot=first, why=why, fix="look at the other nodes and the network between them")
@@ -150,7 +150,7 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, li
 def _in_kernel(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
     if snapshot.state in STOPPED:
         why = "is stopped" if snapshot.state == "T" else "is stopped by a debugger"
-        return Culprit(snapshot=snapshot, why=why, fix=f"nothing in the code: somebody sent SIGSTOP to process {snapshot.pid}")
+        return Culprit(snapshot=snapshot, why=why, fix=f"nothing in the code: SIGSTOP was sent to process {snapshot.pid}")
     if snapshot.state == IN_KERNEL:
         return Culprit(snapshot=snapshot, why="waits inside the kernel", fix="look at this machine's disks, network file systems and GPUs")
     return None

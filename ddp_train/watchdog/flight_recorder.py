@@ -1,6 +1,6 @@
 """torch's record of a rank's last collectives under NCCL, asked for before a hang is ended. Imports no torch.
 
-torch writes it by itself when NCCL times out, which is later than the watch on hangs, or when somebody has written into a named pipe of the
+torch writes it by itself when NCCL times out, which is later than the watch on hangs, or after a write into a named pipe of the
 rank's: its monitor thread looks once a second. The pipe has no name that could be left behind.
 """
 
@@ -18,7 +18,7 @@ from ddp_train.system.process import open_files
 
 _FILE = "flight_recorder_rank_"  # torch adds the rank, here and to the pipe
 _PIPE = "ddp_train_flight_recorder_"
-_SETTINGS = (  # each with its older names: whoever has set one of them means something by it
+_SETTINGS = (  # each with its older names: a user who has set one of them keeps it
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
     ("TORCH_NCCL_DUMP_ON_TIMEOUT",),

@@ -51,24 +51,17 @@ def fingerprint(facts: Facts) -> str:
     return json.dumps([facts.launch, facts.spec, facts.nodes, config, facts.source.hashes, data, facts.versions], sort_keys=True)
 
 
-def skew_s(first: Facts, other: Facts, *, round_trip_s: float) -> float:
-    """Return by how much a machine's clock is ahead of the first's (negative: behind), as far as it is certain.
+def clock(first: Facts, other: Facts, *, round_trip_s: float) -> str:
+    """Return a sentence on clocks that differ; "" where they agree well enough.
 
     Args:
         first: told when the other's word was there (`Facts.now`); `other` when it was sent.
         round_trip_s: how long a word takes to the first and back: so much is not known.
     """
-    apart = other.utc - first.utc
-    return 0.0 if abs(apart) <= round_trip_s else apart - (round_trip_s if apart > 0 else -round_trip_s)
-
-
-def clock(first: Facts, other: Facts, *, round_trip_s: float) -> str:
-    """Return a sentence on clocks that differ; "" where they agree well enough. The arguments are those of `skew_s`."""
-    ahead = skew_s(first, other, round_trip_s=round_trip_s)
-    if abs(ahead) <= SKEW_S:
-        return ""
+    ahead = other.utc - first.utc
+    skew_s = abs(ahead) - round_trip_s
     host, theirs = _names(first, other)
-    return f"the clock of {theirs} is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {host}"
+    return f"the clock of {theirs} is {skew_s:.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {host}" if skew_s > SKEW_S else ""
 
 
 def _names(first: Facts, other: Facts) -> tuple[str, str]:

@@ -40,7 +40,7 @@ class Facts:
 
     host: str
     launch: str  # what tells runs apart that meet at the same place; "": not known
-    node: int | None  # which machine of the run it is; None: nobody has said
+    node: int | None  # which machine of the run it is; None: not said
     nodes: str  # how many machines it expects: "2", "1:4"
     processes: int
     uid: int

@@ -24,7 +24,7 @@ _RETRY_S = 0.5
 _CONNECT_S = 2.0
 _ANSWERS_WITHIN_S = 5.0  # at one of several addresses
 _SAID_AFTER_S, _SAID_EVERY_S = 5.0, 30.0
-_GONE_AFTER_S = 3.0  # a first machine that runs, and on which nobody listens any more
+_GONE_AFTER_S = 3.0  # a first machine that runs, and on which no program listens any more
 _SEES_WITHIN_S = 5.0
 
 
@@ -71,7 +71,7 @@ class Membership:
             if line is not None:
                 return line
             now = time.monotonic()
-            # Its program has ended when it closed the line, or when its machine answers that nobody listens.
+            # Its program has ended when it closed the line, or when its machine answers that no program listens.
             refused_since = (refused_since or now) if is_back and (has_closed or "refused" in problem) else None
             if refused_since is not None and now > refused_since + _GONE_AFTER_S:
                 raise HasEnded
@@ -125,7 +125,7 @@ class Membership:
             try:
                 message = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
             except TimeoutError:
-                return f"whoever listens at {where[0]}:{where[1]} does not answer"
+                return f"the program that listens at {where[0]}:{where[1]} does not answer"
             if message is None:
                 return "it has closed the line"
             kind = message.get("kind")

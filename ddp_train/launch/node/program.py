@@ -1,4 +1,4 @@
-"""What runs on each machine of a run over several, whoever has started it: by hand, a task of SLURM, an ssh client.
+"""What runs on each machine of a run over several, however it was started: by hand, a task of SLURM, an ssh client.
 
     this program --(TCP, JSON)--> the registry on the first machine
          | forks, for each round
@@ -228,7 +228,7 @@ class _Program:
         if line is not None and self._membership.is_member:
             line.send("stop", signal=number, is_final=is_final)
         elif line is not None and self._ours is None:
-            line.cut()  # nobody counts on this machine yet
+            line.cut()  # this machine is no member yet
 
     async def _end_agent(self) -> bool:
         """Kill the agent and wait for its end; tell whether it has come."""

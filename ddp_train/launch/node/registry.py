@@ -59,7 +59,7 @@ class Registry:
         slot: the first machine's.
         first: what the first machine tells of itself.
         token: who does not know it is of another run.
-        folder: the run folder, which every machine must see; None: nobody knows it yet.
+        folder: the run folder, which every machine must see; None: not known yet.
         takes_all: also machines that disagree with the first: the program that they run compares them itself.
     """
 

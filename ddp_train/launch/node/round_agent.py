@@ -118,7 +118,7 @@ class RoundAgent:
         self._line.send("ended", round=self.number, code=code, why=why)
 
     async def _end_of_agent(self) -> tuple[int, str]:
-        """Run the agent; return the code of its end, and why where somebody has to be told."""
+        """Run the agent; return the code of its end, and why where the other machines have to be told."""
         folder = self.folder()
         self.before = None if folder is None else folder.read_result()
         host = self._host()
@@ -183,7 +183,7 @@ class RoundAgent:
         ]
 
     def _environment(self) -> dict[str, str]:
-        """Return what the ranks' environment has beside this process's own."""
+        """Return what the ranks' environment has in addition to this process's own."""
         cluster = self._work.cluster
         found = rank_environment(self._work.processes, cluster.threads_per_process) | environment_of(cluster.env)
         found[handover.NODE] = str(os.getpid())

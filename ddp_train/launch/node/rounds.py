@@ -31,7 +31,7 @@ _LAST_CALL_S = 2.0  # how long an elastic run that has machines enough waits for
 _NAMED_AFTER_S, _NAMED_EVERY_S = 4.0, 30.0  # who is missing: after the start and after each that comes, and then again
 _TELLS_S = 5.0  # how long the others may come to hear what is wrong with the first machine
 _SURVIVORS_S = 4.0  # what the agents of other machines have after a failure, to say what their ranks died of
-_MARGIN_S = 15.0  # beside cluster.grace_s, before agents that were told to stop are killed
+_MARGIN_S = 15.0  # in addition to cluster.grace_s, before agents that were told to stop are killed
 _DIES_WITHIN_S = 10.0  # an agent that was killed
 _POLL_S = 0.1
 _ABOUT_TO_BE_LOST_S = 4.0  # a machine that is silent for so long when another one is lost
@@ -74,7 +74,7 @@ class Rounds:
         self.before = None if work.run_folder is None else work.run_folder.read_result()
         self._restarts = self._number = 0
         self._stop: int | None = None  # the first signal that asked for it
-        self._is_final = False  # somebody has asked twice
+        self._is_final = False  # a second stop signal came
         self.listener: socket.socket | None = None  # where the first machine's agent is to serve the next round's store
 
     async def run(self) -> int:
@@ -242,7 +242,7 @@ class Rounds:
         if folder is not None and (problem := check_progress(folder, has_failed=True)):
             self._registry.say(problem)
             return NO_PROGRESS
-        if self._restarts >= self._work.max_restarts or any(machine.is_first for machine in this.lost):  # nobody leads without it
+        if self._restarts >= self._work.max_restarts or any(machine.is_first for machine in this.lost):  # without it no machine leads
             self._registry.say(f"the run has failed{self._where()}")
             return code
         self._restarts += 1

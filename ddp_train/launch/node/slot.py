@@ -36,7 +36,7 @@ class NodeSlot:
     index: int | None  # which machine it is, from 0; None: as they come
     least: int  # so many machines are needed to train
     most: int  # and so many may take part
-    launch: str  # tells this start of the run from any other one; "": nobody has said
+    launch: str  # tells this start of the run from any other one; "": not said
     is_first: bool  # it serves the registry
     is_given: bool = False  # an engine has chosen the machines: for one that is refused no other will come
     names: tuple[str, ...] = ()  # what the machines are called, by index, where the engine knows
