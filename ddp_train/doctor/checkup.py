@@ -72,24 +72,21 @@ class _Checkup:
     def run(self) -> int:
         """Return the exit code: the same on all ranks."""
         os.environ.update(cluster.environment_of(self._job.config.cluster.env, given=os.environ))
-        examination = self._examine() if torchrun_env.local_rank() == 0 else None
+        examination = None
+        if torchrun_env.local_rank() == 0:
+            examination = Examination(
+                self._job,
+                number=self._machine,
+                count=self._count,
+                processes=torchrun_env.local_world_size(),
+                first=torchrun_env.store_address()[0] if self._count > 1 else "",
+            )
+            self._store.set(f"machine/{self._machine}", examination.examine().to_json())
         try:
             return self._judge(examination) if self._rank == 0 and examination is not None else self._follow(examination)
         finally:
             if examination is not None:
                 examination.close()
-
-    def _examine(self) -> Examination:
-        """Examine this machine, and tell the others (the first rank of each)."""
-        examination = Examination(
-            self._job,
-            number=self._machine,
-            count=self._count,
-            processes=torchrun_env.local_world_size(),
-            first=torchrun_env.store_address()[0] if self._count > 1 else "",
-        )
-        self._store.set(f"machine/{self._machine}", examination.examine().to_json())
-        return examination
 
     def _judge(self, examination: Examination) -> int:
         """Hear what all have to say, judge it, show it, and tell the verdict (rank 0)."""

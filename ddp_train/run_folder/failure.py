@@ -146,6 +146,7 @@ def one_line(text: str, most: int) -> str:
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:
     """Describe an exception that ended this rank."""
     is_user_error, name = isinstance(error, UserError), type(error).__name__
+    frames = shorten(traceback.extract_tb(error.__traceback__))
     return Failure(
         rank=rank,
         pid=os.getpid(),
@@ -153,7 +154,7 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
         error=name,
         message=_text(error),
         key=error.key if isinstance(error, UserError) else "",
-        traceback="" if is_user_error else redact_code(_format(error)),
+        traceback="" if is_user_error else redact_code("".join([frames, *traceback.format_exception_only(error)])),
         exit_code=error.exit_code if isinstance(error, UserError) else FAILED,
         fix="" if is_user_error else next((fix for pattern, fix in _FIXES.items() if re.search(pattern, f"{name}: {_text(error)}")), ""),
     )
@@ -189,12 +190,8 @@ def from_exit(
 
 def from_loss(*, rank: int, pid: int) -> Failure:
     """Describe a rank that another one found gone, where no agent of ours can tell of what it died."""
-    return Failure(
-        rank=rank,
-        pid=pid,
-        error="ProcessLost",
-        message="the process ended without a report; torchrun's own page has its signal or exit code",
-    )
+    message = "the process ended without a report; torchrun's own page has its signal or exit code"
+    return Failure(rank=rank, pid=pid, error="ProcessLost", message=message)
 
 
 def from_departure(*, rank: int, pid: int, step: int) -> Failure:
@@ -288,11 +285,6 @@ def load(path: Path) -> Failure | None:
         return None
 
 
-def load_all(run_folder: RunFolder) -> list[Failure]:
-    """Return the reports of all attempts: failure.json, failure.1.json ..."""
-    return [report for path in run_folder.root.glob("failure*.json") if (report := load(path)) is not None]
-
-
 def _text(error: BaseException) -> str:
     try:
         return redact_code(str(error))
@@ -345,7 +337,3 @@ def _fit(text: str, room: int) -> list[str]:
     frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
     kept = next((place for place in frames[:-2] if len(lines) - place + 1 <= room), frames[-2] if len(frames) > 1 else 1)
     return lines[:1] + lines[kept:] if frames else lines
-
-
-def _format(error: BaseException) -> str:
-    return "".join([shorten(traceback.extract_tb(error.__traceback__)), *traceback.format_exception_only(error)])

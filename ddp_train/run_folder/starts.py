@@ -106,7 +106,8 @@ def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine
     starts = _load(run_folder)
     if not has_failed and not by_engine and starts.open in ("", _ENGINE):
         return ""
-    reports = sorted(failure.load_all(run_folder), key=lambda report: report.time)
+    files = run_folder.root.glob("failure*.json")  # of all attempts: failure.json, failure.1.json ...
+    reports = sorted(filter(None, map(failure.load, files)), key=lambda report: report.time)
     report = reports[-1] if reports and (not starts.began or reports[-1].time >= starts.began[-1]) else None
     if has_failed and not starts.open:  # it came before rank 0 could count
         starts.began.append(report.time if report else time.time())

@@ -114,7 +114,8 @@ def collect(
     environment = {**os.environ, **environment_of(cluster.env)}
     problems += interface_problems(environment, network.interfaces(), uses_gpu=device == "cuda")
     gpus = devices.gpus() if device == "cuda" else []
-    machine = devices.ask_driver()
+    machine = devices.ask_driver() or devices.GpuInventory()
+    kinds = " and ".join(sorted({gpu.name for gpu in machine.gpus if gpu.name})) if machine.gpus else "cuda"
     return Facts(
         host=socket.gethostname(),
         launch=launch,
@@ -128,9 +129,9 @@ def collect(
         source=list_source(code, within_s=_SOURCE_WITHIN_S),
         data=data,
         versions=_versions(),
-        device=_kind(machine) if gpus else device,
+        device=kinds if gpus else device,
         device_count=len(gpus) if device == "cuda" else len(os.sched_getaffinity(0)),
-        driver=machine.driver if machine is not None else "",
+        driver=machine.driver,
         problems=problems,
     )
 
@@ -179,11 +180,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "(not installed)"
     return found
-
-
-def _kind(machine: devices.GpuInventory | None) -> str:
-    """Return the names of the machine's kinds of GPUs."""
-    return " and ".join(sorted({gpu.name for gpu in machine.gpus if gpu.name})) if machine is not None and machine.gpus else "cuda"
 
 
 def interface_problems(environment: Mapping[str, str], interfaces: Mapping[str, Sequence[str]], *, uses_gpu: bool) -> Iterator[str]:

@@ -134,8 +134,10 @@ class Registry:
         elif facts.launch != self._first.launch and facts.launch and self._first.launch:
             self._refuse(line, name, differences(self._first, facts), is_foreign=True)
             return None
-        elif another := self._another_run(facts):
-            self._refuse(line, name, [another], is_foreign=True)
+        elif facts.run not in (self._first.run, str(self._folder or "")):
+            # Equal configs say nothing: two runs that are resumed at one endpoint have them.
+            there = self._first.run or self._folder or "a new one"
+            self._refuse(line, name, [f"another run is there: {there}; {facts.host} came for {facts.run or 'a new one'}"], is_foreign=True)
             return None
         if any(machine.name == name and machine.life != hello["life"] for machine in self.machines):  # several node programs of one machine
             name = f"{name} (pid {hello['pid']})"
@@ -172,16 +174,6 @@ class Registry:
         line.beat()
         self.events.put_nowait(Event(kind="came", machine=machine))
         return machine
-
-    def _another_run(self, facts: Facts) -> str:
-        """Return a sentence on a machine that came for another run than this one; "" for one of this run.
-
-        Equal configs say nothing: two runs that are resumed at one endpoint have them.
-        """
-        folder = str(self._folder or "")
-        if facts.run in (self._first.run, folder):
-            return ""
-        return f"another run is there: {self._first.run or folder or 'a new one'}; {facts.host} came for {facts.run or 'a new one'}"
 
     async def _look_there(self, line: Line, facts: Facts, name: str) -> list[str] | None:
         """Ask a machine whether it sees the run folder, and for its clock. Return what is in the way of it; None: it does not answer."""

@@ -60,9 +60,11 @@ class NodeSlot:
         return ()
 
     def publish(self) -> None:
-        """Write where the registry is (the first machine)."""
+        """Write where the registry is, under the names that others may know, the likeliest first (the first machine)."""
         if self.notice is not None and self.listener is not None:
-            write_json(self.notice, {"hosts": _own_names(), "port": self.listener.getsockname()[1]})
+            addresses = [address for name, found in interfaces().items() if name != "lo" for address in found]
+            hosts = [socket.gethostname(), *(addresses or ["127.0.0.1"])]
+            write_json(self.notice, {"hosts": hosts, "port": self.listener.getsockname()[1]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +144,3 @@ def listen(host: str, port: int) -> socket.socket:
 def refresh(folder: Path) -> None:
     """Let NFS ask its server what is in a folder (close-to-open): else what was missing there is so for a minute. OSError: no folder."""
     os.listdir(folder)
-
-
-def _own_names() -> list[str]:
-    """Return by what other machines may find this one, the likeliest first."""
-    addresses = [address for name, found in interfaces().items() if name != "lo" for address in found]
-    return [socket.gethostname(), *addresses, *([] if addresses else ["127.0.0.1"])]
