@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LARGEST_BLOCKS = (1 << 30, 32 << 20)  # bytes; an older glibc takes no more than the second
 HAS_SHARED_MEMORY = hasattr(os, "memfd_create")  # a Python that was built for an old glibc has none
-"""Whether there are files in memory. Other processes find them by our pid; they are in no folder, so nothing is left behind."""
+"""Whether there are files in memory: other processes find them by our pid, and none is left behind."""
 
 
 def be_private() -> None:
@@ -99,9 +99,8 @@ def fork(work: Callable[[], int]) -> Child:
 def exit_at_once(code: int) -> NoReturn:
     """End this process at once, from any thread, when everything is written.
 
-    Without the tidying that would wait for the main thread, without destroying the process group and without C++'s destructors: where
-    gloo's threads are still running then, they abort the process ("terminate called without an active exception", one run in twenty with
-    four ranks), and a run that is done would count as failed.
+    Nothing waits for the main thread, and neither the process group nor what C++ has is destroyed: gloo's threads, where they still run
+    then, abort the process (one run in twenty with four ranks), and a run that is done would count as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -110,9 +109,7 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when its parent is gone.
-
-    A killed agent cannot tell its ranks, and a torchrun agent that is killed otherwise leaves them training for ever.
+    """Ask the kernel to kill this process when its parent is gone: a killed agent cannot tell its ranks, which would train for ever.
 
     Args:
         parent: its pid, where the caller knows it: the parent may be gone already.
@@ -173,9 +170,8 @@ def _prctl(option: int, value: int) -> None:
 def keep_freed(environment: Mapping[str, str]) -> None:
     """Let freed memory stay with this process, for the next tensor of that size.
 
-    As it is, glibc gives large blocks back to the kernel at once and asks for them again: a training step on a CPU then spends a tenth to a
-    fifth of its time in page faults. The process takes no more than it had at most before. Nothing happens where a user has set this
-    already, in whatever way, or where the C library is another one.
+    By default glibc gives large blocks back to the kernel and asks for them again: a training step on a CPU then spends a tenth to a fifth
+    of its time in page faults. Nothing happens where a user has set this already, or where the C library is another one.
     """
     if any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
         return
@@ -257,7 +253,7 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def descriptor_path(number: int, pid: int | str = "self") -> str:
-    """Return a path that leads to an open file or folder of a process, by its descriptor."""
+    """Return a path to an open file or folder of a process."""
     return f"/proc/{pid}/fd/{number}"
 
 
