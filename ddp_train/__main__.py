@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, NoReturn
 
 try:
-    from ddp_train.cli.typed_words import starts_ranks
     from ddp_train.errors import FAILED, INTERRUPTED
     from ddp_train.launch.agent_process import COMPILER, start_fork_server, stop_fork_server
     from ddp_train.launch.signals import keep_early
@@ -32,6 +31,15 @@ except KeyboardInterrupt:  # `_run_command` handles a later one
     sys.exit(130)
 
 _load_cli = partial(importlib.import_module, "ddp_train.cli.main")  # with Hydra, which a rank that is given its job does not need
+
+
+_STARTS_RANKS = ("resume", "evaluate", "predict", "doctor")
+"""The commands that start ranks, in addition to the one without a name."""
+
+_HERE = ("cluster=local", "cluster=cpu")
+"""Presets whose ranks are processes of this machine. A login node, from which jobs go elsewhere, has few processors to give."""
+
+_SHOWS_TEXT = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
 
 
 def main() -> None:
@@ -98,6 +106,17 @@ def _code_of(work: Callable[[], int]) -> int:
     except Exception:
         sys.excepthook(*sys.exc_info())
         return FAILED
+
+
+def starts_ranks(words: list[str]) -> bool:
+    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it.
+
+    Where they do not show it, what ranks need is imported when they are started.
+    """
+    is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
+    shows_text = any(word.partition("=")[0] in _SHOWS_TEXT for word in words)
+    is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _HERE for word in words)
+    return not shows_text and not is_elsewhere and (not is_command or words[0] in _STARTS_RANKS)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.checkpoint.catalog import is_checkpoint
-from ddp_train.cli import caller
 from ddp_train.cli.check_process import check_in_torch_process
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import frozen_job, record, run_of
@@ -80,7 +79,6 @@ class _Command:
             checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
         )
         record(job.run_folder, job.config)
-        caller.tell(folder=str(job.run_folder.root))
         self._exit_code = self._launcher.begin(job)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
@@ -127,7 +125,7 @@ class Checked(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
         from ddp_train.launch import machines
-        from ddp_train.sweep import optuna as optuna_sweeper
+        from ddp_train.sweep import sweeper
 
         with _exits_of_its_own():
             require_our_launcher(config)
@@ -147,8 +145,8 @@ class Checked(Callback):
             else:
                 folder = claim_given(folder, key="hydra.sweep.dir")
             fix_sweep_place(config, folder)
-            if optuna_sweeper.is_chosen(config):
-                optuna_sweeper.prepare(config, folder, _goal(config), is_taken_up=is_sweep(folder))
+            if sweeper.is_optunas(config):
+                sweeper.prepare_optuna(config, folder, _goal(config), is_taken_up=is_sweep(folder))
 
 
 def _without_hydra(config: DictConfig) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import json
 import os
 import resource
 import sys
@@ -16,13 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ddp_train import __version__
-from ddp_train.cli import caller
 from ddp_train.cli.compose import Exit, compose
 from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.command import hydra_errors
@@ -46,11 +47,15 @@ from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.sweep.warm_group import slots
+from ddp_train.system import handover
+from ddp_train.system.process import stop_with_parent
+
+_caller: list[int] = []  # the descriptor of the file that `from_python.run` reads, if that has started this command
 
 
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
-    caller.find()
+    _find_caller()
     try:
         (directory := os.getcwd()).encode()
         " ".join(sys.argv).encode()
@@ -75,6 +80,7 @@ def _unusable(error: OSError | UnicodeEncodeError) -> EnvironmentRefuses:
 
 def _begin(job: Job) -> int:
     """Run a job where its section `cluster` says, or give it to the engine that this names."""
+    _tell_caller(folder=str(job.run_folder.root))
     launcher = job.config.cluster.launcher
     if launcher == "local":
         return local.run(job)
@@ -217,6 +223,22 @@ def _in_words(error: Exception) -> str:
 
 
 def _show(text: str) -> None:
-    """Show what ended the command; a caller in Python raises it."""
-    if not caller.tell(error=text):
+    """Show what ended the command; a program that has started it by `ddp_train.run` raises it."""
+    if not _tell_caller(error=text):
         print(text, file=sys.stderr)
+
+
+def _find_caller() -> None:
+    """Look for the process that has started this command by `from_python.run`: its end is a stop."""
+    pid, _, descriptor = os.environ.pop(handover.CALLER, "").partition(":")  # what this command starts has another one
+    if descriptor:
+        os.set_inheritable(int(descriptor), False)
+        _caller.append(int(descriptor))
+        stop_with_parent(int(pid))
+
+
+def _tell_caller(**facts: Any) -> bool:
+    """Tell the caller something: `folder`, the run's; `error`, the text of what ended the command. False: there is none."""
+    for descriptor in _caller:
+        os.write(descriptor, json.dumps(facts).encode() + b"\n")
+    return bool(_caller)

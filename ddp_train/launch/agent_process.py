@@ -1,7 +1,7 @@
 """Start a torchrun agent as a child process, pass signals on, and wait for it.
 
 Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins as soon as the command
-can see that it will train (`cli.typed_words`), and is ended when it is not needed after all.
+can see that it will train (`__main__.starts_ranks`), and is ended when it is not needed after all.
 """
 
 from __future__ import annotations

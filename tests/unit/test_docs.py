@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from ddp_train import checkpoint, launch
+from ddp_train.cli.help import options
 from ddp_train.config import schema
 from ddp_train.config.check import _typed
 from ddp_train.config.command.command_line import COMMANDS
-from ddp_train.config.reference import options
 from ddp_train.errors import ConfigError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.node import rounds, wire

@@ -20,7 +20,6 @@ TORCHRUN = "|".join((*torchrun_env.VARIABLES, "GROUP_WORLD_SIZE", r"TORCHELASTIC
 SHOWN_BY = {
     "checkpoint/foreign_form.py": "tests/unit/cli/test_pipeline.py, tests/unit/training/state/test_initial_weights.py",
     "checkpoint/joint_save.py": "tests/unit/checkpoint/test_save.py",
-    "cli/caller.py": "tests/unit/cli/test_from_python.py",
     "cli/export.py": "tests/unit/training/inference/test_export.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/resume.py": "tests/config/test_config.py",
@@ -50,7 +49,6 @@ SHOWN_BY = {
     "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
     "run_folder/trust.py": "tests/config/test_security.py",
     "strategy/means.py": "tests/unit/strategy/test_local_sgd.py, tests/unit/strategy/test_power_sgd.py",
-    "sweep/optuna.py": "tests/distributed/test_sweep.py",
     "sweep/placement.py": "tests/unit/sweep/test_hydra_jobs.py, tests/config/test_config.py",
     "sweep/schedule.py": "tests/config/test_config.py",
     "system/handover.py": "names of variables and nothing else",

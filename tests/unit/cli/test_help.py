@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ddp_train import FOLDER
-from ddp_train.cli.help import explain
-from ddp_train.config.check import CONF
+from ddp_train.cli.help import argument_type, default_options, explain, kind_of, options
+from ddp_train.config.check import CONF, OWN
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.launch.launcher import Launcher
 
@@ -65,8 +65,7 @@ def test_what_is_not_there_gets_the_nearest_name(asked: str, fix: str) -> None:
 
 def test_the_type_of_a_class_is_read_and_torch_is_not_imported_for_it() -> None:
     code = (
-        "import sys; from ddp_train.config.reference import argument_type; "
-        "print(argument_type('torch.optim.AdamW', 'lr'), 'torch' in sys.modules)"
+        "import sys; from ddp_train.cli.help import argument_type; print(argument_type('torch.optim.AdamW', 'lr'), 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "float | Tensor False\n"
 
@@ -102,3 +101,32 @@ def test_the_wheel_has_every_page_and_file_that_a_message_names(tmp_path: Path) 
     )
     assert page == (there / "docs/data.md").read_text()
     assert "stands in there/ddp_train/conf/optimizer/adamw.yaml:" in key
+
+
+def test_every_key_of_our_own_sections_is_found_with_its_kind() -> None:
+    names = {key.name for option in options(CONF) for key in option.keys}
+    assert set(OWN) <= names
+    assert [name for name in OWN if not kind_of(name) and name != "cluster.slurm"] == []
+
+
+def test_a_comment_goes_on_in_the_lines_below(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/a.yaml").write_text(
+        "# The first line\n# and the second.\n_target_: torch.nn.Linear\nname: 'a # b'  # a word\n         # and more\nrest: {x: 1}\n"
+    )
+    (option,) = options(tmp_path)
+    assert (option.group, option.name, option.meaning, option.target) == ("model", "a", "The first line and the second.", "torch.nn.Linear")
+    assert [(key.name, key.value, key.meaning) for key in option.keys] == [
+        ("model.name", "'a # b'", "a word and more"),
+        ("model.rest", "{x: 1}", ""),
+    ]
+
+
+def test_the_options_of_a_run_without_a_word() -> None:
+    found = default_options(CONF)
+    assert (found["model"], found["amp"], found["metrics"]) == ("convnet", "auto", "default")
+
+
+def test_a_type_is_that_of_the_signature() -> None:
+    assert argument_type("torch.optim.SGD", "momentum") == "float"
+    assert argument_type("a_package_that_is_not_here.X", "y") == ""
