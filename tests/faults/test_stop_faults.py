@@ -143,7 +143,7 @@ def test_one_ctrl_c_saves_and_a_second_one_in_the_save_leaves_the_last_good_chec
 
 def test_a_sweep_whose_time_is_up_can_be_resumed(project: Project) -> None:
     command = ["-m", "model=mlp", "model.width=16", "seed=1,2", "cluster=cpu", "trainer.max_epochs=null", "hydra.sweep.dir=sweep"]
-    done = project.run(*command, "trainer.max_steps=100000", env={"SLURM_JOB_END_TIME": str(int(time.time()) + 45)})
+    done = project.run(*command, "trainer.max_steps=100000", env={"SLURM_JOB_END_TIME": str(int(time.time()) + 60)})
     assert done.returncode == 75, done.output
     assert [json.loads((project.folder / "sweep/0/result.json").read_text())["status"]] == ["preempted"]
     assert "queued" in (project.folder / "sweep/sweep.json").read_text()
