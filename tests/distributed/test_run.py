@@ -101,7 +101,7 @@ def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Proje
     assert written["trainer"]["global_batch_size"] == 32 * world_size
     assert (written["model"]["num_classes"], written["scheduler"]["total_steps"]) == (10, 4)  # what `auto` came to
     assert "Done: 4 steps" in done.stdout
-    assert done.stdout.count("  ddp-train ") + done.stdout.count("/ddp-train ") >= 2  # commands to try next
+    assert done.stdout.count("  ddp-train ") + done.stdout.count("/ddp-train ") >= 1  # what to try next
 
 
 def test_the_script_starts_a_process_for_each_gpu_that_may_be_used(project: Project) -> None:
