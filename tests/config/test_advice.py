@@ -20,7 +20,7 @@ from ddp_train.config.check import CONF
 from ddp_train.rank import summary
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.train_state import TrainState
-from tests.config.test_config import command_line, sweep
+from tests.config.test_config import command_line
 
 
 def advised(shown: str) -> list[str]:
