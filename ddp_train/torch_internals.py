@@ -97,7 +97,7 @@ def _owner(name: str) -> tuple[Any, list[str]] | None:
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         if (module := sys.modules.get(".".join(parts[:count]))) is not None:
-            is_module = all(part.lstrip("_").islower() for part in parts[count:-1])  # one of torch's that was not imported, or a class
+            is_module = parts[count].lstrip("_").islower()  # one of torch's that was not imported; else a class
             return None if count < len(parts) - 1 and is_module else (module, parts[count:])
     return None
 

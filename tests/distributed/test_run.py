@@ -101,6 +101,7 @@ def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Proje
     assert written["trainer"]["global_batch_size"] == 32 * world_size
     assert (written["model"]["num_classes"], written["scheduler"]["total_steps"]) == (10, 4)  # what `auto` came to
     assert "Done: 4 steps" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if line.startswith(("torch ", "warning "))]
     assert done.stdout.count("  ddp-train ") + done.stdout.count("/ddp-train ") >= 1  # what to try next
 
 

@@ -85,8 +85,10 @@ def test_what_is_missing_is_said_with_what_is_done_instead(monkeypatch: pytest.M
 def test_a_module_that_is_not_imported_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.delitem(sys.modules, "torch.distributed.launcher.api", raising=False)
-    assert "LocalElasticAgent" not in str(missing(["torch.distributed.launcher.api.LocalElasticAgent"]))
+    server = "torch.distributed.elastic.agent.server.local_elastic_agent"
+    for module in ("torch.distributed.launcher.api", server, server.rpartition(".")[0]):  # a rank under a user's torchrun has imported none
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert missing(["torch.distributed.launcher.api.LocalElasticAgent", f"{server}.LocalElasticAgent._start_workers"]) == []
 
 
 @pytest.mark.parametrize(
