@@ -58,7 +58,6 @@ def main(load_cli: Callable[[], Any]) -> int:
         from ddp_train.rank.sweep_member import be_fresh_rank
 
         be_fresh_rank()
-        return DONE
     try:
         group = Group()
     except UserError as error:
@@ -210,7 +209,7 @@ def _are_refused(store: Store, job: Job, words: Sequence[str]) -> bool:
     Args:
         words: what was typed for this machine's torchrun: those of other machines than the first would have no effect.
     """
-    from ddp_train.launch.node.differences import differences  # these look at a machine, which nobody else needs
+    from ddp_train.launch.node.differences import differences  # these look at a machine, which no other run needs
     from ddp_train.launch.node.facts import Facts, collect, of_a_command_line
 
     rank, node, nodes = torchrun_env.rank(), torchrun_env.node_rank(), torchrun_env.num_nodes()

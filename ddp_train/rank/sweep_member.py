@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
@@ -33,7 +34,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.process import STOP_SIGNALS, fork, oom_kills, ran_out
+from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
 
 _FRESH = (
     "this rank runs in a fresh interpreter, which took some seconds: a module of yours touched CUDA when it was imported"
@@ -217,20 +218,21 @@ def serve(leader: Leader, group: Path) -> int:
     return PREEMPTED if leader.is_stopping else DONE
 
 
-def be_fresh_rank() -> None:
+def be_fresh_rank() -> NoReturn:
     """Run a job in a fresh interpreter, which took the place of a forked rank."""
     descriptor, _, place = os.environ.pop(handover.FRESH_RANK).partition(" ")
     os.set_inheritable(int(descriptor), False)
     _be_rank(connection.Connection(int(descriptor)), place, remark=_FRESH)
 
 
-def _be_rank(member: connection.Connection, place: str, *, remark: str = "") -> None:
+def _be_rank(member: connection.Connection, place: str, *, remark: str = "") -> NoReturn:
     """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
     job = Job.from_json(member.recv_bytes().decode())
     rank = Rank(join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
     member.send_bytes(str(rank.run(job)).encode())
     with suppress(EOFError):
         member.recv_bytes()
+    exit_at_once(DONE)
 
 
 class _Child:
@@ -243,7 +245,7 @@ class _Child:
     def __init__(self, job: str, place: str) -> None:
         self._ours, theirs = connection.Pipe()
 
-        def be_rank() -> int:
+        def be_rank() -> NoReturn:
             self._ours.close()
             release()  # the folders are the member's, whose life is longer
             if has_used_gpu():
@@ -251,7 +253,6 @@ class _Child:
                 environment = {**os.environ, handover.FRESH_RANK: f"{theirs.fileno()} {place}"}
                 os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
             _be_rank(theirs, place)
-            return DONE
 
         self.process = fork(be_rank)
         theirs.close()
