@@ -26,7 +26,7 @@ class Regression(Supervised):
     Args:
         criterion: "mse" (squared), "mae" (absolute) or "huber" (squared below `huber_delta`, absolute above).
         huber_delta: in units of the target.
-        aux_weight: of what the model gives beside its output (supervised.py).
+        aux_weight: of what the model returns in addition to its output (supervised.py).
     """
 
     goals: Mapping[str, Goal] = {"rmse": "min", "mae": "min", "r2": "max", "loss": "min"}

@@ -46,9 +46,10 @@ class Supervised(ByCompare, ABC):
     """An objective over what a model gives and what is right.
 
     Args:
-        aux_weight: how much what a model gives beside its output adds to the training loss: a tensor of shape [] is a loss by itself, the
-            mean over the micro-batch; any other is compared with the targets as the output is (Inception, DeepLab). 0: it is left out.
-            None: the model gives nothing beside its output, and one that does is refused. It counts in no metric.
+        aux_weight: how much what a model returns in addition to its output adds to the training loss: a tensor of shape [] is a loss by
+            itself, the mean over the micro-batch; any other is compared with the targets as the output is (Inception, DeepLab). 0: it is
+            left out.
+            None: the model gives nothing in addition to its output, and one that does is refused. It counts in no metric.
     """
 
     goals: Mapping[str, Goal]
@@ -117,7 +118,7 @@ def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Ten
     if auxiliary and aux_weight is None:
         raise ConfigError(
             key="objective.aux_weight",
-            happened=f"is null, and the model gives {len(auxiliary)} beside its output, the first of shape {list(auxiliary[0].shape)}",
+            happened=f"is null, and the model returns {len(auxiliary)} more, the first of shape {[*auxiliary[0].shape]}",
             expected="how much of it the training loss has: a loss (shape []) or further outputs; 0: nothing",
             fix="+objective.aux_weight=0.4, or 0",
         )
@@ -138,8 +139,8 @@ TARGETS = ("target", "targets", "label", "labels")
 """What the targets may be called in a batch that is a dict."""
 
 IGNORE_NOTHING = -(2**31)
-"""A target that nobody has: torch's own default, -100, would drop such targets from the loss but not from `weight`. One that is negative by
-mistake fails loudly."""
+"""An index that no target has: torch's own default, -100, would drop such targets from the loss but not from `weight`. One that is
+negative by mistake fails loudly."""
 
 _COUNTS = ("logits", "out")
 _AUXILIARY = ("aux", "aux_logits", "aux_loss")

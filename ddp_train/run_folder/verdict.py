@@ -31,7 +31,7 @@ WORD_WITHIN_S = 10.0  # the last word of a run that has ended, until another mac
 
 
 class Outcome(StrEnum):
-    """What becomes of a run that no process works on."""
+    """What is to be done with a run that no process works on."""
 
     DONE = "done"
     AGAIN = "again"
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(run_folder: RunFolder) -> Verdict:
-    """Return what becomes of a run: done (0), again (75), or never (the code of its failure; 130 after Ctrl-C)."""
+    """Return what is to be done with a run: done (0), again (75), or never (the code of its failure; 130 after Ctrl-C)."""
     result = run_folder.read_result()
     if result is not None and result.status == Status.COMPLETED:
         return Verdict(Outcome.DONE, "", DONE)

@@ -4,8 +4,8 @@ torch has no settings for them: it gives the survivors of a failure 30 s, starts
 rank failed that a stop signal has ended while it was importing.
 
 Agents of ours do not look for each other: each is told who it is and where the store is. torchrun's own rendezvous (`--standalone` too)
-serves its store on every interface, and unpickles what is written there: whoever reaches the port runs code in the agent. Ours unpickles
-nothing, and listens on one interface where one is enough.
+serves its store on every interface, and unpickles what is written there: anyone who reaches the port runs code in the agent. Ours
+unpickles nothing, and listens on one interface where one is enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an agent is told beside torchrun's options, and what it does about ranks that have failed.
+"""What an agent is told in addition to torchrun's options, and what it does about ranks that have failed.
 
 Whether all are started again, and what the run folder and the screen say at the end.
 """

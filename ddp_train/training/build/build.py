@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import nn
+
 from ddp_train.amp import Amp
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
@@ -76,11 +78,7 @@ def build(config: RunConfig, world: World) -> Components:
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
     peak = peak_of(world.device, amp, trained, cast=strategy.computes_in(world.size))
     throughput = measure(world, objective, trained, source=train_source, peak=peak)
-    notes = [note_methods_not_called(model)]
-    if config.activation_checkpointing.blocks is not None:
-        from ddp_train.training.build.activation_checkpointing import checkpoint_activations
-
-        notes.append(checkpoint_activations(model, config.activation_checkpointing))
+    notes = [note_methods_not_called(model), _checkpoint_activations(model, config)]
     compiled = compile_model(model, config.compile, world, parts=[*model.children()] if takes_turns(objective) else [model])
     notes.append(note(compiled, config.compile))
     turns = make_turns(trained, objective, strategy, world)
@@ -123,6 +121,14 @@ def build(config: RunConfig, world: World) -> Components:
     if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
         _choose_micro_batch(components, config, world, train_source)
     return components
+
+
+def _checkpoint_activations(model: nn.Module, config: RunConfig) -> str:
+    if config.activation_checkpointing.blocks is None:
+        return ""
+    from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
+
+    return checkpoint_activations(model, config.activation_checkpointing)
 
 
 def _choose_micro_batch(components: Components, config: RunConfig, world: World, source: DataSource | Stream) -> None:

@@ -1,4 +1,4 @@
-"""What a model gives beside its output counts as it is told to, in training alone."""
+"""What a model returns in addition to its output counts as it is told to, in training alone."""
 
 from __future__ import annotations
 
