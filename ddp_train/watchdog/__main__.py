@@ -2,8 +2,8 @@
 
     python -m ddp_train.watchdog PID_OF_LOCAL_RANK_0
 
-Jobs come as lines on its standard input (`WatchRequest`; an empty line: the job is over). It imports no torch and needs nothing of the
-ranks: their heartbeats and stacks lie in memory that it can see (`system/process.py`).
+The job comes as a line on its standard input (`WatchRequest`), which is closed when the job is over. It imports no torch and needs nothing
+of the ranks: their heartbeats and stacks lie in memory that it can see (`system/process.py`).
 """
 
 from __future__ import annotations
@@ -46,32 +46,27 @@ _ENDS_WITHIN_S = 3.0  # after a rank was killed; its agent ends the others, unle
 
 
 def main() -> None:
-    """Watch until local rank 0 is gone, or a hang was reported."""
+    """Watch until the job is over, local rank 0 is gone, or a hang was reported."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # for the ranks; this process ends with them
     die_with_parent(int(sys.argv[1]))
-    watched: _Job | None = None
-    received = b""
-    polled = time.monotonic()
-    while watched is None or not watched.is_over:
-        wait_s = _CALM_POLL_S if watched is None else watched.calm_s()
-        readable, _, _ = select.select([0], [], [], wait_s)
-        if readable:
-            if not (part := os.read(0, 1 << 16)):
-                return
-            *lines, received = (received + part).split(b"\n")
-            for line in lines:
-                watched = _Job(WatchRequest.from_json(line.decode())) if line else None
+    if not (line := sys.stdin.readline()):
+        return
+    watched, polled = _Job(WatchRequest.from_json(line)), time.monotonic()
+    while not watched.is_over:
+        wait_s = watched.calm_s()
+        is_closed, _, _ = select.select([0], [], [], wait_s)
+        if is_closed:
+            return
         now = time.monotonic()
-        if watched is not None:
-            if now - polled > wait_s + _GAP_S:
-                watched.start_clocks(now)
-            watched.look(now)
+        if now - polled > wait_s + _GAP_S:
+            watched.start_clocks(now)
+        watched.look(now)
         polled = time.monotonic()
 
 
 class _Job:
-    """One job's ranks on this node."""
+    """The job's ranks on this node."""
 
     def __init__(self, request: WatchRequest) -> None:
         self._request, self._run_dir = request, RunFolder(Path(request.run_folder))

@@ -1,6 +1,6 @@
 """The watch on hangs, as a rank sees it: every rank beats, local rank 0 starts the process that looks at the beats of its node.
 
-That process is `python -m ddp_train.watchdog`. It imports no torch, lives as long as local rank 0, and serves one job after another.
+That process is `python -m ddp_train.watchdog`. It imports no torch, and ends with the job or with local rank 0.
 
 A beat says what a rank is at and since when, in a file in memory. It is written in every phase of every step: a few plain stores, no lock
 and no system call. The watch looks at ranks that do not move, so it does no harm when it meets one half written.
@@ -37,7 +37,7 @@ _PHASES = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Ph
 
 @dataclass(frozen=True, kw_only=True)
 class WatchRequest:
-    """What to watch; a line on the standard input of that process."""
+    """What to watch; the one line on the standard input of that process."""
 
     run_folder: str
     start_timeout_s: float | None  # without a beat, until a rank has taken its first step; None: as long as it takes
@@ -78,19 +78,17 @@ class WatchdogClient:
         """
         self._heartbeat.follow(tracker)
         if self.pids:
-            if self._process is None:
-                self._process = _start(terminal)
-            self._tell(replace(request, pids=self.pids, world_size=self._world_size).to_json())
+            self._process = _start(terminal)
+            assert self._process.stdin is not None
+            with suppress(OSError):  # it was killed
+                self._process.stdin.write(f"{replace(request, pids=self.pids, world_size=self._world_size).to_json()}\n")
+                self._process.stdin.flush()
 
     def end(self) -> None:
         """Stop watching: the job is over."""
-        self._tell("")
-
-    def _tell(self, line: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # it was killed
-                self._process.stdin.write(f"{line}\n")
-                self._process.stdin.flush()
+            with suppress(OSError):
+                self._process.stdin.close()
 
 
 def patience(*timeouts_s: float | None) -> timedelta:
@@ -132,7 +130,7 @@ class Heartbeat:
 
 
 class HeartbeatWriter:
-    """Beats with each phase of one job after another (in a rank)."""
+    """Beats with each phase of a job (in a rank)."""
 
     def __init__(self) -> None:
         descriptor = -1  # memory of its own, where no other process can watch
@@ -141,11 +139,10 @@ class HeartbeatWriter:
             os.ftruncate(descriptor, mmap.PAGESIZE)
         self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
         self._first_step = -1
+        self._see_device(-1, False)
 
     def follow(self, tracker: PhaseTracker) -> None:
         """Beat with the phases of a job that begins."""
-        self._first_step = -1
-        self._see_device(-1, False)
         tracker.listen(self._beat)
         tracker.listen_to_device(self._see_device)
 
@@ -168,7 +165,7 @@ class HeartbeatReader:
             os.close(descriptor)
 
     def last(self, *, since: float) -> Heartbeat:
-        """Return the last one; one from before `since` is of another job, and counts as a start at that time."""
+        """Return the last one; where there is none since `since`, a start at that time."""
         if self._memory is not None:
             moment, step, first_step, number = _LAYOUT.unpack_from(self._memory)
             if moment >= since:

@@ -37,7 +37,7 @@ linger()
         heartbeat = HeartbeatReader(process.pid).last(since=0.0)
         assert (heartbeat.phase, heartbeat.step, heartbeat.first_step, heartbeat.has_taken_a_step) == (Phase.SAVE, 5, 4, True)
         assert (heartbeat.device_step, heartbeat.waits_for_device) == (3, True)
-        assert HeartbeatReader(process.pid).last(since=time.monotonic()).phase is Phase.START  # of a job before
+        assert HeartbeatReader(process.pid).last(since=time.monotonic()).phase is Phase.START  # there is none since
         frames = stack_dump.main_thread(stack_dump.ask([process.pid])[process.pid])
         assert [frame.name for frame in frames] == ["<module>", "linger"]
         assert stack_dump.note_of(process.pid) == "the samples 3 to 5"
