@@ -89,15 +89,12 @@ def reveal(value: Any) -> Any:
     return [reveal(inner) for inner in value] if isinstance(value, list) else value
 
 
-def redact(text: str) -> str:
-    """Return text without the values of secret environment variables, and without the passwords of URLs."""
-    return _without(_secrets(), text)
-
-
-def _without(secrets: Mapping[str, str], text: str) -> str:
+def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
+    """Return text without the values of secret environment variables (`secrets`), and without the passwords of URLs."""
+    secrets = _secrets() if secrets is None else secrets
     if secrets:
         text = _pattern(tuple(secrets)).sub(HIDDEN, text)
-    return _URL.sub(_hide_password, text) if "://" in text else text
+    return _URL.sub(lambda found: found[0] if "${" in found[0] else f"{found['start']}{HIDDEN}@", text) if "://" in text else text
 
 
 def redact_code(text: str) -> str:
@@ -106,19 +103,16 @@ def redact_code(text: str) -> str:
     return _ASSIGNED.sub(rf"\g<start>{HIDDEN}", text) if _NAMED.search(text) else text
 
 
-def redact_all(value: Any) -> Any:
+def redact_all(value: Any, secrets: Mapping[str, str] | None = None) -> Any:
     """Redact every text in plain containers, keys too."""
-    return _all_without(_secrets(), value)
-
-
-def _all_without(secrets: Mapping[str, str], value: Any) -> Any:
-    if isinstance(value, str):
-        return _without(secrets, value)
     if isinstance(value, (int, float)):  # most of a record
         return value
+    secrets = _secrets() if secrets is None else secrets
+    if isinstance(value, str):
+        return redact(value, secrets)
     if isinstance(value, Mapping):
-        return {_all_without(secrets, name): _all_without(secrets, inner) for name, inner in value.items()}
-    return [_all_without(secrets, inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {redact_all(name, secrets): redact_all(inner, secrets) for name, inner in value.items()}
+    return [redact_all(inner, secrets) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _reveal(name: str) -> str:
@@ -126,10 +120,6 @@ def _reveal(name: str) -> str:
     if len(value) >= _SHORTEST:
         _seen[value] = name  # it stands where a secret does, whatever the variable is called
     return value
-
-
-def _hide_password(found: re.Match[str]) -> str:
-    return found[0] if "${" in found[0] else f"{found['start']}{HIDDEN}@"
 
 
 def _words(name: str) -> list[str]:
@@ -157,18 +147,10 @@ def _secrets() -> Mapping[str, str]:
 @lru_cache(maxsize=8)
 def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str]:
     """Match secrets as they are, and as JSON, Python, a URL and a shell would write them."""
-    written = {
-        form
-        for secret in secrets
-        for form in (
-            secret,
-            json.dumps(secret)[1:-1],
-            repr(secret)[1:-1],
-            urllib.parse.quote(secret, safe=""),
-            urllib.parse.quote_plus(secret),
-            secret.replace("'", "'\"'\"'"),
-        )
-    }
+    written = set(secrets)
+    for secret in secrets:
+        written |= {json.dumps(secret)[1:-1], repr(secret)[1:-1], secret.replace("'", "'\"'\"'")}
+        written |= {urllib.parse.quote(secret, safe=""), urllib.parse.quote_plus(secret)}
     return re.compile("|".join(re.escape(form) for form in sorted(written, key=len, reverse=True)))
 
 
@@ -176,5 +158,4 @@ class Redacting(logging.Formatter):
     """Formats records, their tracebacks too, without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format one record."""
         return redact_code(super().format(record))

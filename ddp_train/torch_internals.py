@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
 
-PASSED = ("2.10", "2.15")
-"""The oldest and the newest torch that the tests were run with (docs/versions.md)."""
-
+PASSED = ("2.10", "2.15")  # the oldest and the newest torch that the tests were run with (docs/versions.md)
 PLAIN_AGENT = "cluster.agent=torch: torchrun's own agent"
 _OWN_STEP = "torch's own AdamW takes the step"
 _NO_COMPILE = "compile=off"
@@ -60,20 +57,14 @@ INTERNALS = {
 """Dotted name -> what is done without. MKL's number of threads (rank/forked.py) and the flight recorder's variables
 (watchdog/flight_recorder.py) are no names of Python: without them threads are as torch sets them, and there are no records."""
 
+OF_AGENT = [name for name, without in INTERNALS.items() if without is PLAIN_AGENT]
 OF_ADAMW = [name for name, without in INTERNALS.items() if without is _OWN_STEP]
 OF_CHECKPOINTING = [name for name, without in INTERNALS.items() if without is _NO_CHECKPOINTING]
 
 
 def missing(names: Iterable[str] = INTERNALS) -> list[str]:
     """Return a line for each name that this torch lacks, of those whose module is imported."""
-    return [
-        f"torch {_version()} has no {name}; instead: {INTERNALS[name]}" for name in names if (owner := _owner(name)) and not _has(*owner)
-    ]
-
-
-def agent_lacks() -> list[str]:
-    """Return a line for each name that our agent needs and this torch lacks."""
-    return missing(name for name, without in INTERNALS.items() if without is PLAIN_AGENT)
+    return [f"torch {_version()} has no {name}; instead: {INTERNALS[name]}" for name in names if _is_missing(name)]
 
 
 def newer_than_passed() -> str:
@@ -92,19 +83,16 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
-def _owner(name: str) -> tuple[Any, list[str]] | None:
-    """Return the imported module that is to have a name, and what remains of the name; None: that module is not imported."""
+def _is_missing(name: str) -> bool:
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
-        if (module := sys.modules.get(".".join(parts[:count]))) is not None:
-            is_module = parts[count].lstrip("_").islower()  # one of torch's that was not imported; else a class
-            return None if count < len(parts) - 1 and is_module else (module, parts[count:])
-    return None
-
-
-def _has(owner: Any, parts: list[str]) -> bool:
-    for part in parts:
-        if not hasattr(owner, part):
+        if (found := sys.modules.get(".".join(parts[:count]))) is None:
+            continue
+        if count < len(parts) - 1 and parts[count].lstrip("_").islower():  # one of torch's modules that was not imported; else a class
             return False
-        owner = getattr(owner, part)
-    return True
+        for part in parts[count:]:
+            if not hasattr(found, part):
+                return True
+            found = getattr(found, part)
+        return False
+    return False

@@ -62,7 +62,7 @@ def main(arguments: list[str], ranks: Ranks) -> int:
     """
     own = take_options(arguments)
     signals = ",".join(number.name for number in _PASSED_ON)
-    lacks = torch_internals.agent_lacks()
+    lacks = torch_internals.missing(torch_internals.OF_AGENT)
     is_plain = own.is_plain or bool(lacks)
     interval = "0.1" if is_plain else "0.001"  # `elastic` waits itself
     options = torchrun.parse_args([f"--signals-to-handle={signals}", f"--monitor-interval={interval}", *arguments])
