@@ -18,7 +18,7 @@ from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import LogTail, evaluation_line, progress
+from ddp_train.run_folder.progress import LogTail, evaluation_line, newest_record, progress_line
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import check_progress, count_start
 from ddp_train.run_folder.sweep import Sweep, is_sweep
@@ -129,8 +129,8 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
     if run_folder.task.exists():  # an evaluation takes no steps
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
             yield line
-    elif (far := progress(run_folder)) is not None:
-        yield far.line(max_steps=trainer.get("max_steps"), max_epochs=trainer.get("max_epochs"))
+    elif record := newest_record(run_folder):
+        yield progress_line(record, max_steps=trainer.get("max_steps"), max_epochs=trainer.get("max_epochs"))
     result = run_folder.read_result()
     if result is None and run_folder.result.exists():
         yield f"{run_folder.result} is damaged, and passed over"

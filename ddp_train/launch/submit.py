@@ -24,7 +24,7 @@ from ddp_train.launch.engine import slurm, slurm_client
 from ddp_train.launch.engine.engine import QUEUES, Stage, Submission, engine_of
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import progress
+from ddp_train.run_folder.progress import newest_record
 from ddp_train.run_folder.verdict import WORD_WITHIN_S, Outcome, end_of, mark_cancelled, verdict_of
 from ddp_train.system.folder_lock import release
 
@@ -84,14 +84,14 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
 def freeze(job: Job, code: Code | None, **options: int) -> Spec:
     """Return what an engine is given for a job."""
     cluster = job.config.cluster
-    processes, far = processes_of_nodes(cluster), progress(job.run_folder)
+    processes, step_ms = processes_of_nodes(cluster), newest_record(job.run_folder).get("step_ms")
     return Spec(
         job=job,
         engine=cluster.launcher,
         processes=processes,
         min_nodes=node_range(cluster.nodes or len(processes))[0],
         code=code,
-        engine_options={"python": sys.executable, "step_s": round((far and far.step_s) or 0.0, 3), "after": _jobs_before(job), **options},
+        engine_options={"python": sys.executable, "step_s": round((step_ms or 0.0) / 1000, 3), "after": _jobs_before(job), **options},
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,46 +22,30 @@ _CHUNK = 1 << 20  # bytes of a log that are read at a time
 _JOB = re.compile(r"^[a-z]+-(\d+)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """The newest numbers of a run. None: there are none yet."""
-
-    step: int
-    epoch: float | None
-    loss: float | None
-    step_s: float | None
-    tokens_per_s: float | None = None
-    mfu: float | None = None  # of the devices' best, 0 to 1
-
-    def line(self, *, max_steps: int | None, max_epochs: float | None) -> str:
-        """Say it in one line."""
-        parts = [f"step {self.step}" + (f" of {max_steps}" if max_steps is not None else "")]
-        if self.epoch is not None and max_epochs is not None:
-            parts.append(f"epoch {self.epoch:.2f} of {max_epochs:g}")
-        if self.loss is not None:
-            parts.append(f"loss {self.loss:.4g}")
-        if self.step_s:
-            parts.append(f"{1 / self.step_s:.3g} steps/s")
-            parts += rates(self.tokens_per_s, self.mfu)
-            if max_steps is not None and max_steps > self.step:
-                parts.append(f"{_duration((max_steps - self.step) * self.step_s)} left")
-        return ", ".join(parts)
-
-
-def progress(run_folder: RunFolder) -> Progress | None:
-    """Return how far a run is; None before its first record."""
+def newest_record(run_folder: RunFolder) -> dict[str, Any]:
+    """Return the newest training record of a run; {} before its first."""
     newest: dict[str, Any] = {}
     for line in tail(run_folder.metrics, _TAIL_BYTES).splitlines():
-        try:
+        with suppress(ValueError):  # cut off
             record = json.loads(line)
-        except ValueError:  # cut off
-            continue
-        if isinstance(record, dict) and record.get("split") == "train":
-            newest = record
-    if not (step := newest.get("step")):
-        return None
-    step_s = newest["step_ms"] / 1000 if newest.get("step_ms") else None
-    return Progress(step=step, step_s=step_s, **{name: newest.get(name) for name in ("epoch", "loss", "tokens_per_s", "mfu")})
+            if isinstance(record, dict) and record.get("split") == "train" and record.get("step"):
+                newest = record
+    return newest
+
+
+def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epochs: float | None) -> str:
+    """Say in one line how far the run is whose newest record this is."""
+    step, epoch, loss, step_ms = (record.get(name) for name in ("step", "epoch", "loss", "step_ms"))
+    parts = [f"step {step}" + (f" of {max_steps}" if max_steps is not None else "")]
+    if epoch is not None and max_epochs is not None:
+        parts.append(f"epoch {epoch:.2f} of {max_epochs:g}")
+    if loss is not None:
+        parts.append(f"loss {loss:.4g}")
+    if step_ms:
+        parts += [f"{1000 / step_ms:.3g} steps/s", *rates(record.get("tokens_per_s"), record.get("mfu"))]
+        if max_steps is not None and max_steps > record["step"]:
+            parts.append(f"{_duration((max_steps - record['step']) * step_ms / 1000)} left")
+    return ", ".join(parts)
 
 
 def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
@@ -69,8 +53,8 @@ def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
     if verdict.outcome is Outcome.DONE:
         return "done"
     if is_held(run_folder.root):
-        far = progress(run_folder)
-        return f"running, step {far.step}" if far else "running"
+        record = newest_record(run_folder)
+        return f"running, step {record['step']}" if record else "running"
     if run_folder.submitted.exists() and run_folder.read_result() is None:
         return "submitted, not running"
     return f"not running: {verdict.reason}"
@@ -83,11 +67,7 @@ def rates(tokens_per_s: float | None, mfu: float | None) -> list[str]:
 
 
 class BatchNotes:
-    """Writes into an evaluation's folder how far rank 0 is with a checkpoint, once a second at most.
-
-    Args:
-        num_batches: None: not known before the end.
-    """
+    """Writes into an evaluation's folder how far rank 0 is with a checkpoint, once a second at most. `num_batches` may not be known."""
 
     def __init__(self, run_folder: RunFolder, *, step: int, num_batches: int | None) -> None:
         self._run_folder, self._step, self._num_batches = run_folder, step, num_batches

@@ -10,26 +10,26 @@ import pytest
 
 from ddp_train.run_folder import progress as module
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import BatchNotes, LogTail, Progress, evaluation_line, progress
+from ddp_train.run_folder.progress import BatchNotes, LogTail, evaluation_line, newest_record, progress_line
 
 
 def test_the_newest_record_counts(tmp_path: Path) -> None:
     run_folder = RunFolder(tmp_path)
     run_folder.logs.mkdir()
-    assert progress(run_folder) is None
+    assert newest_record(run_folder) == {}
     train = {"split": "train", "step": 2, "loss": 1.5, "step_ms": 250, "epoch": 0.1, "tokens_per_s": 9.5, "mfu": 0.5}
     run_folder.metrics.write_text(json.dumps(train) + '\n{"split": "eval", "step": 2}\n{"split"')
-    assert progress(run_folder) == Progress(step=2, epoch=0.1, loss=1.5, step_s=0.25, tokens_per_s=9.5, mfu=0.5)
+    assert newest_record(run_folder) == train
 
 
 def test_it_is_said_in_one_line_with_what_is_known() -> None:
-    far = Progress(step=40, epoch=1.5, loss=0.51234, step_s=0.5)
-    assert far.line(max_steps=100, max_epochs=None) == "step 40 of 100, loss 0.5123, 2 steps/s, 30 s left"
-    assert far.line(max_steps=None, max_epochs=3) == "step 40, epoch 1.50 of 3, loss 0.5123, 2 steps/s"
-    fast = Progress(step=40, epoch=None, loss=None, step_s=0.5, tokens_per_s=51200.4, mfu=0.41)
-    assert fast.line(max_steps=None, max_epochs=None) == "step 40, 2 steps/s, 51,200 tokens/s, MFU 41.0%"
-    assert far.line(max_steps=100_000, max_epochs=None).endswith("13.9 h left")
-    assert Progress(step=1, epoch=None, loss=None, step_s=None).line(max_steps=100, max_epochs=None) == "step 1 of 100"
+    far = {"step": 40, "epoch": 1.5, "loss": 0.51234, "step_ms": 500}
+    assert progress_line(far, max_steps=100, max_epochs=None) == "step 40 of 100, loss 0.5123, 2 steps/s, 30 s left"
+    assert progress_line(far, max_steps=None, max_epochs=3) == "step 40, epoch 1.50 of 3, loss 0.5123, 2 steps/s"
+    fast = {"step": 40, "epoch": None, "step_ms": 500, "tokens_per_s": 51200.4, "mfu": 0.41}
+    assert progress_line(fast, max_steps=None, max_epochs=None) == "step 40, 2 steps/s, 51,200 tokens/s, MFU 41.0%"
+    assert progress_line(far, max_steps=100_000, max_epochs=None).endswith("13.9 h left")
+    assert progress_line({"step": 1, "loss": None}, max_steps=100, max_epochs=None) == "step 1 of 100"
 
 
 def test_how_far_an_evaluation_is_is_noted_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
