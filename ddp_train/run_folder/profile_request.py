@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +46,3 @@ class ProfileRequest:
         if not isinstance(given, dict) or not given.keys() <= cls.__dataclass_fields__.keys():
             raise ValueError(f"not an object of {', '.join(cls.__dataclass_fields__)}")
         return cls(**given)
-
-
-def is_asked(run_folder: RunFolder) -> bool:
-    """Tell whether there is a request."""
-    with suppress(OSError):
-        return run_folder.profile_request.exists()
-    return False

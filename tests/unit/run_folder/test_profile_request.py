@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.profile_request import ProfileRequest, is_asked
+from ddp_train.run_folder.profile_request import ProfileRequest
 
 
 def test_a_request_is_taken_once_as_it_was_put(tmp_path: Path) -> None:
     run_folder, request = RunFolder(tmp_path), ProfileRequest(kind="memory", steps=3, ranks=[0, 2])
-    assert not is_asked(run_folder)
-    assert request.put(run_folder) and is_asked(run_folder)
+    assert request.put(run_folder) and run_folder.profile_request.exists()
     assert not ProfileRequest().put(run_folder)  # the first one counts
     assert ProfileRequest.pop(run_folder) == request
-    assert not is_asked(run_folder)
+    assert not run_folder.profile_request.exists()
 
 
 def test_a_file_that_was_touched_leaves_everything_to_the_run(tmp_path: Path) -> None:
@@ -31,4 +30,4 @@ def test_what_is_no_request_is_refused_and_gone(tmp_path: Path, text: str) -> No
     (tmp_path / "profile.request").write_text(text)
     with pytest.raises(ValueError, match=r"not|Expecting"):
         ProfileRequest.pop(RunFolder(tmp_path))
-    assert not is_asked(RunFolder(tmp_path))
+    assert not (tmp_path / "profile.request").exists()
