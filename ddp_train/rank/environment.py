@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_atomic, write_json
 
 _GIT_TIMEOUT_S = 10
-_SHARED_WITHIN_S = 20
+_SHARED_WITHIN_S = 20  # until a network file system shows what another machine wrote
 
 
 @contextmanager
@@ -43,46 +43,46 @@ def recorded(job: Job, world: World) -> Iterator[None]:
     Raises:
         UserError: a rank runs other code or another config than rank 0.
     """
-    ranks = world.gather_to_main(_this_rank(job, world))  # which alone writes them down: with thousands, each would have megabytes to read
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
+    this_rank = {
+        "host": socket.gethostname(),
+        "sees_run_folder": wait_until(job.run_folder.config.exists, within_s=_SHARED_WITHIN_S, every_s=0.2),
+        "device": f"{world.device} ({name})",
+        "threads": torch.get_num_threads(),
+        "config_sha256": job.config.hash(),
+        "ddp_train": __version__,
+        "torch": torch.__version__,
+    }
+    ranks = world.gather_to_main(this_rank)  # which alone writes them down: with thousands, each would have megabytes to read
     problem: UserError | None = world.from_main(_problem(ranks, job))
     if problem is not None:
         raise problem
     if not world.is_main or job.run_folder.environment.exists():
         yield
         return
-    problems: list[Exception] = []
-
-    def write() -> None:
-        try:
-            _write(job, world, ranks)
-        except Exception as problem:
-            problems.append(problem)
-
-    writer = Thread(target=write, name="environment")
-    writer.start()
-    try:
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        writing = thread.submit(_write, job, world, ranks)
         yield
-    finally:
-        writer.join()
-    if problems:
-        raise problems[0]
+    writing.result()
 
 
 def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
-    commit, diff = _code()
+    saved = [entry.run for entry in reversed(catalog.every(job.run_folder.checkpoints)) if entry.run]
+    commit = _git("rev-parse", "HEAD")  # of the code that the user stands in; None outside a checkout
+    diff = _git("diff", "HEAD") if commit else None
     if diff:
         write_atomic(job.run_folder.code_diff, redact_code(diff))
     write_json(
         job.run_folder.environment,
         {
-            "run": _number(job),
+            "run": saved[0] if saved else secrets.token_hex(8),  # a run that has lost this file keeps the number of its newest checkpoint
             "command": shlex.join(job.command),
             "overrides": job.overrides,
             "working_directory": os.getcwd(),
             "config_sha256": job.config.hash(),
             "batch": str(job.config.batch),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "git": {"commit": commit, "dirty": bool(diff)},
+            "git": {"commit": commit.strip() if commit else None, "dirty": bool(diff)},
             "ddp_train": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -95,12 +95,6 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
             "packages": _packages(),
         },
     )
-
-
-def _number(job: Job) -> str:
-    """Return a new run's number. A run that has lost its environment.json keeps that of its newest checkpoint."""
-    numbers = [entry.run for entry in reversed(catalog.every(job.run_folder.checkpoints)) if entry.run]
-    return numbers[0] if numbers else secrets.token_hex(8)
 
 
 def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
@@ -127,30 +121,6 @@ def _packages() -> dict[str, str]:
     heads = [(dist.read_text("METADATA") or dist.read_text("PKG-INFO") or "").partition("\n\n")[0] for dist in metadata.distributions()]
     found = [tuple(re.search(rf"^{field}: *(.+?)\r?$", head, re.MULTILINE) for field in ("Name", "Version")) for head in heads]
     return dict(sorted((name[1], version[1]) for name, version in found if name and version))  # email's parser takes six times as long
-
-
-def _sees(path: Path) -> bool:
-    """Tell whether a file is there; a network file system may need a while to show what another machine wrote."""
-    return wait_until(path.exists, within_s=_SHARED_WITHIN_S, every_s=0.2)
-
-
-def _this_rank(job: Job, world: World) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
-    return {
-        "host": socket.gethostname(),
-        "sees_run_folder": _sees(job.run_folder.config),
-        "device": f"{world.device} ({name})",
-        "threads": torch.get_num_threads(),
-        "config_sha256": job.config.hash(),
-        "ddp_train": __version__,
-        "torch": torch.__version__,
-    }
-
-
-def _code() -> tuple[str | None, str]:
-    """Return the commit of the code that the user stands in, and what differs from it; (None, "") outside a checkout."""
-    commit = _git("rev-parse", "HEAD")
-    return (commit.strip(), _git("diff", "HEAD") or "") if commit else (None, "")
 
 
 def _git(*arguments: str) -> str | None:
