@@ -7,7 +7,7 @@ So it may run beside the training. A stop ends it at once: nothing is lost that 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_start
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.training.build.build import build_evaluated
-from ddp_train.training.inference.finished_run import records
+from ddp_train.training.inference import finished_run
 from ddp_train.training.inference.predict import predict
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate
@@ -42,19 +42,16 @@ from ddp_train.training.state.data_identity import known_meaning
 from ddp_train.training.state.weights import put_weights, read_weights
 from ddp_train.training.train_state import TrainState
 
-LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S = 2.0
 _SAY_EVERY_S = 300.0
 
 
 def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
-    """Evaluate a run that has saved, or predict with it; result.json has what came of it. Collective.
+    """Evaluate a run that has saved, or predict with it, and return the exit code; result.json has what came of it. Collective.
 
     Args:
         state: gets the step of the checkpoint at hand, so that a failure can be told with it.
         stop: is asked nothing: a stop ends the ranks at once.
-
-    Returns:
-        The exit code of `ddp-train`.
     """
     started, task = time.monotonic(), job.task
     assert task is not None
@@ -64,9 +61,10 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
         known = known_meaning(Path(task.run if task.watches else task.checkpoint)) if world.is_main else {}
         answers, meaning = world.from_main((answers_of(Path(task.run)), known) if world.is_main else None)
         components = build_evaluated(job.config, world, answers, meaning)
-    log = _Log(job, world, tracker)
-    metrics: dict[str, float] = {}
-    for checkpoint in _checkpoints(task, log, world, tracker):
+    seen = {int(record["step"]) for record in finished_run.records(job.run_folder.metrics)}  # by an attempt before this one
+    last, metrics = max(seen, default=0), dict[str, float]()
+    records: Records | None = None
+    for checkpoint in _checkpoints(task, seen, world, tracker):
         state.step = int(checkpoint.name.removeprefix("step_"))
         tracker.enter(Phase.START, state.step)
         if problem := _load(checkpoint, components, state, world, tracker, is_verified=not task.watches):
@@ -78,16 +76,22 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
         if world.is_main:
             print(f"weights  of {checkpoint}", flush=True)
         metrics = _work(job, task, components, state, world, tracker)
-        log.write(state, metrics)
+        if not metrics:
+            continue
+        is_back, last = state.step <= last, state.step
+        if records is None:
+            records = Records(job.run_folder, world, partial(_writers, job, state, tracker) if world.is_main else list)
+        elif is_back:  # the run went back: what came after this step goes
+            records.reopen()
+        records.write({"split": "eval", "step": state.step, "epoch": None, "samples": state.samples, "time": time.time(), **metrics})
     tracker.enter(Phase.END, state.step)
     world.barrier()
     if world.is_main:
-        log.close()
-        last = {f"eval/{name}": value for name, value in metrics.items()}
+        if records is not None:
+            records.close()
+        values = {"last": {f"eval/{name}": value for name, value in metrics.items()}, "best": {}}
         seconds = round(time.monotonic() - started, 3)
-        result = Result(
-            status=Status.COMPLETED, step=state.step, samples=state.samples, metrics={"last": last, "best": {}}, seconds=seconds
-        )
+        result = Result(status=Status.COMPLETED, step=state.step, samples=state.samples, metrics=values, seconds=seconds)
         result.write(job.run_folder.result)
         end_start(job.run_folder)
         print(summary.evaluated(job, metrics), flush=True)
@@ -153,53 +157,46 @@ def _load(checkpoint: Path, components: Evaluated, state: TrainState, world: Wor
     return str(problem)
 
 
-def _checkpoints(task: Task, log: _Log, world: World, tracker: PhaseTracker) -> Iterator[Path]:
+def _checkpoints(task: Task, seen: Collection[int], world: World, tracker: PhaseTracker) -> Iterator[Path]:
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
     if not task.watches:
         yield world.from_main(
             catalog.find(Path(task.checkpoint), partial(verify, on_progress=tracker.move), key="RUN") if world.is_main else None
         )
         return
-    watch = CheckpointWatch(Path(task.run), seen=log.steps())
+    watch = new_checkpoints(RunFolder(Path(task.run)), seen=seen)
     while True:
         tracker.move()
-        checkpoint, is_over = world.from_main(watch.next_checkpoint() if world.is_main else None)
-        if is_over:
+        checkpoint = world.from_main(next(watch, "") if world.is_main else None)
+        if checkpoint == "":
             return
         if checkpoint is not None:
             yield checkpoint
         else:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(_LOOK_EVERY_S)
 
 
-class CheckpointWatch:
-    """Finds each checkpoint of a run once, the oldest first; one that its run has saved again, after it went back, once more (rank 0).
+def new_checkpoints(run_folder: RunFolder, *, seen: Collection[int] = ()) -> Iterator[Path | None]:
+    """Yield each checkpoint of a run once, the oldest first, and None where there is no new one, until no more will come (rank 0).
 
-    Args:
-        seen: steps of checkpoints that are evaluated already, as they are now.
+    One that its run has saved again, after it went back, comes once more. Those of the steps `seen` are evaluated already, as they are now.
     """
-
-    def __init__(self, run: Path, *, seen: Collection[int] = ()) -> None:
-        self._run_folder = RunFolder(run)
-        self._marks = {entry.step: mark for entry in self._saved() if entry.step in seen and (mark := _mark(entry.path))}
-        self._said_at = time.monotonic()
-
-    def next_checkpoint(self) -> tuple[Path | None, bool]:
-        """Return the next checkpoint, if it is there, and whether there will be no more."""
-        verdict = verdict_of(self._run_folder)  # asked first: what is saved then is all that there will be
-        for entry in self._saved():
-            mark = _mark(entry.path)
-            if mark and self._marks.get(entry.step) != mark:
-                self._marks[entry.step] = mark
-                return entry.path, False
-        is_over = verdict.outcome is not Outcome.AGAIN
-        if not is_over and time.monotonic() > self._said_at + _SAY_EVERY_S:
-            print(printable(f"waiting for {self._run_folder.shown()}: {progress_of(self._run_folder, verdict)}"), flush=True)
-            self._said_at = time.monotonic()
-        return None, is_over
-
-    def _saved(self) -> list[catalog.CatalogEntry]:
-        return catalog.saved(self._run_folder.checkpoints)
+    marks = {entry.step: _mark(entry.path) for entry in catalog.saved(run_folder.checkpoints) if entry.step in seen}
+    said_at = time.monotonic()
+    while True:
+        verdict = verdict_of(run_folder)  # asked first: what is saved then is all that there will be
+        saved = [(entry, _mark(entry.path)) for entry in catalog.saved(run_folder.checkpoints)]
+        new = next(((entry, mark) for entry, mark in saved if mark and marks.get(entry.step) != mark), None)
+        if new is not None:
+            marks[new[0].step] = new[1]
+            yield new[0].path
+            continue
+        if verdict.outcome is not Outcome.AGAIN:
+            return
+        if time.monotonic() > said_at + _SAY_EVERY_S:
+            print(printable(f"waiting for {run_folder.shown()}: {progress_of(run_folder, verdict)}"), flush=True)
+            said_at = time.monotonic()
+        yield None
 
 
 def _mark(checkpoint: Path) -> str:
@@ -209,47 +206,17 @@ def _mark(checkpoint: Path) -> str:
     return ""
 
 
-class _Log:
-    """Where the numbers of an evaluation go: to the run's kinds of metric writers, in the evaluation's own folder."""
-
-    def __init__(self, job: Job, world: World, tracker: PhaseTracker) -> None:
-        self._job, self._world, self._tracker = job, world, tracker
-        self._last = max(self.steps(), default=0)
-        self._records: Records | None = None
-
-    def steps(self) -> set[int]:
-        """Return the steps whose numbers are there already, of an attempt before this one."""
-        return {int(record["step"]) for record in records(self._job.run_folder.metrics)}
-
-    def write(self, state: TrainState, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of one checkpoint. One of an earlier step is of a run that went back: what came after it goes."""
-        if not metrics:
-            return
-        is_back, self._last = state.step <= self._last, state.step
-        if self._records is None:
-            self._records = Records(self._job.run_folder, self._world, self._writers)
-        elif is_back:
-            self._records.reopen()
-        record = {"split": "eval", "step": state.step, "epoch": None, "samples": state.samples, "time": time.time(), **metrics}
-        self._records.write(record)
-
-    def close(self) -> None:
-        if self._records is not None:
-            self._records.close()
-
-    def _writers(self) -> list[MetricWriter]:
-        config, step = self._job.config, self._last
-        if not self._world.is_main:
-            return []
-        return build_writers(
-            config.metrics,
-            run_dir=str(self._job.run_folder.root),
-            config=config.tree,
-            hyper_parameters=self._job.hyper_parameters(),
-            run_name="",
-            step=step - 1,  # what was written of this step and later ones is of before
-            total_steps=max(step, config.trainer.max_steps or 0),
-            tracker=self._tracker,
-            epoch=None,
-            steps_per_epoch=None,
-        )
+def _writers(job: Job, state: TrainState, tracker: PhaseTracker) -> list[MetricWriter]:
+    """Return the run's kinds of metric writers, in the evaluation's own folder (rank 0)."""
+    return build_writers(
+        job.config.metrics,
+        run_dir=str(job.run_folder.root),
+        config=job.config.tree,
+        hyper_parameters=job.hyper_parameters(),
+        run_name="",
+        step=state.step - 1,  # what was written of this step and later ones is of before
+        total_steps=max(state.step, job.config.trainer.max_steps or 0),
+        tracker=tracker,
+        epoch=None,
+        steps_per_epoch=None,
+    )

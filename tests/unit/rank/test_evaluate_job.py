@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ddp_train.rank.evaluate_job import CheckpointWatch
+from ddp_train.rank.evaluate_job import new_checkpoints
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 
 
@@ -19,15 +20,15 @@ def save(run: Path, step: int, mark: str = "a") -> Path:
 
 def test_checkpoints_are_found_once_and_again_when_they_are_others(tmp_path: Path) -> None:
     second, first = save(tmp_path, 2), save(tmp_path, 1)
-    watch = CheckpointWatch(tmp_path)
-    assert [watch.next_checkpoint(), watch.next_checkpoint(), watch.next_checkpoint()] == [(first, False), (second, False), (None, False)]
+    watch = new_checkpoints(RunFolder(tmp_path))
+    assert [next(watch), next(watch), next(watch)] == [first, second, None]
     save(tmp_path, 1, "b")  # the run went back
     third = save(tmp_path, 3)
     Result(status=Status.COMPLETED, step=3).write(tmp_path / "result.json")
-    assert [watch.next_checkpoint(), watch.next_checkpoint(), watch.next_checkpoint()] == [(first, False), (third, False), (None, True)]
+    assert list(watch) == [first, third]
 
 
 def test_what_was_seen_before_is_left_out(tmp_path: Path) -> None:
     save(tmp_path, 1)
     second = save(tmp_path, 2)
-    assert CheckpointWatch(tmp_path, seen={1}).next_checkpoint() == (second, False)
+    assert next(new_checkpoints(RunFolder(tmp_path), seen={1})) == second
