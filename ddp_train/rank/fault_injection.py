@@ -36,8 +36,7 @@ from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)
 
-ROOM_BYTES = 4096
-"""Where a file ends on a disk without space: in its midst, as on a real one."""
+ROOM_BYTES = 4096  # where a file ends on a disk without space: in its midst, as on a real one
 _SPIKE, _DRIFT = 100.0, 0.5
 _FOR_EVER_S = 1e8
 
@@ -47,16 +46,9 @@ class InjectedFault(Exception):
 
 
 def inject(faults: Sequence[FaultConfig], tracker: PhaseTracker, components: Components, world: World, run_folder: RunFolder) -> None:
-    """Let this rank's faults of this attempt happen when their time has come. To be called before the first batch is asked for.
-
-    Args:
-        faults: the items of `debug.faults`, checked.
-    """
+    """Let this rank's faults of this attempt happen when their time has come. To be called before the first batch is asked for."""
     if world.is_main:
-        print(
-            f"debug    {len(faults)} fault{'s' if len(faults) > 1 else ''} to inject: {', '.join(each.kind for each in faults)}",
-            flush=True,
-        )
+        print(f"debug    faults to inject: {', '.join(each.kind for each in faults)}", flush=True)
     ours = [each for each in faults if each.rank == world.rank and each.attempt in (restart_count(), EVERY_ATTEMPT)]
     if ours:
         tracker.listen(_Injector(ours, components, run_folder))
@@ -73,7 +65,10 @@ class _Injector:
         is_over = phase not in (Phase.DATA, Phase.STEP) or step != self._hooked_at  # a step may wait for data in its midst
         while self._hooks and is_over:
             self._hooks.pop().remove()
-        for fault in [each for each in self._waiting if _is_due(each, phase, step)]:
+        for fault in list(self._waiting):
+            is_due = fault.step is None or step == fault.step or (fault.kind == "slow" and step > fault.step)
+            if phase != fault.phase or not is_due:
+                continue
             if fault.kind != "slow":
                 self._waiting.remove(fault)
                 logger.warning("debug.faults: %s, at %s after step %d", fault.kind, phase, step)
@@ -85,13 +80,18 @@ class _Injector:
             case "sleep" | "slow":
                 time.sleep(_FOR_EVER_S if seconds is None else seconds)
             case "worker_kill" | "worker_stop":
-                os.kill(_worker(), signal.SIGKILL if fault.kind == "worker_kill" else signal.SIGSTOP)
+                workers = [each.pid for each in multiprocessing.active_children() if each.name == "loader worker" and each.pid is not None]
+                if not workers:
+                    raise UserError(
+                        key="debug.faults", happened="this rank has no loader worker yet", expected="a fault at phase step or later"
+                    )
+                os.kill(min(workers), signal.SIGKILL if fault.kind == "worker_kill" else signal.SIGSTOP)
             case "worker_raise":
                 assert self._reads_fail is not None
                 self._reads_fail.set()
             case "no_space":
-                take_space(os.getpid())
-                _later(seconds, lambda: give_space(os.getpid()))
+                limit_space(os.getpid(), ROOM_BYTES)
+                _later(seconds, lambda: limit_space(os.getpid(), None))
             case "read_only":
                 checkpoints.mkdir(exist_ok=True)
                 mode = checkpoints.stat().st_mode
@@ -102,19 +102,13 @@ class _Injector:
             case "nan" | "spike":
                 factor = float("nan") if fault.kind == "nan" else _SPIKE
                 self._hooked_at = step
-                self._hooks.append(_scale_output(self._components.model, factor))
+                self._hooks.append(self._components.model.register_forward_hook(partial(_scale_output, factor)))
             case "drift":
                 parameter = next(each for each in self._components.model.parameters() if each.requires_grad)
                 with torch.no_grad():
                     own_rows(parameter).view(-1)[:1] += _DRIFT
             case kind:
                 ON_ITSELF[kind]()
-
-
-def _is_due(fault: FaultConfig, phase: Phase, step: int) -> bool:
-    if phase != fault.phase:
-        return False
-    return fault.step is None or (step >= fault.step if fault.kind == "slow" else step == fault.step)
 
 
 def _raise() -> None:
@@ -154,24 +148,16 @@ ON_ITSELF: Mapping[str, Callable[[], object]] = {
 """The faults that need to know nothing of the run."""
 
 
-def take_space(pid: int) -> None:
-    """Let no file that a process writes grow beyond `ROOM_BYTES`: its writes fail, with EFBIG where a full disk has ENOSPC."""
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (ROOM_BYTES, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
-
-
-def give_space(pid: int) -> None:
+def limit_space(pid: int, room: int | None) -> None:
+    """Let no file that a process writes grow beyond so many bytes: its writes fail, with EFBIG where a full disk has ENOSPC."""
     most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most if room is None else room, most))
 
 
 def damage(checkpoints: Path, kind: str) -> Path:
-    """Spoil the largest file of the newest checkpoint, and return it.
+    """Spoil the largest file of the newest checkpoint, and return it; UserError where there is none.
 
-    Args:
-        kind: truncate (half of it stays), bit_flip (one bit, in its middle) or missing_file.
-
-    Raises:
-        UserError: there is no checkpoint.
+    Kinds are truncate (half of it stays), bit_flip (one bit, in its middle) and missing_file.
     """
     newest = max(checkpoints.glob("step_*"), default=None)
     if newest is None:
@@ -191,20 +177,9 @@ def damage(checkpoints: Path, kind: str) -> Path:
     return file
 
 
-def _worker() -> int:
-    workers = [each.pid for each in multiprocessing.active_children() if each.name == "loader worker" and each.pid is not None]
-    if not workers:
-        raise UserError(key="debug.faults", happened="this rank has no loader worker yet", expected="a fault at phase step or later")
-    return min(workers)
-
-
-def _scale_output(model: nn.Module, factor: float) -> RemovableHandle:
-    """Multiply what the model gives, and so the loss and the gradients of this rank, until the hook is removed."""
-
-    def scale(module: nn.Module, arguments: object, output: object) -> object:
-        return tree_map(lambda value: value * factor if isinstance(value, Tensor) and value.is_floating_point() else value, output)
-
-    return model.register_forward_hook(scale)
+def _scale_output(factor: float, module: nn.Module, arguments: object, output: object) -> object:
+    """Multiply what the model gives, and so the loss and the gradients of this rank (a hook)."""
+    return tree_map(lambda value: value * factor if isinstance(value, Tensor) and value.is_floating_point() else value, output)
 
 
 def _read_or_raise(read: Callable[[Indices], Any], fails: Any, indices: Indices) -> Any:

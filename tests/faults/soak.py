@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from ddp_train.rank.fault_injection import damage, give_space, take_space
+from ddp_train.rank.fault_injection import ROOM_BYTES, damage, limit_space
 from tests.conftest import our_processes
 from tests.distributed.test_failure import children
 from tests.faults import obeying
@@ -137,7 +137,7 @@ class Attacker:
         if self._without_space and (at_once or time.monotonic() > self._space_again):
             for pid in self._without_space:
                 with suppress(OSError):
-                    give_space(pid)
+                    limit_space(pid, None)
             self._without_space = []
 
     def _launcher(self) -> int | None:
@@ -183,7 +183,7 @@ class Attacker:
         self._space_again = time.monotonic() + _SPACE_S
         for pid in self._without_space:
             with suppress(OSError):
-                take_space(pid)
+                limit_space(pid, ROOM_BYTES)
         return bool(self._without_space)
 
 
