@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 
@@ -78,19 +78,45 @@ class Culprit:
     fix: str = ""  # "": what any hang may want
     frames_of_worker: Sequence[FrameSummary] = ()  # what shows it, in place of the rank's own
 
-    @property
-    def key(self) -> str:
-        """The key of the config that has the time-out."""
-        return "cluster.step_timeout_s" if self.snapshot.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
-
 
 def find_culprits(ranks: Sequence[RankSnapshot], overdue: Sequence[int]) -> list[Culprit]:
     """Return who of `overdue` is to blame; none when each of them may be waiting for another rank."""
-    late = [snapshot for snapshot in ranks if snapshot.rank in overdue]
-    for judge in (_in_kernel, _with_stuck_worker, _behind, _elsewhere, _owes_its_device_work, _with_stuck_device):
-        if found := [each for snapshot in late if (each := judge(snapshot, ranks)) is not None]:
-            return found
-    return []
+    found = [each for snapshot in ranks if snapshot.rank in overdue for each in _accusations(snapshot, ranks)]
+    first = min((order for order, _ in found), default=0)
+    return [culprit for order, culprit in found if order == first]
+
+
+def _accusations(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Iterator[tuple[int, Culprit]]:
+    """Yield what a rank may be to blame for, with the order in which such reasons count: the kernel's word comes before stacks."""
+    heartbeat, waits = snapshot.heartbeat, _waits(snapshot)
+    if snapshot.state in STOPPED:
+        why = "is stopped" if snapshot.state == "T" else "is stopped by a debugger"
+        yield 0, Culprit(snapshot=snapshot, why=why, fix=f"nothing in the code: SIGSTOP was sent to process {snapshot.pid}")
+    if snapshot.state == IN_KERNEL:
+        fix = "look at this machine's disks, network file systems and GPUs"
+        yield 0, Culprit(snapshot=snapshot, why="waits inside the kernel", fix=fix)
+    if not waits and not _waits_for_device(snapshot):
+        halted = [worker for worker in snapshot.workers if worker.state in (*STOPPED, IN_KERNEL)]
+        suspects = halted or [worker for worker in snapshot.workers if worker.reads]
+        if heartbeat.phase in _READING and suspects:
+            worker = suspects[0]
+            state = "stopped" if worker.state in STOPPED else "waiting inside the kernel" if worker.state == IN_KERNEL else "stuck"
+            reading = f" while it reads {worker.reads}" if worker.reads else ""
+            why = f"waits for its loader worker (pid {worker.pid}), which is {state}{reading}"
+            yield 1, Culprit(snapshot=snapshot, why=why, frames_of_worker=worker.frames)
+        if heartbeat.progress != max(each.heartbeat.progress for each in ranks):  # which have no reason to wait for anybody else
+            yield 2, Culprit(snapshot=snapshot, why="is behind the others")
+        yield 3, Culprit(snapshot=snapshot, why="hangs")
+    # A host in native code that has not given its device all of the step in which other devices stand and wait for it.
+    stand_in = max((each.heartbeat.device_step for each in ranks if each.heartbeat.waits_for_device), default=-1)
+    is_in_backward = len(snapshot.frames) > 0 and _BACKWARD in snapshot.frames[-1].filename  # perhaps in Python code of autograd's thread
+    if (not waits or is_in_backward) and heartbeat.step <= stand_in:
+        yield 4, Culprit(snapshot=snapshot, why=f"has not given its GPU all of step {stand_in + 1}, in which the others' wait")
+    # A device that has not finished a step that another one has finished.
+    if heartbeat.waits_for_device and heartbeat.device_step < max(each.heartbeat.device_step for each in ranks):
+        why = f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step"
+        fix = "a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine"
+        yield 5, Culprit(snapshot=snapshot, why=why, fix=fix)
 
 
 def find_any_culprit(ranks: Sequence[RankSnapshot]) -> Culprit:
@@ -119,13 +145,10 @@ def suspect_other_node(ranks: Sequence[RankSnapshot]) -> Culprit:
 
 
 def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, limit_s: float) -> failure.Failure:
-    """Describe a hang, for failure.json and the screen.
-
-    Args:
-        limit_s: the time-out of the first of them.
-    """
+    """Describe a hang, for failure.json and the screen; `limit_s` is the time-out of the first culprit."""
     first, snapshot = culprits[0], culprits[0].snapshot
-    key, frames = first.key, first.frames_of_worker or snapshot.frames
+    key = "cluster.step_timeout_s" if snapshot.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
+    frames = first.frames_of_worker or snapshot.frames
     also = f" (so do ranks {', '.join(str(each.snapshot.rank) for each in culprits[1:])})" if len(culprits) > 1 else ""
     where = f": {text}" if (text := failure.describe(frames)) else ""
     message = f"rank {snapshot.rank} {first.why}{also}{where}; it has not moved for {snapshot.still_s:.1f} s ({key} is {limit_s:g}),"
@@ -147,63 +170,6 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, li
     return found.with_others({each.rank: f"{each.doing()} (phase {each.heartbeat.phase})" for each in ranks if each.rank not in guilty})
 
 
-def _in_kernel(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
-    if snapshot.state in STOPPED:
-        why = "is stopped" if snapshot.state == "T" else "is stopped by a debugger"
-        return Culprit(snapshot=snapshot, why=why, fix=f"nothing in the code: SIGSTOP was sent to process {snapshot.pid}")
-    if snapshot.state == IN_KERNEL:
-        return Culprit(snapshot=snapshot, why="waits inside the kernel", fix="look at this machine's disks, network file systems and GPUs")
-    return None
-
-
-def _with_stuck_worker(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
-    if snapshot.heartbeat.phase not in _READING or _waits(snapshot) or _waits_for_device(snapshot) or not snapshot.workers:
-        return None
-    halted = [worker for worker in snapshot.workers if worker.state in (*STOPPED, IN_KERNEL)]
-    busy = [worker for worker in snapshot.workers if worker.reads]
-    if not halted and not busy:
-        return None
-    worker = (halted or busy)[0]
-    state = "stopped" if worker.state in STOPPED else "waiting inside the kernel" if worker.state == IN_KERNEL else "stuck"
-    reading = f" while it reads {worker.reads}" if worker.reads else ""
-    why = f"waits for its loader worker (pid {worker.pid}), which is {state}{reading}"
-    return Culprit(snapshot=snapshot, why=why, frames_of_worker=worker.frames)
-
-
-def _behind(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
-    """Blame a rank that has not come as far as others that have no reason to wait for anybody else."""
-    furthest = max(each.heartbeat.progress for each in ranks)
-    if snapshot.heartbeat.progress == furthest or _waits(snapshot) or _waits_for_device(snapshot):
-        return None
-    return Culprit(snapshot=snapshot, why="is behind the others")
-
-
-def _elsewhere(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
-    if _waits(snapshot) or _waits_for_device(snapshot):
-        return None
-    return Culprit(snapshot=snapshot, why="hangs")
-
-
-def _owes_its_device_work(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
-    """Blame a host in native code that has not given its device all of the step in which other devices stand and wait for it."""
-    stand_in = max((each.heartbeat.device_step for each in ranks if each.heartbeat.waits_for_device), default=-1)
-    is_in_backward = len(snapshot.frames) > 0 and _BACKWARD in snapshot.frames[-1].filename  # perhaps in Python code of autograd's thread
-    if (_waits(snapshot) and not is_in_backward) or snapshot.heartbeat.step > stand_in:
-        return None
-    return Culprit(snapshot=snapshot, why=f"has not given its GPU all of step {stand_in + 1}, in which the others' wait")
-
-
-def _with_stuck_device(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Culprit | None:
-    """Blame a rank whose device has not finished a step that another device has finished."""
-    heartbeat = snapshot.heartbeat
-    if not heartbeat.waits_for_device or heartbeat.device_step >= max(each.heartbeat.device_step for each in ranks):
-        return None
-    why = f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step"
-    return Culprit(
-        snapshot=snapshot, why=why, fix="a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine"
-    )
-
-
 def _waits(snapshot: RankSnapshot) -> bool:
     """Tell whether a rank waits for others, as far as its stack shows."""
     innermost = next((frame.filename for frame in reversed(snapshot.frames) if not frame.filename.endswith(_PASSES_ON)), "")
@@ -218,10 +184,6 @@ def _waits_for_device(snapshot: RankSnapshot) -> bool:
     """
     if not snapshot.uses_device or snapshot.heartbeat.phase not in _USES_DEVICE:
         return False
-    return snapshot.heartbeat.waits_for_device or (snapshot.is_in_native_code and not _reads(snapshot))
-
-
-def _reads(snapshot: RankSnapshot) -> bool:
-    """Tell whether a rank reads samples itself: what it waits for in a native library then is no device."""
     files = [frame.filename for frame in snapshot.frames if not frame.filename.endswith(_HANDS_ON)]
-    return any(part in file for file in files for part in _READS)
+    reads = any(part in file for file in files for part in _READS)
+    return snapshot.heartbeat.waits_for_device or (snapshot.is_in_native_code and not reads)
