@@ -6,8 +6,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-FOLDER = Path(__file__).parent
-"""Where the package lies."""
+FOLDER = Path(__file__).parent  # where the package lies
 
 _FOR_PYTHON = {
     **dict.fromkeys(("run", "RunResult", "RunFailed"), "cli.from_python"),

@@ -33,9 +33,7 @@ except KeyboardInterrupt:  # `_run_command` handles a later one
 _load_cli = partial(importlib.import_module, "ddp_train.cli.main")  # with Hydra, which a rank that is given its job does not need
 
 
-_STARTS_RANKS = ("resume", "evaluate", "predict", "doctor")
-"""The commands that start ranks, in addition to the one without a name."""
-
+_STARTS_RANKS = ("resume", "evaluate", "predict", "doctor")  # the commands that start ranks, in addition to the one without a name
 _HERE = ("cluster=local", "cluster=cpu")
 """Presets whose ranks are processes of this machine. A login node, from which jobs go elsewhere, has few processors to give."""
 

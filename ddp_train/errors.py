@@ -19,8 +19,7 @@ TERMINATED = 143  # stopped by a signal before there was anything to save
 
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """The `errno` of a disk that is full or takes no more: the exit code is `ENVIRONMENT_REFUSES`."""
-FINAL = (WRONG_INPUT, ENVIRONMENT_REFUSES, NO_PROGRESS)
-"""What a rank exits with when starting it again would end the same way."""
+FINAL = (WRONG_INPUT, ENVIRONMENT_REFUSES, NO_PROGRESS)  # what a rank exits with when starting it again would end the same way
 
 
 class UserError(Exception):

@@ -14,19 +14,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-Keys = NDArray[np.uint64]
-"""64 uniform random bits per sample, shape [B]."""
-
-Values = NDArray[Any]
-"""Unsigned integers of 32 or 64 bits."""
-
-Elements = NDArray[np.int64]
-"""Positions in a sequence, or elements of one, shape [n]."""
-
+Keys = NDArray[np.uint64]  # 64 uniform random bits per sample, shape [B]
+Values = NDArray[Any]  # unsigned integers of 32 or 64 bits
+Elements = NDArray[np.int64]  # positions in a sequence, or elements of one, shape [n]
 _BYTES = 1 << 16  # of a file, that are read at each end
-
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 over the golden ratio: SplitMix64's step."""
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: SplitMix64's step
 
 
 def random_bits(keys: Keys, draw: int | NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -67,9 +59,7 @@ def hash_of(texts: Iterable[str]) -> str:
 
 _ROUNDS = 6
 _ROUNDS_OF_EACH = 20  # few elements need more rounds before all their orders are equally likely
-
-Parameter = Any
-"""An unsigned integer for all positions, or an array with one for each."""
+Parameter = Any  # an unsigned integer for all positions, or an array with one for each
 
 
 class Permutation:

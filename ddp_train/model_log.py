@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-Sink = Callable[[str, Any], None]
-"""Takes a name, and a number or a tensor of one element."""
-
+Sink = Callable[[str, Any], None]  # takes a name, and a number or a tensor of one element
 _sink: Sink | None = None
 
 

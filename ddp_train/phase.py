@@ -22,9 +22,7 @@ class Phase(StrEnum):
     END = "end"  # all steps are taken: the last words are written
 
 
-Listener = Callable[[Phase, int], None]
-"""Gets the phase that begins, and the number of steps taken before it."""
-
+Listener = Callable[[Phase, int], None]  # gets the phase that begins, and the number of steps taken before it
 DeviceListener = Callable[[int, bool], None]
 """Gets the number of steps that the device has finished, as last seen, and whether the host waits right now for it to finish one more."""
 

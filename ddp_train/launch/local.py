@@ -9,7 +9,7 @@ from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
-from ddp_train.run_folder.starts import check_progress, forget_starts
+from ddp_train.run_folder.starts import check_progress
 from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system import handover
 
@@ -32,7 +32,7 @@ def run(job: Job) -> int:
 def gets_nowhere(job: Job) -> bool:
     """Tell, and say to the person, whether a run was started too often without a new checkpoint."""
     if job.checkpoint is not None:
-        forget_starts(job.run_folder)  # a person has chosen where to go on
+        job.run_folder.starts.unlink(missing_ok=True)  # a person has chosen where to go on
         return False
     if problem := check_progress(job.run_folder):
         print(problem, file=sys.stderr)

@@ -42,7 +42,9 @@ def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextI
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    _write_each_line()
+    if _IS_LINUX:  # C's stdout, which is a file now, must not wait until its buffer is full
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
     handler = logging.FileHandler(run_folder.rank_log(rank))
     handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [handler]
@@ -59,7 +61,7 @@ def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextI
     for each in handlers:
         everybodys.addHandler(each)
     everybodys.setLevel(min(level, logging.INFO))
-    logger.info(failure.begins())
+    logger.info(failure.BEGINS, os.getpid())
     try:
         yield terminals[1]
     finally:
@@ -95,10 +97,3 @@ def _flush() -> None:
     sys.stderr.flush()
     if _IS_LINUX:
         ctypes.CDLL(None).fflush(None)
-
-
-def _write_each_line() -> None:
-    """Let C's stdout, which is a file now, not wait until its buffer is full."""
-    if _IS_LINUX:
-        libc = ctypes.CDLL(None)
-        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)

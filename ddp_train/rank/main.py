@@ -24,12 +24,11 @@ from ddp_train.distributed.store import join_store, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch.launcher import Launcher
-from ddp_train.rank.rank import LOST, Rank
+from ddp_train.rank.rank import LOST, run_rank
 from ddp_train.rank.stop import end_agent
-from ddp_train.run_folder import failure
+from ddp_train.run_folder import failure, starts
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
-from ddp_train.run_folder.starts import check_progress, follows_failure, forget_run, forget_starts, recall_run, remember_run
 from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
@@ -64,12 +63,13 @@ def main(load_cli: Callable[[], Any]) -> int:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
     code = group.serve(load_cli)
-    if code not in STOPPED.values():  # else the agent may start the ranks again, in another number, and some may be gone
-        group.leave()
-        if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
-            forget_run()
-    # A rank that was stopped and saved has not failed: torchrun must neither restart it nor put its page about failures over our last line.
-    return DONE if code in STOPPED.values() else code
+    if code in STOPPED.values():  # the agent may start the ranks again, in another number, and some may be gone
+        group.end_agent()
+        return DONE  # it has not failed: torchrun must neither restart it nor put its page about failures over our last line
+    group.leave()
+    if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
+        starts.forget_run()
+    return code
 
 
 class Group:
@@ -83,10 +83,13 @@ class Group:
         self._rank, self._size = torchrun_env.rank(), torchrun_env.world_size()
         self._words = sys.argv[1:]  # as they were typed: composing changes their order
         self._leader: Leader | None = None
+        self._member: Member | None = None  # of a sweep under a user's torchrun; on rank 0 the leader
         self._is_announced = False
         self._leaves_within_s = attempt.LEAVE_WITHIN_S
         self._final_code: int | None = None  # of the attempt before, after which there is nothing to try again
-        recalled = self._recalled = recall_run()
+        recalled = starts.recall_run()
+        # Whether a failure here has started the ranks again, and not a machine that came or went.
+        self._follows_failure = recalled is not None and torchrun_env.restart_count() > recalled.restarts
         if recalled and self._rank == 0 and handover.JOB in os.environ:  # before any rank of this attempt can fail
             self._clear(recalled.folder)
         self._attempt = attempt.agree_on_attempt(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
@@ -110,16 +113,22 @@ class Group:
         if self._rank != 0:
             return self._follow()
         if self._final_code is not None:
-            return self._refuse(self._final_code)
+            self._announce({"exit_code": self._final_code})
+            return self._final_code
         launcher = Launcher(run=self._run, slots=self._slots)
         try:
-            code: int = load_cli().resume(remembered, launcher) if remembered else load_cli().run(launcher)
+            return int(load_cli().resume(remembered, launcher) if remembered else load_cli().run(launcher))
         finally:
             if self._leader is not None:
                 self._leader.leave()
             elif not self._is_announced:
                 self._announce({})
-        return _end_agent_of(self._leader, code) if self._leader is not None else code
+
+    def end_agent(self) -> None:
+        """End a user's torchrun where its sweep was stopped."""
+        if self._member is not None and handover.NODE not in os.environ:
+            member = self._member
+            end_agent(lambda: member.is_stopping)
 
     def leave(self) -> None:
         attempt.leave(self._attempt.store, self._rank, self._size, within_s=self._leaves_within_s)
@@ -127,12 +136,14 @@ class Group:
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         if job.checkpoint is not None and not self._attempt.remembered:
-            forget_starts(job.run_folder)  # a person has chosen where to go on
-        elif problem := check_progress(job.run_folder):
+            job.run_folder.starts.unlink(missing_ok=True)  # a person has chosen where to go on
+        elif problem := starts.check_progress(job.run_folder):
             print(problem, file=sys.stderr, flush=True)
-            failure.from_no_progress(problem).record(job.run_folder)
-            remember_run(job.run_folder.root)
-            return self._refuse(NO_PROGRESS)
+            found = failure.Failure(rank=0, pid=os.getpid(), error=starts.NO_PROGRESS_ERROR, message=problem.strip(), exit_code=NO_PROGRESS)
+            found.record(job.run_folder)
+            starts.remember_run(job.run_folder.root)
+            self._announce({"exit_code": NO_PROGRESS})
+            return NO_PROGRESS
         if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):
             print("warning  a machine that joins would wait for ever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()
@@ -150,9 +161,9 @@ class Group:
             )
         from ddp_train.rank.sweep_member import Leader
 
-        remember_run(folder)
+        starts.remember_run(folder)
         self._announce({"sweep": str(folder)})
-        self._leader = Leader(self._attempt, self._rank, self._size)
+        self._member = self._leader = Leader(self._attempt, self._rank, self._size)
         return [self._leader]
 
     def _follow(self) -> int:
@@ -161,14 +172,10 @@ class Group:
         if "sweep" in announced:
             from ddp_train.rank.sweep_member import Member
 
-            remember_run(Path(announced["sweep"]))
-            member = Member(self._attempt, self._rank, self._size)
-            return _end_agent_of(member, member.follow())
+            starts.remember_run(Path(announced["sweep"]))
+            self._member = Member(self._attempt, self._rank, self._size)
+            return self._member.follow()
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
-
-    def _refuse(self, exit_code: int) -> int:
-        self._announce({"exit_code": exit_code})
-        return exit_code
 
     def _announce(self, command: Mapping[str, Any]) -> None:
         self._is_announced = True
@@ -179,35 +186,27 @@ class Group:
             self._leaves_within_s = _LEAVES_PROGRAM_WITHIN_S
             code: int = locate(job.program)(self._attempt, self._rank, self._size, job)
             return code
-        remember_run(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
+        starts.remember_run(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         is_users_torchrun = handover.JOB not in os.environ and torchrun_env.num_nodes() > 1
         if is_users_torchrun and _are_refused(self._attempt.store, job, self._words):
             return ENVIRONMENT_REFUSES
-        return Rank(self._attempt.store, self._rank, self._size).run(job)
+        return run_rank(job, self._attempt.store, self._rank, self._size)
 
     def _clear(self, remembered: Path) -> None:
         """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
         run_folder = RunFolder(remembered.parent.parent if is_checkpoint(remembered) else remembered)
         found = failure.load(run_folder.failure)
-        if found is not None and found.exit_code in FINAL and follows_failure(self._recalled):  # a user's torchrun starts all again
+        if found is not None and found.exit_code in FINAL and self._follows_failure:  # a user's torchrun starts all again
             self._final_code = found.exit_code
             return
-        print(restart_line(run_folder, size=self._size, has_failed=follows_failure(self._recalled)), flush=True)
+        print(restart_line(run_folder, size=self._size, has_failed=self._follows_failure), flush=True)
         run_folder.forget_failure()
-
-
-def _end_agent_of(member: Member, code: int) -> int:
-    """End a user's torchrun where a sweep was stopped, and return the exit code."""
-    if code in STOPPED.values() and handover.NODE not in os.environ:
-        end_agent(lambda: member.is_stopping)
-    return code
 
 
 def _are_refused(store: Store, job: Job, words: Sequence[str]) -> bool:
     """Compare the machines of a user's own torchrun, as `launch/node` does for ours, and say on each what is wrong. Collective.
 
-    Args:
-        words: what was typed for this machine's torchrun: those of other machines than the first would have no effect.
+    So are the words that were typed for each: those of other machines than the first would have no effect.
     """
     from ddp_train.launch.node.differences import differences  # these look at a machine, which no other run needs
     from ddp_train.launch.node.facts import Facts, collect, of_a_command_line
@@ -240,19 +239,15 @@ def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
     The failure's screen is for the last failure. The ones before it stay as failure.1.json, failure.2.json, ...
 
     Args:
-        size: the number of ranks now.
         has_failed: whether a failure on this machine is the reason.
     """
-    restart = f"restart {torchrun_env.restart_count()} of {torchrun_env.max_restarts()}"
-    if is_sweep(run_folder.root):
-        return f"{'a process ended' if has_failed else 'the machines have changed'}; {restart} continues the sweep"
-    place = run_folder.continues()
+    place = "continues the sweep" if is_sweep(run_folder.root) else run_folder.continues()
     found = failure.load(run_folder.failure)
-    if found and found.error == failure.MACHINE_LOST:
-        return f"{found.message}; {restart} {place}"
-    if found and LOST not in found.traceback:
-        message = found.error if found.error.startswith("SIG") else found.line(_SHOWN)  # a signal's name says it all
-        return f"rank {found.rank} failed ({message}); {restart} {place}"
-    if found or has_failed:
-        return f"a rank ended without a report; {restart} {place}"
-    return f"the machines have changed; {size} ranks continue {place}"
+    if found is None and not has_failed:
+        return f"the machines have changed; {size} ranks continue {place.removeprefix('continues ')}"
+    reason = "a rank ended without a report"
+    if found is not None and found.error == failure.MACHINE_LOST:
+        reason = found.message
+    elif found is not None and LOST not in found.traceback:
+        reason = f"rank {found.rank} failed ({found.error if found.error.startswith('SIG') else found.line(_SHOWN)})"
+    return f"{reason}; restart {torchrun_env.restart_count()} of {torchrun_env.max_restarts()} {place}"

@@ -25,8 +25,7 @@ from ddp_train.system.process import is_alive
 
 logger = logging.getLogger(__name__)
 
-ANSWERS_S = 1.0
-"""How long a rank waits for the answers of the others: some may be gone."""
+ANSWERS_S = 1.0  # how long a rank waits for the answers of the others: some may be gone
 
 _POLL_S, _FIRST_POLL_S = 0.02, 0.001
 _LATER_S = 0.25  # between two looks of the ranks that do not ask, of which there may be thousands
@@ -34,16 +33,12 @@ _TELLS_S = 0.1  # within which the rank that has heard the others has written it
 
 
 class Peers:
-    """This rank's end of the line. The main thread of every rank makes one for each job. Collective.
-
-    Args:
-        world: the ranks.
-    """
+    """This rank's end of the line. The main thread of every rank makes one for each job. Collective."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._asks = False  # what the others are doing
-        self._doing: Callable[[], str] = _what_the_main_thread_does
+        self.doing: Callable[[], str] = _what_the_main_thread_does  # or what this rank has reported
         self.is_lost = False  # another rank is gone, and this one only waits to be ended
         self._neighbours: dict[int, int] = {}  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
         self.is_alone = world.size == 1
@@ -72,7 +67,7 @@ class Peers:
             if message == "ask" and self._asks:
                 continue
             if message == "ask":
-                add_line(self.store, "doing", [self._world.rank, self.activity()])
+                add_line(self.store, "doing", [self._world.rank, self.doing()])
                 self.store.add("answers", 1)
             else:
                 yield number, message
@@ -82,18 +77,13 @@ class Peers:
         if not self.is_alone and self._world.is_main:
             self.send("closed")
 
-    def activity(self) -> str:
-        """Return what this rank is doing: what it reported, or where its main thread is."""
-        return self._doing()
-
     def report_activity(self, doing: Callable[[], str], *, is_lost: bool = False) -> None:
         """Answer this, from now on, when another rank asks what this one is doing.
 
-        Args:
-            is_lost: another rank is gone, and this one only waits to be ended: the next signal ends it.
+        Where `is_lost`, another rank is gone, and this one only waits to be ended: the next signal ends it.
         """
-        self._doing, self.is_lost = doing, is_lost  # before anything that takes its time: others may be asking already
-        logger.info(failure.activity_line(doing()))
+        self.doing, self.is_lost = doing, is_lost  # before anything that takes its time: others may be asking already
+        logger.info(f"{failure.WAS}%s", os.getpid(), doing())
 
     def ask_others(self) -> dict[int, str]:
         """Return what the other ranks are doing, by rank, those left out that have ended. Waits `ANSWERS_S` at most.
@@ -127,12 +117,10 @@ class Peers:
 
     def leave_together(self) -> None:
         """Say that this rank ends now. Rank 0 waits for the others, because the store may end with it."""
-        if self.is_alone:
-            return
         if not self._world.is_main:
             self.store.add("left", 1)
-            return
-        wait_until(lambda: self.store.add("left", 0) >= self._world.size - 1, within_s=ANSWERS_S, every_s=_POLL_S)
+        elif not self.is_alone:
+            wait_until(lambda: self.store.add("left", 0) >= self._world.size - 1, within_s=ANSWERS_S, every_s=_POLL_S)
 
 
 def _what_the_main_thread_does() -> str:

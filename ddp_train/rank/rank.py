@@ -9,12 +9,13 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import time
 import traceback
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 from torch.distributed import DistError, Store
 
@@ -34,7 +35,6 @@ from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, status_of
 from ddp_train.run_folder.starts import count_start, end_start
 from ddp_train.system import handover, stack_dump, torchrun_env
@@ -44,7 +44,7 @@ from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
-from ddp_train.watchdog.client import WatchdogClient, WatchRequest, patience
+from ddp_train.watchdog.client import HeartbeatWriter, WatchRequest, patience, start_watchdog
 from ddp_train.watchdog.flight_recorder import FlightRecorder, without_records
 
 logger = logging.getLogger(__name__)
@@ -79,125 +79,121 @@ _PARTS = (  # where a frame of the stack lies -> what the run was at; the first 
 )
 
 
-class Rank:
-    """This process as one rank of one job.
+def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") -> int:
+    """Run a job as one of its ranks and return the exit code. Whatever goes wrong is recorded, shown once, and ends this process.
 
     Args:
+        store: empty at the beginning.
         remark: for the job's log; "": none.
     """
-
-    def __init__(self, store: Store, rank: int, size: int, *, remark: str = "") -> None:
-        self._store, self._rank, self._size, self._remark = store, rank, size, remark
-        self._peers: Peers | None = None
-        self._watch = WatchdogClient(size)  # has its heartbeats in memory before anybody knows this process
-        self._watch.pids = _pids_of_node(store, rank)
-
-    def run(self, job: Job) -> int:
-        """Run the job on this rank and return its exit code. Whatever goes wrong is recorded, shown once, and ends this rank."""
-        with rank_log(job.run_folder, self._rank, shows=not job.in_sweep) as terminal:
-            if self._remark:
-                logger.warning("%s", self._remark)
-            state, tracker, started = TrainState(), PhaseTracker(), time.monotonic()
-            try:
-                self._watch.begin(tracker, _watch_request(job), terminal=terminal)
-                world = self._open_world(job)
-                stop = self._watch_for_stop(job, world, terminal)
-                code = self._work(job, world, state, stop, tracker)
-                if stop.is_paused:  # `debug.resume_after_steps`: everything is built anew, and goes on from the checkpoint
-                    stop.is_paused = False
-                    vars(state).update(vars(TrainState()))
-                    tracker.enter(Phase.START, 0)
-                    code = self._work(replace(job, checkpoint=None), world, state, stop, tracker)
-                self._watch.end()
-                stop.close()
-            except BaseException as error:  # sys.exit in a component is no way to leave either
-                self._fail(error, job, state, terminal, seconds=time.monotonic() - started)
-        if code in STOPPED.values():
-            stop.end_agent()
-        return code
-
-    def _open_world(self, job: Job) -> World:
-        """Prepare this process for the job, open the process group, and return the ranks. Collective."""
-        config, device = job.config, resolve_device(job.config.cluster.device)
-        # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
-        os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, given=os.environ))
-        if config.deterministic:
-            be_deterministic()
-        recorder = FlightRecorder(self._rank, job.run_folder.logs) if device == "cuda" else None
-        if recorder is not None:
-            os.environ.update(recorder.environment)
-        else:
-            os.environ.update(without_records(os.environ))
-            keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
-        if config.loader.num_workers:
-            start_server()
-        timeout = patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s)
-        world = open_world(self._store, self._rank, self._size, device=device, timeout=timeout)
-        if recorder is not None:
-            recorder.hide_pipe(is_expected=world.has_group)
-        return world
-
-    def _watch_for_stop(self, job: Job, world: World, terminal: TextIO) -> Stop:
-        """Return what stops the ranks of a job together, from now on. Collective."""
-
-        def report(rank: int, pid: int, doing: dict[int, str]) -> None:
-            _show(failure.from_loss(rank=rank, pid=pid).with_others(doing), job, terminal)
-
-        self._peers = Peers(world)
-        is_users_agent = handover.JOB not in os.environ and not job.in_sweep
-        return Stop(
-            world,
-            self._peers,
-            leave=lambda number: _leave_untrained(job.run_folder, number),
-            report=report if is_users_agent else None,
-            at=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
-            at_by_now=partial(stops_at, job.config.cluster, asks_slurm=True),
-            ends_agent=is_users_agent,
-        )
-
-    def _work(self, job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
-        if world.size != job.config.batch.world_size:
-            raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
-        if world.is_main:
-            with suppress(OSError):  # a full disk: the run will say so itself
-                count_start(job.run_folder)
-        if job.task is None:
-            return run_job(job, world, state, stop, tracker)
-        from ddp_train.rank.evaluate_job import evaluate_job  # a run that trains does without
-
-        return evaluate_job(job, world, state, stop, tracker)
-
-    def _fail(self, error: BaseException, job: Job, state: TrainState, terminal: TextIO, *, seconds: float) -> NoReturn:
-        """Record an error and show it, once, and end this rank."""
-        is_a_peers = _comes_from_a_peer(error)
-        found = _describe(error, job, state, self._peers, rank=self._rank)
-        if not job.in_sweep and (file := torchrun_env.error_file()):
-            found.tell_torchrun(file, is_a_peers=is_a_peers)
-        _show(found, job, terminal, seconds=seconds, is_a_peers=is_a_peers)
-        first = failure.load(job.run_folder.failure) or found  # on another machine there is an agent that knows no other reason
-        os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+    state, tracker, started = TrainState(), PhaseTracker(), time.monotonic()
+    HeartbeatWriter(tracker)
+    peers: Peers | None = None
+    with rank_log(job.run_folder, rank, shows=not job.in_sweep) as terminal:
+        if remark:
+            logger.warning("%s", remark)
+        try:
+            watchdog = _start_watchdog(job, store, rank, size, terminal)
+            world = _open_world(job, store, rank, size)
+            peers = Peers(world)
+            stop = _watch_for_stop(job, world, peers, terminal)
+            while (code := _work(job, world, state, stop, tracker)) is None:  # everything is built anew, and goes on from the checkpoint
+                vars(state).update(vars(TrainState()))
+                tracker.enter(Phase.START, 0)
+                job = replace(job, checkpoint=None)
+            if watchdog is not None and watchdog.stdin is not None:
+                watchdog.stdin.close()
+            stop.close()
+        except BaseException as error:  # sys.exit in a component is no way to leave either
+            is_a_peers = _comes_from_a_peer(error)
+            found = _describe(error, job, state, peers, rank=rank)
+            if not job.in_sweep and (file := torchrun_env.error_file()):
+                found.tell_torchrun(file, is_a_peers=is_a_peers)
+            _show(found, job, terminal, seconds=time.monotonic() - started, is_a_peers=is_a_peers)
+            first = failure.load(job.run_folder.failure) or found  # on another machine there is an agent that knows no other reason
+            os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
+    if code in STOPPED.values():
+        stop.end_agent()
+    return code
 
 
-def _pids_of_node(store: Store, rank: int) -> dict[int, int]:
-    """Return rank -> pid of this node's ranks on local rank 0; {} on the others, and where a process cannot see what another one does."""
+def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: TextIO) -> subprocess.Popen[bytes] | None:
+    """Start the watchdog of this node, on local rank 0; it watches until its input is closed. None where there is none."""
     stack_dump.answer()  # before anybody knows this process: whoever does may ask for its stacks
     store.set(f"watch/{rank}", str(os.getpid()))
-    if torchrun_env.local_rank() != 0 or not HAS_SHARED_MEMORY:
-        return {}
+    if torchrun_env.local_rank() != 0 or not HAS_SHARED_MEMORY:  # else a process cannot see what another one does
+        return None
     ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a node's ranks one after another
-    deadline = time.monotonic() + _MEET_WITHIN_S
-    return {each: int(wait_for(store, f"watch/{each}", within_s=deadline - time.monotonic())) for each in ranks}
-
-
-def _watch_request(job: Job) -> WatchRequest:
-    cluster = job.config.cluster
-    return WatchRequest(
+    deadline, settings = time.monotonic() + _MEET_WITHIN_S, job.config.cluster
+    request = WatchRequest(
         run_folder=str(job.run_folder.root),
-        start_timeout_s=cluster.start_timeout_s,
-        step_timeout_s=cluster.step_timeout_s,
-        uses_device=resolve_device(cluster.device) == "cuda",
+        pids=[(each, int(wait_for(store, f"watch/{each}", within_s=deadline - time.monotonic()))) for each in ranks],
+        world_size=size,
+        start_timeout_s=settings.start_timeout_s,
+        step_timeout_s=settings.step_timeout_s,
+        uses_device=resolve_device(settings.device) == "cuda",
         shows=not job.in_sweep,
     )
+    return start_watchdog(request, terminal)
+
+
+def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
+    """Prepare this process for the job, open the process group, and return the ranks. Collective."""
+    config, device = job.config, resolve_device(job.config.cluster.device)
+    # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
+    os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, given=os.environ))
+    if config.deterministic:
+        be_deterministic()
+    recorder = FlightRecorder(rank, job.run_folder.logs) if device == "cuda" else None
+    if recorder is not None:
+        os.environ.update(recorder.environment)
+    else:
+        os.environ.update(without_records(os.environ))
+        keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
+    if config.loader.num_workers:
+        start_server()
+    timeout = patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s)
+    world = open_world(store, rank, size, device=device, timeout=timeout)
+    if recorder is not None:
+        recorder.hide_pipe(is_expected=world.has_group)
+    return world
+
+
+def _watch_for_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> Stop:
+    """Return what stops the ranks of a job together, from now on."""
+
+    def leave_untrained(number: signal.Signals) -> None:  # a stop has come before the first step (rank 0)
+        end_start(job.run_folder, is_saved=False)
+        if not job.run_folder.is_completed():
+            Result(status=status_of(number)).write(job.run_folder.result)
+        print(summary.stopped(job.run_folder, None), flush=True)
+
+    def report(rank: int, pid: int, doing: dict[int, str]) -> None:
+        _show(failure.from_exit(rank=rank, pid=pid, exit_code=None).with_others(doing), job, terminal)
+
+    is_users_agent = handover.JOB not in os.environ and not job.in_sweep
+    return Stop(
+        world,
+        peers,
+        leave=leave_untrained,
+        report=report if is_users_agent else None,
+        at=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
+        at_by_now=partial(stops_at, job.config.cluster, asks_slurm=True),
+        ends_agent=is_users_agent,
+    )
+
+
+def _work(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int | None:
+    if world.size != job.config.batch.world_size:
+        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
+    if world.is_main:
+        with suppress(OSError):  # a full disk: the run will say so itself
+            count_start(job.run_folder)
+    if job.task is None:
+        return run_job(job, world, state, stop, tracker)
+    from ddp_train.rank.evaluate_job import evaluate_job  # a run that trains does without
+
+    return evaluate_job(job, world, state, stop, tracker)
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
@@ -221,7 +217,10 @@ def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | 
         if peers is not None and gone is not None:
             departed, pid = gone
             doing = peers.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
-            return failure.from_departure(rank=departed, pid=pid, step=state.step).with_others(doing)
+            message = f"rank {departed} left with exit code 0 after step {state.step} while the others were still training"
+            fix = "look for os._exit in the code that this run uses"
+            left = failure.Failure(rank=departed, pid=pid, step=state.step, error="EarlyExit", message=message, fix=fix)
+            return left.with_others(doing)
     found = failure.from_exception(error, rank=rank, step=state.step or None)
     if is_out_of_memory(error):
         found = replace(found, key="", message=f"{_part_of(error) or 'the run'} has no memory left: {found.message}")
@@ -292,17 +291,8 @@ def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
 def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0, is_a_peers: bool = False) -> None:
     """Record a failure, and show it unless another one was earlier. A sweep shows its jobs' failures itself.
 
-    Args:
-        is_a_peers: another rank is to blame. Where no report can be written, as on a full disk, that one has shown its own.
+    Where it `is_a_peers` and no report can be written, as on a full disk, that rank has shown its own.
     """
     is_first = found.record(job.run_folder, seconds=seconds) and not (is_a_peers and not job.run_folder.failure.exists())
     if is_first and not job.in_sweep and (is_last_attempt() or found.exit_code in FINAL):
         print(found.screen(job.run_folder), file=terminal, flush=True)
-
-
-def _leave_untrained(run_folder: RunFolder, number: signal.Signals) -> None:
-    """Say that a stop came before the first step (rank 0)."""
-    end_start(run_folder, is_saved=False)
-    if not run_folder.is_completed():
-        Result(status=status_of(number)).write(run_folder.result)
-    print(summary.stopped(run_folder, None), flush=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
@@ -44,19 +44,15 @@ from ddp_train.training.state.data_identity import known_meaning, require_alike,
 from ddp_train.training.state.saved_state import hashes
 from ddp_train.training.train_state import TrainState
 
-if TYPE_CHECKING:
-    from ddp_train.training.loop.replica_check import ReplicaCheck
 
-
-def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
+def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int | None:
     """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
-        tracker: is told what this rank is at.
 
     Returns:
-        The exit code of `ddp-train`.
+        The exit code of `ddp-train`; None: it has saved after `debug.resume_after_steps`, and is to be called again.
     """
     started, run_folder = time.monotonic(), job.run_folder
     job, components = _build(job, world)
@@ -73,7 +69,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         probe(run_folder, components, keep, world)  # the other ranks wait for it where `Checkpoints` are made
         run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_folder.predictions, state.step)
-    records = Records(run_folder, world, partial(_writers, job, components, state, world, tracker))
+    records = Records(run_folder, world, partial(_writers, job, components, state, tracker) if world.is_main else list)
     if changed:
         records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": changed}, "")
     checkpoints = Checkpoints(
@@ -94,10 +90,12 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
 
         inject(faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
+    began_at, halfway = state.step, job.config.debug.resume_after_steps
     is_done = trainer.train()
+    is_paused = not is_done and began_at < (halfway or 0) == state.step and not stop.comes_after(state.steps_taken)
     unsaved = checkpoints.finish()
     profiler.close()  # what it writes may take a while, and a stop leaves little time to save
-    if unsaved and (is_done or stop.is_paused):
+    if unsaved and (is_done or is_paused):
         raise RunError(
             key="checkpoint",
             happened=f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}",
@@ -106,8 +104,13 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         )
     tracker.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
-    status = Status.COMPLETED if is_done else status_of(stop.cause())
+    status = Status.COMPLETED if is_done else Status.PREEMPTED if is_paused else status_of(stop.cause())
     trainer.end(status)
+    if is_paused:
+        records.close()
+        if world.is_main:
+            end_start(run_folder)
+        return None
     if world.is_main:
         _finish(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
@@ -186,10 +189,8 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
         print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.shown()}/predictions", flush=True)
 
 
-def _writers(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> list[MetricWriter]:
-    """Return where the numbers go from this step on; nowhere on other ranks than 0."""
-    if not world.is_main:
-        return []
+def _writers(job: Job, components: Components, state: TrainState, tracker: PhaseTracker) -> list[MetricWriter]:
+    """Return where the numbers go from this step on (rank 0)."""
     config, sweep = job.config, sweep_of(job.run_folder.root)
     return build_writers(
         config.metrics,
@@ -223,7 +224,7 @@ def _trainer(
         save=checkpoints.save,
         saves_after=checkpoints.are_due,
         # The first costs less, and is asked after each step.
-        stops_after=stop.comes_after if halfway is None else lambda taken: stop.pauses_after(taken, state.step == halfway),
+        stops_after=stop.comes_after if halfway is None else lambda taken: stop.comes_after(taken) or state.step == halfway,
         is_stopping=stop.is_asked,
         rewind=checkpoints.rewind,
         tracker=checkpoints.tracker,
@@ -231,10 +232,22 @@ def _trainer(
             on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=records.log_event
         ),
     )
+    replicas = None
+    if every:
+        from ddp_train.training.loop.replica_check import ReplicaCheck
+
+        replicas = ReplicaCheck(
+            components.trained,
+            world,
+            every_steps=every,
+            optimizer=components.optimizer,
+            others=lambda: hashes(components, state),
+            strategy=components.strategy,
+        )
     features = Features(
         sanity_check=config.sanity_check,
         guard=SkippingGuard(components.trained, components.optimizer) if health.on_nonfinite == "skip" else StepGuard(),
-        replicas=_replica_check(components, state, world, every_steps=every) if every else None,
+        replicas=replicas,
         profiler=profiler,
         after_first_step=partial(memory.print_memory_use, components, world),
         folder=run_folder.root,
@@ -242,19 +255,6 @@ def _trainer(
         settings=config.callbacks,
     )
     return add_features(trainer, features)
-
-
-def _replica_check(components: Components, state: TrainState, world: World, *, every_steps: int) -> ReplicaCheck:
-    from ddp_train.training.loop.replica_check import ReplicaCheck
-
-    return ReplicaCheck(
-        components.trained,
-        world,
-        every_steps=every_steps,
-        optimizer=components.optimizer,
-        others=lambda: hashes(components, state),
-        strategy=components.strategy,
-    )
 
 
 def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:
@@ -285,7 +285,7 @@ def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: St
         print(happened, flush=True)
     if is_done:
         print(summary.closing(job, state, result), flush=True)
-    elif not stop.is_paused:
+    else:
         if stop.cause() is WALLTIME:
             print(f"the time is up but for cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
         print(summary.stopped(run_folder, result.step, unsaved=run_folder.continues() if unsaved else ""), flush=True)

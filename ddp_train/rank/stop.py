@@ -40,16 +40,13 @@ logger = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 86_400.0  # a socket's time-out has a limit
 _AGENT_LOOKS_S = 2.0  # every tenth of a second, where nobody says otherwise
 _CLOSE = 0  # no signal has this number
-
-WALLTIME = signal.SIGALRM
-"""What asks for the stop when the time of the run is up."""
+WALLTIME = signal.SIGALRM  # what asks for the stop when the time of the run is up
 
 
 class Stop:
     """Stops one job's ranks together. Made by the main thread of every rank, closed by it when the job is over.
 
     Args:
-        world: the ranks.
         peers: the line to the others, which `close` closes.
         leave: what to do in a thread, on rank 0, before all ranks end without having trained.
         report: what to do in a thread before this rank ends, because the rank that it is given is gone without a word. It gets that
@@ -75,9 +72,9 @@ class Stop:
         self._at = at if world.is_main else None
         self._at_by_now = at_by_now
         self._signal: signal.Signals | None = None  # what asked for the stop
-        self.is_paused = False  # the job was stopped at a step of its own (`pauses_after`), and begins anew from there
         self._is_told = False  # by a signal to this very process, which torchrun passes on from itself
         self._asked = Event()
+        self.is_asked = self._asked.is_set  # as far as this rank knows: others may not know yet
         self._turn = Lock()  # to begin a step; the reading thread keeps it while a step is being agreed on
         self._begun = 0  # the newest step that the main thread has begun
         self._open = 0  # steps that are being agreed on
@@ -94,7 +91,8 @@ class Stop:
         self._wakeup_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         self._handlers_before: dict[int, Any] = {}
         for number in STOP_SIGNALS:
-            self._handlers_before[number] = signal.signal(number, _to_the_thread)
+            # Python's own handler has nothing to do: the wake-up descriptor has told the thread already.
+            self._handlers_before[number] = signal.signal(number, lambda *_: None)
             signal.siginterrupt(number, False)  # system calls of others' code go on as if nothing had happened
         for thread in self._threads:
             thread.start()
@@ -106,14 +104,9 @@ class Stop:
         with self._deciding:
             self._can_save = True
 
-    def is_asked(self) -> bool:
-        """Tell whether a stop was asked for, as far as this rank knows: others may not know yet."""
-        return self._asked.is_set()
-
     def cause(self) -> signal.Signals:
         """Return the signal, once a stop is certain; the message of it may still be on its way."""
-        if not self.is_paused:
-            self._asked.wait(timeout=60)
+        self._asked.wait(timeout=60)
         return self._signal or signal.SIGTERM
 
     def comes_after(self, step: int) -> bool:
@@ -125,12 +118,6 @@ class Stop:
             if not is_last:
                 self._begun = step + 1
         return is_last
-
-    def pauses_after(self, step: int, is_due: bool) -> bool:
-        """As `comes_after`, of a run that also stops by itself (`debug.resume_after_steps`), after a step that is the same on all ranks."""
-        is_last = self.comes_after(step)
-        self.is_paused = is_due and not is_last
-        return is_last or is_due
 
     def saves_after(self, step: int, is_due: bool) -> bool:
         """Tell whether a checkpoint was agreed on for this step; asked after each step, and after `comes_after`, the same on every rank.
@@ -187,11 +174,12 @@ class Stop:
 
     def _on_signal(self, number: signal.Signals) -> None:
         lost = self._peers.dead_neighbour()
-        if lost is not None and self._all_leave():
-            return
+        with suppress(DistError):  # the store is gone
+            if lost is not None and self._peers.store.check(["leaving"]):  # it has left because rank 0 told all to
+                return
         if lost is not None or self._peers.is_lost:  # the agent ends us after a failure: what remains is a broken collective
             if lost is not None:
-                doing = self._peers.activity()
+                doing = self._peers.doing()
                 self._peers.report_activity(lambda: doing, is_lost=True)
                 if self._report is not None:
                     self._report(*lost, {self._world.rank: doing} | self._peers.ask_others())
@@ -269,13 +257,6 @@ class Stop:
         self.end_agent()
         exit_at_once(0)  # not a failure: an agent that restarts failed ranks must not restart this one
 
-    def _all_leave(self) -> bool:
-        """Tell whether ranks that are gone have left because rank 0 told all to."""
-        try:
-            return not self._peers.is_alone and self._peers.store.check(["leaving"])
-        except DistError:
-            return False
-
 
 def end_agent(is_told: Callable[[], bool]) -> None:
     """End a user's torchrun after a stop: the last thing that the first rank of each machine does.
@@ -298,7 +279,3 @@ def end_agent(is_told: Callable[[], bool]) -> None:
     )
     with suppress(ProcessLookupError):
         os.kill(agent, signal.SIGTERM)
-
-
-def _to_the_thread(number: int, frame: object) -> None:
-    """Do nothing: the wake-up descriptor has told the thread already."""

@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from pathlib import Path
 from types import FrameType
@@ -27,10 +26,9 @@ from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED
 from ddp_train.job import Job
 from ddp_train.rank.forked import has_used_gpu
-from ddp_train.rank.rank import Rank
+from ddp_train.rank.rank import run_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.deadline import wait_until
@@ -47,27 +45,18 @@ _DIES_WITHIN_S = 5.0
 _LAST_WORDS_S = 1.0
 
 
-@dataclass(frozen=True)
-class Announcement:
-    """What the leader puts into the store for each job."""
-
-    number: int
-    job: str  # Job.to_json; "": there are no more
-
-
 class Member:
     """One rank's member.
 
     Args:
         attempt: where all members meet; its store survives the ranks, which have a place of their own there for each job.
-        rank: the rank that it stands for.
-        size: how many there are.
     """
 
     def __init__(self, attempt: Attempt, rank: int, size: int) -> None:
         self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, rank, size
         self._child: _Child | None = None
-        self._current: Announcement | None = None
+        self._number, self._job = 0, ""  # of the job at hand, and the job as JSON
+        self._key = ""  # where it stands in the store, and below it what becomes of it
         self._exit_code: int | None = None
         self._started = 0.0
         self._oom_kills: int | None = None
@@ -78,45 +67,41 @@ class Member:
 
     def follow(self) -> int:
         """Run every job that the leader announces, until it announces the end or the agent does (members of the ranks other than 0)."""
-        number = 0
-        while not self.is_stopping:
-            number += 1
-            announced = Announcement(**json.loads(wait_for(self._store, f"job/{number}")))
-            if not announced.job:
-                break
-            self.begin(announced)
+        while not self.is_stopping and (job := wait_for(self._store, f"job/{self._number + 1}")):
+            self.begin(job)
             while self.poll_rank(_POLL_S) is None:
                 pass
         self.end_rank()
         return PREEMPTED if self.is_stopping or self._exit_code in STOPPED.values() else DONE
 
-    def begin(self, announced: Announcement) -> None:
-        self._exit_code, self._current, self._started = None, announced, time.monotonic()
+    def begin(self, job: str) -> None:
+        """Fork the rank for the next job, `Job.to_json`."""
+        self._number, self._job, self._exit_code, self._started = self._number + 1, job, None, time.monotonic()
+        self._key = f"job/{self._number}"
         self.end_rank()
         self._oom_kills = oom_kills()
-        self._child = _Child(announced.job, f"{self._prefix}/ranks_{announced.number}")
+        self._child = _Child(job, f"{self._prefix}/ranks_{self._number}")
         for number in STOP_SIGNALS:  # the agent tells the rank too, which saves and reports: wait for it
             if signal.getsignal(number) == signal.SIG_DFL:  # else Hydra's process runs the sweep here, and `stop` is called
                 signal.signal(number, self.stop)
-        self._store.set(f"job/{announced.number}/pid/{self._rank}", str(self._child.process.pid))
+        self._store.set(f"{self._key}/pid/{self._rank}", str(self._child.process.pid))
 
     def poll_rank(self, timeout_s: float) -> int | None:
         """Return the exit code of this rank's part of the job, or None when it runs still."""
         if self._exit_code is not None:
             return self._exit_code
-        assert self._child is not None and self._current is not None
-        prefix = f"job/{self._current.number}"
+        assert self._child is not None
         exit_code = self._child.poll(timeout_s)
         if exit_code is None and self._child.process.exit_code() is not None:
             exit_code = self._report_death()
-        elif exit_code is None and self._store.check([f"{prefix}/failed"]):  # on another rank: this one waits for it in vain
+        elif exit_code is None and self._store.check([f"{self._key}/failed"]):  # on another rank: this one waits for it in vain
             exit_code = FAILED
         if exit_code is None:
             return None
         if exit_code not in (DONE, *STOPPED.values()):
-            self._store.set(f"{prefix}/failed", str(self._rank))
+            self._store.set(f"{self._key}/failed", str(self._rank))
             self.end_rank(at_once=True)
-        self._store.add(f"{prefix}/done", 1)
+        self._store.add(f"{self._key}/done", 1)
         for number in STOP_SIGNALS:
             if signal.getsignal(number) == self.stop:
                 signal.signal(number, signal.SIG_DFL)
@@ -130,14 +115,15 @@ class Member:
 
     def _report_death(self) -> int:
         """Say what a rank died of that could not say it itself, and what the others were doing."""
-        assert self._child is not None and self._current is not None
-        exit_code, run_folder = self._child.process.wait(), Job.from_json(self._current.job).run_folder
-        if exit_code == DONE and (stopped := self._stopped_before_training(run_folder)):
-            return stopped
-        is_told = self.is_stopping  # to end, by somebody who knows why
-        if not is_told and not run_folder.is_completed() and not run_folder.failure.exists():
+        assert self._child is not None
+        exit_code, run_folder = self._child.process.wait(), Job.from_json(self._job).run_folder
+        if exit_code == DONE:  # a signal came before its first step: its ranks leave, and rank 0 writes it down
+            wait_until(lambda: run_folder.read_result() is not None, within_s=_LAST_WORDS_S, every_s=0.02)
+            if (result := run_folder.read_result()) is not None and result.status in STOPPED:
+                return STOPPED[result.status]
+        if not self.is_stopping and not run_folder.is_completed() and not run_folder.failure.exists():
             time.sleep(_LAST_WORDS_S)  # the others find their connection broken, and log what they were doing
-            others = {rank: f"job/{self._current.number}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
+            others = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
             found = failure.from_exit(
                 rank=self._rank,
@@ -150,16 +136,6 @@ class Member:
             found.record(run_folder, seconds=time.monotonic() - self._started)
         return FAILED
 
-    def _stopped_before_training(self, run_folder: RunFolder) -> int | None:
-        """Return the exit code of a job that a signal ended before its first step: its ranks leave, and rank 0 writes it down."""
-
-        def exit_code() -> int | None:
-            result = run_folder.read_result()
-            return None if result is None else STOPPED.get(result.status)
-
-        wait_until(lambda: exit_code() is not None, within_s=_LAST_WORDS_S, every_s=0.02)
-        return exit_code()
-
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Take a stop signal: the rank saves and ends, and this member with it. SIGKILL ends the rank at once; the others notice."""
         self.is_stopping = True
@@ -170,12 +146,10 @@ class Member:
 class Leader(Member):
     """The member of rank 0: runs jobs with all the others. A `launch.launcher.Slot`."""
 
-    def __init__(self, attempt: Attempt, rank: int, size: int) -> None:
-        super().__init__(attempt, rank, size)
-        self._number = 0
-
     def start(self, job: Job) -> None:
-        self.begin(self._announce(job.to_json()))
+        text = job.to_json()
+        self._store.set(f"job/{self._number + 1}", text)
+        self.begin(text)
 
     def poll(self, timeout_s: float) -> int | None:
         exit_code = self.poll_rank(timeout_s)
@@ -183,24 +157,18 @@ class Leader(Member):
             return None
         if self.is_stopping and exit_code == FAILED:
             return FAILED  # another member may be gone, and never be done
-        if int(self._store.add(f"job/{self._number}/done", 0)) < self._size:
+        if int(self._store.add(f"{self._key}/done", 0)) < self._size:
             time.sleep(min(timeout_s, 0.002))
             return None
-        return FAILED if self._store.check([f"job/{self._number}/failed"]) else exit_code
+        return FAILED if self._store.check([f"{self._key}/failed"]) else exit_code
 
     def end(self) -> None:
         """Do nothing: the next job ends the ranks of this one."""
 
     def leave(self) -> None:
         """Tell the other members that there are no more jobs, and end."""
-        self._announce("")
+        self._store.set(f"job/{self._number + 1}", "")
         self.end_rank()
-
-    def _announce(self, job: str) -> Announcement:
-        self._number += 1
-        announced = Announcement(self._number, job)
-        self._store.set(f"job/{self._number}", json.dumps(asdict(announced)))
-        return announced
 
 
 def serve(leader: Leader, group: Path) -> int:
@@ -228,8 +196,8 @@ def be_fresh_rank() -> NoReturn:
 def _be_rank(member: connection.Connection, place: str, *, remark: str = "") -> NoReturn:
     """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
     job = Job.from_json(member.recv_bytes().decode())
-    rank = Rank(join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
-    member.send_bytes(str(rank.run(job)).encode())
+    code = run_rank(job, join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
+    member.send_bytes(str(code).encode())
     with suppress(EOFError):
         member.recv_bytes()
     exit_at_once(DONE)

@@ -12,13 +12,13 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ddp_train import FOLDER
-from ddp_train.errors import FAILED, NO_PROGRESS, UserError, printable
+from ddp_train.errors import FAILED, UserError, printable
 from ddp_train.redaction import redact_code
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, Status
@@ -53,6 +53,9 @@ _FIXES = {  # of errors that are not ours: what their text looks like -> what he
     r"does not have a deterministic implementation": "deterministic=false, or another operation in its place",
 }
 
+BEGINS, WAS = "begins (pid %d)", "(pid %d) was "
+"""What a rank's log has of a process: where its part begins (for `native_words`), and what it was doing (for `last_words`)."""
+
 MACHINE_LOST = "MachineLost"  # the error of a machine that went away with all its ranks
 MACHINE_REFUSED = "MachineRefused"  # and of one that could leave nothing in the run's folder itself
 
@@ -76,16 +79,13 @@ class Failure:
     stacks: str = ""  # below the run folder: the files with the stacks of all threads of all ranks, where there are some
 
     def with_others(self, others: Mapping[int, str]) -> Failure:
-        """Return this failure with what the other ranks were doing."""
-        return replace(self, others=tuple(_by_answer(others)))
-
-    def record_unless_ended(self, run_folder: RunFolder, *, before: Result | None) -> bool:
-        """Record this failure as `record` does, but not of a run that has come to a good end: what is lost after it is no failure.
-
-        Args:
-            before: what result.json held when this start of the run began: a completed run may be continued, and fail then.
-        """
-        return ended_since(run_folder, before) is None and self.record(run_folder)
+        """Return this failure with what the other ranks were doing: a line for each different answer, with the ranks that gave it."""
+        ranks_of: dict[str, list[int]] = {}
+        for rank, text in sorted(others.items()):
+            ranks_of.setdefault(text, []).append(rank)
+        lines = [f"{_name(ranks):<12} {text}" for text, ranks in ranks_of.items()]
+        more = sum(len(ranks) for ranks in [*ranks_of.values()][_LINES_SHOWN:])
+        return replace(self, others=(*lines[:_LINES_SHOWN], *([f"... and {more} more"] if more else [])))
 
     def record(self, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
         """Write failure.json and result.json unless another rank was earlier; tell whether this one was first.
@@ -161,16 +161,19 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
 
 
 def from_exit(
-    *, rank: int, pid: int, exit_code: int, run_folder: RunFolder | None = None, was_out_of_memory: bool | None = None
+    *, rank: int, pid: int, exit_code: int | None, run_folder: RunFolder | None = None, was_out_of_memory: bool | None = None
 ) -> Failure:
     """Describe a rank that died without a word: a signal (negative exit code, as subprocess gives it) or an exit of its own.
 
     Args:
+        exit_code: None: another rank found it gone, and no agent of ours can tell of what it died.
         run_folder: where its log is, with what CUDA or NCCL said last: NCCL's watchdog ends the process of whose GPU it hears an error.
         was_out_of_memory: whether the kernel's out-of-memory killer was at work meanwhile; None: not known.
     """
     fix = ""
-    if exit_code < 0:
+    if exit_code is None:
+        error, message = "ProcessLost", "the process ended without a report; torchrun's own page has its signal or exit code"
+    elif exit_code < 0:
         error = signal.Signals(-exit_code).name
         message = f"the process was ended by {error}"
         if error == "SIGKILL" and was_out_of_memory:
@@ -186,19 +189,6 @@ def from_exit(
     else:
         error, message = "ProcessExit", f"the process exited with code {exit_code} without a report"
     return Failure(rank=rank, pid=pid, error=error, message=message, fix=fix)
-
-
-def from_loss(*, rank: int, pid: int) -> Failure:
-    """Describe a rank that another one found gone, where no agent of ours can tell of what it died."""
-    message = "the process ended without a report; torchrun's own page has its signal or exit code"
-    return Failure(rank=rank, pid=pid, error="ProcessLost", message=message)
-
-
-def from_departure(*, rank: int, pid: int, step: int) -> Failure:
-    """Describe a rank that left as if all were done; the agent sees nothing wrong in that."""
-    message = f"rank {rank} left with exit code 0 after step {step} while the others were still training"
-    fix = "look for os._exit in the code that this run uses"
-    return Failure(rank=rank, pid=pid, step=step, error="EarlyExit", message=message, fix=fix)
 
 
 def describe(frames: Sequence[traceback.FrameSummary]) -> str:
@@ -223,19 +213,9 @@ def describe_error(error: BaseException, *, is_a_peers: bool) -> str:
     return where if is_a_peers else f"failed with {type(error).__name__}, {where}"
 
 
-def activity_line(doing: str) -> str:
-    """Return the line of a rank's log that `last_words` looks for."""
-    return f"(pid {os.getpid()}) was {doing}"
-
-
-def begins() -> str:
-    """Return the line that begins a process's part of a rank's log, for `native_words`."""
-    return f"begins (pid {os.getpid()})"
-
-
 def native_words(run_folder: RunFolder, rank: int, pid: int) -> str:
     """Return the last that CUDA or NCCL wrote into the log of a rank that has ended; "" where they wrote nothing."""
-    text = tail(run_folder.rank_log(rank), _TAIL_BYTES).rpartition(f"begins (pid {pid})")[2]  # earlier attempts wrote to the same log
+    text = tail(run_folder.rank_log(rank), _TAIL_BYTES).rpartition(BEGINS % pid)[2]  # earlier attempts wrote to the same log
     lines = [found[0] for line in text.splitlines() if (found := _NATIVE_WORDS.search(line))]
     return redact_code(lines[-1][:_SAID_CHARACTERS]) if lines else ""
 
@@ -244,7 +224,7 @@ def last_words(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]
     """Return what ranks (-> pid: earlier attempts wrote to the same logs) were doing before they ended, as they logged it."""
     found = {}
     for rank, pid in pids.items():
-        lines = re.findall(rf"\(pid {pid}\) was (.+)", tail(run_folder.rank_log(rank), _TAIL_BYTES))
+        lines = re.findall(f"{re.escape(WAS % pid)}(.+)", tail(run_folder.rank_log(rank), _TAIL_BYTES))
         found[rank] = lines[-1] if lines else "left no word"
     return found
 
@@ -260,18 +240,11 @@ def from_machine(*, host: str, ranks: Sequence[int], why: str) -> Failure:
     return Failure(rank=ranks[0], host=host, pid=0, error=MACHINE_LOST, message=f"{host} {why}; lost with it: {_name(ranks)}")
 
 
-def from_refusal(code: int, *, logs: str) -> Failure:
-    """Describe that some machine refused: all that is known is the exit code, one of `errors.FINAL`, and which logs say why."""
-    return Failure(rank=0, pid=0, error=MACHINE_REFUSED, message=f"a machine refused (exit code {code}); {logs} say why", exit_code=code)
-
-
-def from_no_progress(text: str) -> Failure:
-    """Describe that a run gets no further however often it is started again."""
-    return Failure(rank=0, pid=os.getpid(), error="NoProgress", message=text.strip(), exit_code=NO_PROGRESS)
-
-
 def ended_since(run_folder: RunFolder, before: Result | None) -> Result | None:
-    """Return the result of a run that was completed, or stopped in good order, since result.json held `before`; None: it was not."""
+    """Return the result of a run that was completed, or stopped in good order, since result.json held `before`; None: it was not.
+
+    What is lost after that is no failure. But a completed run may be continued, and fail then.
+    """
     result = run_folder.read_result()
     is_ended = result is not None and result != before and (result.status == Status.COMPLETED or result.status in STOPPED)
     return result if is_ended else None
@@ -290,18 +263,6 @@ def _text(error: BaseException) -> str:
         return redact_code(str(error))
     except Exception as problem:  # a user's own exception class
         return f"(its text cannot be had: {type(problem).__name__})"
-
-
-def _by_answer(doing: Mapping[int, str]) -> Iterator[str]:
-    """Give each different answer one line, with the ranks that gave it."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, text in sorted(doing.items()):
-        ranks_of.setdefault(text, []).append(rank)
-    groups = sorted(ranks_of.items(), key=lambda group: group[1][0])
-    for text, ranks in groups[:_LINES_SHOWN]:
-        yield f"{_name(ranks):<12} {text}"
-    if len(groups) > _LINES_SHOWN:
-        yield f"... and {sum(len(ranks) for _, ranks in groups[_LINES_SHOWN:])} more"
 
 
 def _name(ranks: Sequence[int]) -> str:

@@ -24,7 +24,6 @@ class RunFolder:
         self.code_diff = self.root / "code.diff"
         self.metrics = self.root / "metrics.jsonl"
         self.events = self.root / "events.jsonl"  # losses that were not finite, spikes, steps that were skipped or taken back; a line each
-        self.tensorboard = self.root / "tensorboard"
         self.logs = self.root / "logs"
         self.batches = self.logs / "batches"  # of an evaluation: how far it is (`run_folder.progress`)
         self.checkpoints = self.root / "checkpoints"
@@ -76,10 +75,11 @@ class RunFolder:
 
     def record_config(self, text: str) -> None:
         """Write config.yaml; one that it replaces (of an attempt under other settings) stays as config.1.yaml, config.2.yaml, ..."""
-        if self.config.exists() and self.config.read_text() != text:
+        before = self.config.read_text() if self.config.exists() else None
+        if before not in (None, text):
             earlier = sum(1 for _ in self.root.glob("config.*.yaml")) + 1
             os.link(self.config, self.root / f"config.{earlier}.yaml")  # there is a config.yaml at any time
-        if not self.config.exists() or self.config.read_text() != text:
+        if before != text:
             write_atomic(self.config, text)
 
     def forget_failure(self) -> None:

@@ -31,13 +31,9 @@ from ddp_train.system.files import write_json
 from ddp_train.system.process import pid_namespace, start_of
 from ddp_train.system.torchrun_env import restart_count
 
-STARTED = time.time()
-"""When this process began, in seconds since the epoch; about: when this module was imported."""
-
+STARTED = time.time()  # when this process began, in seconds since the epoch; about: when this module was imported
 MAX_STARTS_WITHOUT_CHECKPOINT = 4
-NO_PROGRESS_ERROR = "NoProgress"
-"""How the error in result.json begins after the last of them."""
-
+NO_PROGRESS_ERROR = "NoProgress"  # how the error in result.json begins after the last of them
 _SHOWN = 100  # characters of an error
 _ENGINE, _TAKEN, _RANKS = "engine", "ranks of an engine", "ranks"
 
@@ -54,7 +50,7 @@ class _Starts:
         if self.began:
             write_json(run_folder.starts, asdict(self))
         else:
-            forget_starts(run_folder)
+            run_folder.starts.unlink(missing_ok=True)
 
 
 def count_start(run_folder: RunFolder, *, by_engine: bool = False) -> None:
@@ -75,11 +71,7 @@ def count_start(run_folder: RunFolder, *, by_engine: bool = False) -> None:
 
 
 def end_start(run_folder: RunFolder, *, is_saved: bool = True) -> None:
-    """Note that the start has ended in good order: completed, or stopped (rank 0).
-
-    Args:
-        is_saved: it got somewhere; otherwise the starts before it still count.
-    """
+    """Note that the start has ended in good order: completed, or stopped. Unless it has saved, those before it still count (rank 0)."""
     starts = _load(run_folder)
     if is_saved:
         starts.began.clear()
@@ -87,11 +79,6 @@ def end_start(run_folder: RunFolder, *, is_saved: bool = True) -> None:
         starts.began.pop()
     starts.open = ""
     starts.write(run_folder)
-
-
-def forget_starts(run_folder: RunFolder) -> None:
-    """Begin to count anew."""
-    run_folder.starts.unlink(missing_ok=True)
 
 
 def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False) -> str:
@@ -123,29 +110,16 @@ def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine
         report = next((report for report in reports if began <= report.time < next_began), None)
         after = "" if report is None or report.step is None else f"after step {report.step}: "
         lines.append(f"{after}{report.who}: {report.line(_SHOWN)}" if report else "everything ended without a report")
-    forget_starts(run_folder)
+    run_folder.starts.unlink(missing_ok=True)  # it is counted anew
+    result = Result(status=Status.FAILED, step=report.step if report else None, error=f"{NO_PROGRESS_ERROR}: {lines[-1]}")
     with suppress(OSError):
-        Result(status=Status.FAILED, step=report.step if report else None, error=f"{NO_PROGRESS_ERROR}: {lines[-1]}").write(
-            run_folder.result
-        )
-    return _screen(run_folder, starts.checkpoint, lines)
-
-
-def _screen(run_folder: RunFolder, checkpoint: int, lines: list[str]) -> str:
-    origin = f"its checkpoint of step {checkpoint}" if checkpoint else "the start"
-    return "\n".join(
-        [
-            "",
-            f"No progress: the run was started again {len(lines) - 1} times from {origin}, and no new checkpoint came of it",
-            "",
-            *(f"  {number}  {line}" for number, line in enumerate(lines, 1)),
-            "",
-            f"  reports  {run_folder.shown()}/failure*.json",
-            f"  fix: mend it before it runs again (exit code {NO_PROGRESS}: do not requeue);"
-            f" `ddp-train resume {shlex.quote(run_folder.shown())}` counts anew",
-            "",
-        ]
-    )
+        result.write(run_folder.result)
+    origin = f"its checkpoint of step {starts.checkpoint}" if starts.checkpoint else "the start"
+    head = f"No progress: the run was started again {len(lines) - 1} times from {origin}, and no new checkpoint came of it"
+    numbered = [f"  {number}  {line}" for number, line in enumerate(lines, 1)]
+    again = f"`ddp-train resume {shlex.quote(run_folder.shown())}` counts anew"
+    fix = f"  fix: mend it before it runs again (exit code {NO_PROGRESS}: do not requeue); {again}"
+    return "\n".join(["", head, "", *numbered, "", f"  reports  {run_folder.shown()}/failure*.json", fix, ""])
 
 
 def _load(run_folder: RunFolder) -> _Starts:
@@ -173,7 +147,7 @@ def remember_run(folder: Path, *, owner: int | None = None) -> None:
     """
     started = run_started()
     try:
-        file = _file_of(owner or _owner())
+        file = _file_of(owner)
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as stream:
             json.dump({"folder": str(folder), "restarts": restart_count(), "started": started}, stream)
@@ -185,7 +159,7 @@ def remember_run(folder: Path, *, owner: int | None = None) -> None:
 def recall_run(*, owner: int | None = None) -> RestartNote | None:
     """Return what an earlier attempt here remembered."""
     with suppress(OSError):
-        found = json.loads(_file_of(owner or _owner()).read_text(encoding="utf-8"))
+        found = json.loads(_file_of(owner).read_text(encoding="utf-8"))
         return RestartNote(folder=Path(found["folder"]), restarts=found["restarts"], started=found["started"])
     return None
 
@@ -198,23 +172,15 @@ def run_started() -> float:
     return earlier.started if earlier is not None else STARTED
 
 
-def follows_failure(memory: RestartNote | None) -> bool:
-    """Tell whether a failure here has started the ranks again, and not a machine that came or went."""
-    return memory is not None and restart_count() > memory.restarts
-
-
 def forget_run() -> None:
     """Remove what was remembered: the run has ended well."""
     with suppress(OSError):
-        _file_of(_owner()).unlink()
+        _file_of().unlink()
 
 
-def _owner() -> int:
-    return int(os.environ.get(handover.NODE) or os.getppid())
-
-
-def _file_of(agent: int) -> Path:
-    """Return the file of an agent, after removing those of agents that are gone."""
+def _file_of(owner: int | None = None) -> Path:
+    """Return the file of a process that outlives the ranks, after removing those of processes that are gone."""
+    owner = owner or int(os.environ.get(handover.NODE) or os.getppid())
     folder = Path(tempfile.gettempdir()) / f"ddp_train_{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -226,4 +192,4 @@ def _file_of(agent: int) -> Path:
         pid, _, start = file.name.removeprefix(f"{here}_").partition("_")
         if pid.isdigit() and start_of(int(pid)) != start:
             file.unlink(missing_ok=True)
-    return folder / f"{here}_{agent}_{start_of(agent)}"
+    return folder / f"{here}_{owner}_{start_of(owner)}"

@@ -23,9 +23,7 @@ from ddp_train.system.files import write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
 
 RATES = ("tokens_per_s", "mfu")
-
-GOALS = {"minimize": "min", "maximize": "max"}
-"""What `sweep.direction` says -> the goal of the metric, as an objective has it."""
+GOALS = {"minimize": "min", "maximize": "max"}  # what `sweep.direction` says -> the goal of the metric, as an objective has it
 
 
 @dataclass(kw_only=True)
@@ -85,11 +83,7 @@ class Sweep:
         return RunFolder(self.root / job.folder)
 
     def read_result(self, job: SweepJob, metric: str | None) -> None:
-        """Take over what a job's result.json says of it.
-
-        Args:
-            metric: the one to compare by; None: the one that the objective names first.
-        """
+        """Take over what a job's result.json says of it. The metric to compare by is, if None, the one that the objective names first."""
         result = self.run_folder(job).read_result()
         if result is None:
             result = Result(status=Status.INTERRUPTED if job.attempts else Status.QUEUED)
@@ -154,10 +148,8 @@ def sweep_of(run: Path) -> Path | None:
 def update_table(run: Path, status: Status | None = None) -> None:
     """Write where a job is into the table of its sweep, if it has one that no process keeps: the jobs of an engine.
 
-    Jobs may do so at the same moment: each reads the results of all, and looks again when it has written.
-
-    Args:
-        status: of this job; None: what its result.json says.
+    Jobs may do so at the same moment: each reads the results of all, and looks again when it has written. Without a `status` this job has
+    what its result.json says.
     """
     with suppress(ConfigError, OSError):  # the table is for people: no job fails by it
         root = sweep_of(run)

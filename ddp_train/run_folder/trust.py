@@ -18,8 +18,7 @@ import yaml
 
 from ddp_train.errors import ConfigError
 
-_NAMES_CODE = ("config.yaml", "sweep.json", "conf/**/*.yaml")
-"""What a run is built from, and a sweep."""
+_NAMES_CODE = ("config.yaml", "sweep.json", "conf/**/*.yaml")  # what a run is built from, and a sweep
 
 _READ = (
     *_NAMES_CODE,

@@ -55,7 +55,11 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
     if result is not None and result.status == Status.COMPLETED:
         return Verdict(Outcome.DONE, "", DONE)
     shown = shlex.quote(run_folder.shown())
-    if (by := _cancelled_by(run_folder)) is not None:
+    if run_folder.cancelled.exists():
+        by = ""
+        with suppress(OSError, ValueError, KeyError, TypeError):  # half of the marker marks as well
+            marker = json.loads(run_folder.cancelled.read_text())
+            by = f" by {marker['by']} at {marker['time']}"
         return Verdict(Outcome.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
     error = failure.one_line((result.error if result is not None else None) or "", _SHOWN)
     if error.startswith(NO_PROGRESS_ERROR):
@@ -90,7 +94,8 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
     if code not in FINAL or verdict_of(run_folder).outcome != Outcome.AGAIN or (is_elastic and (report or run_folder.read_result())):
         return
     run_folder.forget_failure()
-    failure.from_refusal(code, logs=logs).record(run_folder)
+    message = f"a machine refused (exit code {code}); {logs} say why"
+    failure.Failure(rank=0, pid=0, error=failure.MACHINE_REFUSED, message=message, exit_code=code).record(run_folder)
 
 
 def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[Verdict, int]:
@@ -138,25 +143,11 @@ def mark_cancelled(run_folder: RunFolder) -> None:
 
     An empty marker is enough, and fits on most disks that are full. OSError where not even that can be made.
     """
+    user = str(os.getuid())
+    with suppress(KeyError, OSError):  # a number without a name, as in a container
+        user = getpass.getuser()
     try:
-        write_json(run_folder.cancelled, {"by": f"{_user()} on {os.uname().nodename}", "time": time.strftime("%Y-%m-%d %H:%M:%S")})
+        write_json(run_folder.cancelled, {"by": f"{user} on {os.uname().nodename}", "time": time.strftime("%Y-%m-%d %H:%M:%S")})
     except OSError:
         run_folder.cancelled.parent.mkdir(exist_ok=True)
         run_folder.cancelled.touch()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in a container
-        return str(os.getuid())
-
-
-def _cancelled_by(run_folder: RunFolder) -> str | None:
-    """Return by whom and when the run was cancelled, with a blank before it; None where it was not."""
-    if not run_folder.cancelled.exists():
-        return None
-    with suppress(OSError, ValueError, KeyError, TypeError):  # half of the marker marks as well
-        marker = json.loads(run_folder.cancelled.read_text())
-        return f" by {marker['by']} at {marker['time']}"
-    return ""

@@ -1,13 +1,14 @@
 """The process that watches the ranks of one node: who does not move any more is named, with its stack, and ended.
 
-    python -m ddp_train.watchdog PID_OF_LOCAL_RANK_0
+    python -m ddp_train.watchdog PID_OF_LOCAL_RANK_0 WATCH_REQUEST
 
-The job comes as a line on its standard input (`WatchRequest`), which is closed when the job is over. It imports no torch and needs nothing
-of the ranks: their heartbeats and stacks lie in memory that it can see (`system/process.py`).
+Its standard input is closed when the job is over. It imports no torch and needs nothing of the ranks: their heartbeats and stacks lie in
+memory that it can see (`system/process.py`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -50,17 +51,14 @@ def main() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # for the ranks; this process ends with them
     die_with_parent(int(sys.argv[1]))
-    if not (line := sys.stdin.readline()):
-        return
-    watched, polled = _Job(WatchRequest.from_json(line)), time.monotonic()
+    watched, polled = _Job(WatchRequest(**json.loads(sys.argv[2]))), time.monotonic()
     while not watched.is_over:
         wait_s = watched.calm_s()
-        is_closed, _, _ = select.select([0], [], [], wait_s)
-        if is_closed:
+        if select.select([0], [], [], wait_s)[0]:  # it is closed
             return
         now = time.monotonic()
         if now - polled > wait_s + _GAP_S:
-            watched.start_clocks(now)
+            watched.clocks_began = now
         watched.look(now)
         polled = time.monotonic()
 
@@ -70,16 +68,12 @@ class _Job:
 
     def __init__(self, request: WatchRequest) -> None:
         self._request, self._run_dir = request, RunFolder(Path(request.run_folder))
-        self._began = self._clocks_began = time.monotonic()
-        self._heartbeats = {rank: HeartbeatReader(pid) for rank, pid in request.pids.items()}
+        self._began = self.clocks_began = time.monotonic()  # the ranks could not move until the second
+        self._heartbeats = {rank: HeartbeatReader(pid) for rank, pid in request.pids}
         self._looked_at: dict[int, float] = {}  # rank -> the time of its beat when it was found to wait for others
         self._is_failing = False  # another process has reported a failure, and the agent ends the ranks
         self._left_s = 0.0  # until the first rank is overdue, at the last look
         self.is_over = False
-
-    def start_clocks(self, now: float) -> None:
-        """Count from now on: the ranks could not move until now."""
-        self._clocks_began = now
 
     def calm_s(self) -> float:
         """Return in how many seconds to look again: the nearer a rank is to its limit, the sooner."""
@@ -87,18 +81,17 @@ class _Job:
 
     def look(self, now: float) -> None:
         """End the job if ranks have stood still for too long and are to blame for it."""
-        pids = {rank: pid for rank, pid in self._request.pids.items() if is_alive(pid)}
+        pids = {rank: pid for rank, pid in self._request.pids if is_alive(pid)}
         if not self._is_failing and (len(pids) < len(self._request.pids) or self._run_dir.failure.exists()):
-            self._is_failing = True
-            self.start_clocks(now)
+            self._is_failing, self.clocks_began = True, now
             found = failure.load(self._run_dir.failure)
             if found is not None and found.error == ERROR:  # of another node, whose report needs this one's collectives, too
                 Request(pids, self._run_dir.logs)
         if not pids or self._is_suspended(list(pids.values())):
-            self.start_clocks(now)
+            self.clocks_began = now
             return
         heartbeats = {rank: self._heartbeats[rank].last(since=self._began) for rank in pids}
-        still = {rank: now - max(heartbeat.time, self._clocks_began) for rank, heartbeat in heartbeats.items()}
+        still = {rank: now - max(heartbeat.time, self.clocks_began) for rank, heartbeat in heartbeats.items()}
         self._left_s = min(self._limit(heartbeats[rank]) - still[rank] for rank in pids)
         overdue = [rank for rank in pids if still[rank] > self._limit(heartbeats[rank])]
         waits_elsewhere = len(overdue) == len(pids) and self._request.world_size > len(self._request.pids)

@@ -16,96 +16,52 @@ import struct
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import TextIO
 
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
-OTHER_NODES = 2
-"""Where no rank of this node is to blame, another node has this many time-outs to name one of its own."""
-
+OTHER_NODES = 2  # where no rank of this node is to blame, another node has this many time-outs to name one of its own
 _REPORTS_S = 60
 _NAME = "ddp_train_beat"
 _LAYOUT = struct.Struct("=dqqq")
 _DEVICE = struct.Struct("=q?")  # behind it
+_BOTH = struct.Struct("=dqqqq?")
 _PHASES = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
 """In the order in which those with the same number of steps behind them come."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchRequest:
-    """What to watch; the one line on the standard input of that process."""
+    """What to watch; an argument of that process."""
 
     run_folder: str
+    pids: Sequence[tuple[int, int]]  # rank and pid, of this node's ranks
+    world_size: int
     start_timeout_s: float | None  # without a beat, until a rank has taken its first step; None: as long as it takes
     step_timeout_s: float | None  # the same, after it
     uses_device: bool  # a GPU
     shows: bool  # a report goes to the terminal too
-    pids: dict[int, int] = field(default_factory=dict)  # rank -> pid, of this node
-    world_size: int = 1
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WatchRequest:
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**{**fields, "pids": {int(rank): pid for rank, pid in fields["pids"].items()}})
 
 
-class WatchdogClient:
-    """One rank's part in the watch on its node.
-
-    Args:
-        world_size: how many ranks there are.
-    """
-
-    pids: dict[int, int]
-    """On local rank 0: rank -> pid, of all ranks of this node. Empty on the others, and where no rank can be watched."""
-
-    def __init__(self, world_size: int) -> None:
-        self.pids, self._world_size, self._heartbeat = {}, world_size, HeartbeatWriter()
-        self._process: subprocess.Popen[str] | None = None
-
-    def begin(self, tracker: PhaseTracker, request: WatchRequest, *, terminal: TextIO) -> None:
-        """Watch a job that begins.
-
-        Args:
-            terminal: where a report is shown.
-        """
-        self._heartbeat.follow(tracker)
-        if self.pids:
-            self._process = _start(terminal)
-            assert self._process.stdin is not None
-            with suppress(OSError):  # it was killed
-                self._process.stdin.write(f"{replace(request, pids=self.pids, world_size=self._world_size).to_json()}\n")
-                self._process.stdin.flush()
-
-    def end(self) -> None:
-        """Stop watching: the job is over."""
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
+def start_watchdog(request: WatchRequest, terminal: TextIO) -> subprocess.Popen[bytes]:
+    """Start the process that watches the ranks of this node until its input is closed. A report is shown on the terminal."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddp_train.watchdog", str(os.getpid()), json.dumps(asdict(request))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=terminal.fileno(),
+        start_new_session=True,  # an agent signals the whole group of a rank
+    )
 
 
 def patience(*timeouts_s: float | None) -> timedelta:
     """Return how long a collective may take: longer than the watch waits, else the innocent ranks would give up before it has found out."""
-    longest = max((timeout_s or math.inf for timeout_s in timeouts_s), default=math.inf)
+    longest = max(timeout_s or math.inf for timeout_s in timeouts_s)
     return timedelta(days=1) if longest == math.inf else timedelta(seconds=OTHER_NODES * longest + _REPORTS_S)
-
-
-def _start(terminal: TextIO) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddp_train.watchdog", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=terminal.fileno(),
-        text=True,
-        start_new_session=True,  # an agent signals the whole group of a rank
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +71,9 @@ class Heartbeat:
     time: float  # when that began, in seconds of the machine's monotonic clock
     phase: Phase
     step: int  # steps taken before it
-    first_step: int  # where this rank began; -1: it has not yet
+    has_taken_a_step: bool  # since this rank began
     device_step: int = -1  # steps that its device has finished, as last seen: it may have got further; -1: not known
     waits_for_device: bool = False  # the host waits right now for its device to finish one more: it has not got further
-
-    @property
-    def has_taken_a_step(self) -> bool:
-        return 0 <= self.first_step < self.step
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -132,7 +84,7 @@ class Heartbeat:
 class HeartbeatWriter:
     """Beats with each phase of a job (in a rank)."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracker: PhaseTracker) -> None:
         descriptor = -1  # memory of its own, where no other process can watch
         if HAS_SHARED_MEMORY:
             descriptor = os.memfd_create(_NAME)  # stays open: the watch opens it by its name
@@ -140,16 +92,13 @@ class HeartbeatWriter:
         self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
         self._first_step = -1
         self._see_device(-1, False)
-
-    def follow(self, tracker: PhaseTracker) -> None:
-        """Beat with the phases of a job that begins."""
         tracker.listen(self._beat)
         tracker.listen_to_device(self._see_device)
 
     def _beat(self, phase: Phase, step: int) -> None:
         if self._first_step < 0 and phase is Phase.DATA:
             self._first_step = step
-        _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, self._first_step, _PHASES.index(phase))
+        _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, 0 <= self._first_step < step, _PHASES.index(phase))
 
     def _see_device(self, step: int, is_awaited: bool) -> None:
         _DEVICE.pack_into(self._memory, _LAYOUT.size, step, is_awaited)
@@ -167,15 +116,14 @@ class HeartbeatReader:
     def last(self, *, since: float) -> Heartbeat:
         """Return the last one; where there is none since `since`, a start at that time."""
         if self._memory is not None:
-            moment, step, first_step, number = _LAYOUT.unpack_from(self._memory)
+            moment, step, has_taken_a_step, number, device_step, is_awaited = _BOTH.unpack_from(self._memory)
             if moment >= since:
-                device_step, is_awaited = _DEVICE.unpack_from(self._memory, _LAYOUT.size)
                 return Heartbeat(
                     time=moment,
                     phase=_PHASES[number],
                     step=step,
-                    first_step=first_step,
+                    has_taken_a_step=bool(has_taken_a_step),
                     device_step=device_step,
                     waits_for_device=is_awaited,
                 )
-        return Heartbeat(time=since, phase=Phase.START, step=0, first_step=-1)
+        return Heartbeat(time=since, phase=Phase.START, step=0, has_taken_a_step=False)

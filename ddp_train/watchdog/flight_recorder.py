@@ -40,11 +40,7 @@ def without_records(given: Mapping[str, str]) -> dict[str, str]:
 
 
 class FlightRecorder:
-    """One rank's recorder; made before its process group opens.
-
-    Args:
-        logs: where torch writes.
-    """
+    """One rank's recorder; made before its process group opens. Torch writes into the folder of the logs."""
 
     def __init__(self, rank: int, logs: Path) -> None:
         self._rank, self._pipes = rank, Path(tempfile.mkdtemp(prefix="ddp_train_"))
@@ -61,8 +57,7 @@ class FlightRecorder:
     def hide_pipe(self, *, is_expected: bool) -> None:
         """Remove the name of the pipe as soon as torch has it open; the watch finds it among the open files of this process.
 
-        Args:
-            is_expected: there is a process group, so torch makes one.
+        It `is_expected` where there is a process group.
         """
         if is_expected and not wait_until(
             lambda: _pipe(os.getpid(), self._rank) is not None, within_s=_OPENS_WITHIN_S, every_s=_POLL_S / 5
@@ -72,15 +67,13 @@ class FlightRecorder:
 
 
 class Request:
-    """Asks ranks of this machine for their records.
+    """Asks ranks of this machine (-> pid) for their records, which will be in the folder of the logs.
 
-    Args:
-        pids: rank -> pid. A rank without a pipe is left out: on the CPU, or where the user has set another.
-        logs: where the records will be.
+    A rank without a pipe is left out: on the CPU, or where the user has set another.
     """
 
     def __init__(self, pids: Mapping[int, int], logs: Path) -> None:
-        self._before = {}  # file -> when it was written, by an earlier attempt perhaps
+        self._before = {}  # file -> its size and when it was written, by an earlier attempt perhaps
         for rank, pid in pids.items():
             if (pipe := _pipe(pid, rank)) is not None:
                 self._before[logs / f"{_FILE}{rank}"] = _written(logs / f"{_FILE}{rank}")
@@ -88,11 +81,7 @@ class Request:
                     descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                     os.write(descriptor, b"1")
                     os.close(descriptor)
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether any rank will answer."""
-        return bool(self._before)
+        self.is_heard = bool(self._before)  # any rank will answer
 
     def wait(self) -> None:
         """Wait until all have been written, or as long as it may take."""

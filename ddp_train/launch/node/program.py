@@ -127,8 +127,9 @@ class _Program:
             return end.code
         except Exception as error:
             found, folder = failure.from_exception(error, rank=0, step=None), self._work.run_folder
-            if folder is not None:
-                found.record_unless_ended(folder, before=None if self._rounds is None else self._rounds.before)
+            before = None if self._rounds is None else self._rounds.before
+            if folder is not None and failure.ended_since(folder, before) is None:
+                found.record(folder)
             registry.say(f"the node program of {self._work.facts.host}, the first machine, has failed: {found.line(SHOWN)}")
             traceback.print_exception(error)
             return found.exit_code
@@ -207,7 +208,7 @@ class _Program:
                 print(f"{text}; the run itself has ended as it should", file=sys.stderr, flush=True)
                 raise End(exit_code(folder, FAILED, before=agent.before))
             found = failure.from_machine(host=self._membership.first_host, ranks=agent.ranks_of_first, why=why)
-            if found.record_unless_ended(folder, before=agent.before):
+            if found.record(folder):
                 text = found.screen(folder)
         print(text, file=sys.stderr, flush=True)
         raise End(FAILED)

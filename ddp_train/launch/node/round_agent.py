@@ -150,8 +150,8 @@ class RoundAgent:
         return code if code >= 0 else 128 - code, why
 
     def _record(self, found: failure.Failure) -> None:
-        if (folder := self.folder()) is not None:
-            found.record_unless_ended(folder, before=self.before)
+        if (folder := self.folder()) is not None and failure.ended_since(folder, self.before) is None:
+            found.record(folder)
 
     def _job(self) -> Job | None:
         return None if self._message["job"] is None else Job.from_json(self._message["job"])

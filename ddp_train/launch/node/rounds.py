@@ -216,7 +216,7 @@ class Rounds:
         found = failure.from_machine(host=machine.name, ranks=this.ranks_of(machine), why=why)
         folder = self._work.run_folder
         is_last = self._stop is not None or self._restarts >= self._work.max_restarts
-        if folder is not None and found.record_unless_ended(folder, before=self.before) and is_last:
+        if folder is not None and failure.ended_since(folder, self.before) is None and found.record(folder) and is_last:
             print(found.screen(folder), file=sys.stderr, flush=True)
         self._registry.say(f"{found.message}; the ranks of all machines are ended")
 

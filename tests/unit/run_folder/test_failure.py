@@ -70,7 +70,7 @@ def test_the_last_words_of_a_rank_are_those_of_this_attempt(tmp_path: Path) -> N
     run_folder = RunFolder(tmp_path)
     run_folder.logs.mkdir()
     run_folder.rank_log(0).write_text(
-        f"12:00 rank 0 INFO {failure.activity_line('in forward')}\n12:01 rank 0 INFO {failure.activity_line('in backward')}\n"
+        f"12:00 rank 0 INFO {failure.WAS % os.getpid()}in forward\n12:01 rank 0 INFO {failure.WAS % os.getpid()}in backward\n"
     )
     pid = os.getpid()
     assert failure.last_words(run_folder, {0: pid, 1: pid}) == {0: "in backward", 1: "left no word"}
@@ -149,7 +149,8 @@ def test_what_is_lost_after_a_good_end_is_no_failure(tmp_path: Path, status: Sta
     folder, lost = RunFolder(tmp_path), failure.from_machine(host="node1", ranks=[2, 3], why="is gone")
     ended = Result(status=status, step=3)
     ended.write(folder.result)
-    assert not lost.record_unless_ended(folder, before=None)
+    assert failure.ended_since(folder, None) == ended
     assert folder.read_result() == ended and not folder.failure.exists()
-    assert lost.record_unless_ended(folder, before=ended)  # it is of an earlier start, and was continued since
+    assert failure.ended_since(folder, ended) is None  # it is of an earlier start, and was continued since
+    lost.record(folder)
     assert (found := folder.read_result()) is not None and found.status == Status.FAILED

@@ -20,10 +20,10 @@ import time
 from ddp_train.system import stack_dump as stacks
 from ddp_train.watchdog.client import HeartbeatWriter
 from ddp_train.phase import Phase, PhaseTracker
-writer, tracker = HeartbeatWriter(), PhaseTracker()
+tracker = PhaseTracker()
 stacks.answer()
 stacks.Note().write("the samples 3 to 5")
-writer.follow(tracker)
+HeartbeatWriter(tracker)
 tracker.enter(Phase.DATA, 4)
 tracker.enter(Phase.SAVE, 5)
 tracker.see_device(3, is_awaited=True)
@@ -35,7 +35,7 @@ linger()
         assert process.stdout is not None
         process.stdout.readline()
         heartbeat = HeartbeatReader(process.pid).last(since=0.0)
-        assert (heartbeat.phase, heartbeat.step, heartbeat.first_step, heartbeat.has_taken_a_step) == (Phase.SAVE, 5, 4, True)
+        assert (heartbeat.phase, heartbeat.step, heartbeat.has_taken_a_step) == (Phase.SAVE, 5, True)
         assert (heartbeat.device_step, heartbeat.waits_for_device) == (3, True)
         assert HeartbeatReader(process.pid).last(since=time.monotonic()).phase is Phase.START  # there is none since
         frames = stack_dump.main_thread(stack_dump.ask([process.pid])[process.pid])
@@ -50,8 +50,8 @@ linger()
 
 
 def test_a_beat_costs_little() -> None:
-    heartbeat, tracker = HeartbeatWriter(), PhaseTracker()
-    heartbeat.follow(tracker)
+    tracker = PhaseTracker()
+    HeartbeatWriter(tracker)
     started = time.perf_counter()
     for step in range(10_000):
         tracker.enter(Phase.STEP, step)

@@ -24,7 +24,7 @@ OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 def snapshot(
     rank: int, frames: list[FrameSummary], *, state: str = "S", step: int = 5, phase: Phase = Phase.STEP, **others: object
 ) -> RankSnapshot:
-    heartbeat = Heartbeat(time=float(rank), phase=phase, step=step, first_step=0)
+    heartbeat = Heartbeat(time=float(rank), phase=phase, step=step, has_taken_a_step=True)
     return RankSnapshot(rank=rank, pid=100 + rank, state=state, heartbeat=heartbeat, still_s=4.0, frames=frames, **others)  # type: ignore[arg-type]
 
 
@@ -81,7 +81,7 @@ def native(
         finished: steps that its device has finished, as last seen.
         ends: False: while the host waits for its device to finish one more, so that the number is exact.
     """
-    heartbeat = Heartbeat(time=float(rank), phase=phase, step=step, first_step=0, device_step=finished, waits_for_device=not ends)
+    heartbeat = Heartbeat(time=float(rank), phase=phase, step=step, has_taken_a_step=True, device_step=finished, waits_for_device=not ends)
     return RankSnapshot(
         rank=rank, pid=100 + rank, state="R", heartbeat=heartbeat, still_s=4.0, frames=frames, uses_device=True, is_in_native_code=True
     )

@@ -53,7 +53,7 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
         assert process.stdout is not None
         assert not Path(process.stdout.readline().strip()).exists()  # nothing is left behind, however the rank ends
         orders = WatchRequest(
-            pids={3: process.pid},
+            pids=[(3, process.pid)],
             world_size=1,
             run_folder=str(job.root),
             start_timeout_s=0.1,

@@ -25,7 +25,8 @@ def test_it_looks_the_sooner_the_nearer_a_rank_is_to_its_limit(
             step_timeout_s=limit_s,
             uses_device=False,
             shows=False,
-            pids={0: rank.pid},
+            pids=[(0, rank.pid)],
+            world_size=1,
         )
         job = _Job(request)
         job.look(job._began + still_s)
