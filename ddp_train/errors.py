@@ -43,12 +43,9 @@ class UserError(Exception):
         return partial(type(self), happened=self.happened, expected=self.expected, fix=self.fix, key=self.key), ()
 
     def __str__(self) -> str:
-        lines = [f"{self.key}: {self.happened}" if self.key else self.happened]
-        if self.expected:
-            lines.append(f"  expected: {self.expected}")
-        if self.fix:
-            lines.append(f"  fix: {self.fix}")
-        return printable("\n".join(lines))
+        head = f"{self.key}: {self.happened}" if self.key else self.happened
+        rest = [f"\n  {name}: {text}" for name, text in (("expected", self.expected), ("fix", self.fix)) if text]
+        return printable("".join([head, *rest]))
 
 
 class ConfigError(UserError):

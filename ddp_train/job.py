@@ -26,9 +26,7 @@ class Task:
     @classmethod
     def read(cls, run_folder: RunFolder) -> Task | None:
         """Return what a folder was made for; None for one that is trained in."""
-        if not run_folder.task.exists():
-            return None
-        return cls(**read_json(run_folder.task))
+        return cls(**read_json(run_folder.task)) if run_folder.task.exists() else None
 
     def write(self, run_folder: RunFolder) -> None:
         """Write down what the folder is for: whoever starts it again must not train in it."""

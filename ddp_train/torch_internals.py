@@ -70,17 +70,14 @@ def missing(names: Iterable[str] = INTERNALS) -> list[str]:
 def newer_than_passed() -> str:
     """Return a line where torch is newer than what the tests were run with; else ""."""
     found = _version()
-    if not found or _numbers(found) <= _numbers(PASSED[1]):
+    numbers, passed = ([int(part) for part in version.split(".")[:2]] for version in (found or "0.0", PASSED[1]))
+    if numbers <= passed:
         return ""
     return f"{found} is newer than {PASSED[1]}, the newest that the tests were run with; where an agent behaves oddly: cluster.agent=torch"
 
 
 def _version() -> str:
     return str(getattr(sys.modules.get("torch"), "__version__", ""))
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
 
 
 def _is_missing(name: str) -> bool:

@@ -94,7 +94,8 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
         result = Result(status=Status.COMPLETED, step=state.step, samples=state.samples, metrics=values, seconds=seconds)
         result.write(job.run_folder.result)
         end_start(job.run_folder)
-        print(summary.evaluated(job, metrics), flush=True)
+        lines = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
+        print("", *lines, f"  {'evaluation':<20} {job.run_folder.shown()}", sep="\n", flush=True)
     world.barrier()  # nobody leaves before it is written
     return DONE
 

@@ -164,11 +164,6 @@ def _typed(job: Job, *, but: str) -> str:
     return " ".join(["ddp-train", *(printable(shlex.quote(word)) for word in (*job.options, *words))])
 
 
-def evaluated(job: Job, metrics: Mapping[str, float]) -> str:
-    values = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
-    return "\n".join(["", *values, f"  {'evaluation':<20} {job.run_folder.shown()}"])
-
-
 def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> str:
     """Return the one line after a stop. `step` is None where nothing was done since the start.
 

@@ -118,7 +118,9 @@ class Member:
         assert self._child is not None
         exit_code, run_folder = self._child.process.wait(), Job.from_json(self._job).run_folder
         if exit_code == DONE:  # a signal came before its first step: its ranks leave, and rank 0 writes it down
-            wait_until(lambda: run_folder.read_result() is not None, within_s=_LAST_WORDS_S, every_s=0.02)
+            wait_until(
+                lambda: (found := run_folder.read_result()) is not None and found.status in STOPPED, within_s=_LAST_WORDS_S, every_s=0.02
+            )
             if (result := run_folder.read_result()) is not None and result.status in STOPPED:
                 return STOPPED[result.status]
         if not self.is_stopping and not run_folder.is_completed() and not run_folder.failure.exists():

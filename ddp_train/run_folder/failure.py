@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 from ddp_train import FOLDER
@@ -176,11 +177,9 @@ def from_exit(
     elif exit_code < 0:
         error = signal.Signals(-exit_code).name
         message = f"the process was ended by {error}"
-        if error == "SIGKILL" and was_out_of_memory:
-            message += ", sent by the kernel's out-of-memory killer: this machine's memory, or the job's share of it, was used up"
-        elif error == "SIGKILL" and was_out_of_memory is None:
-            message += " (often the out-of-memory killer: look at dmesg)"
         if error == "SIGKILL" and was_out_of_memory is not False:
+            told = ", sent by the kernel's out-of-memory killer: this machine's memory, or the job's share of it, was used up"
+            message += told if was_out_of_memory else " (often the out-of-memory killer: look at dmesg)"
             fix = "a smaller loader.micro_batch_size, fewer loader.num_workers, or more memory for the job"
         said = native_words(run_folder, rank, pid) if run_folder is not None else ""
         if error == "SIGABRT" and said:
@@ -267,12 +266,10 @@ def _text(error: BaseException) -> str:
 
 def _name(ranks: Sequence[int]) -> str:
     """Name ranks in ascending order as `rank 3` or `ranks 0-2, 5`."""
-    parts: list[str] = []
-    start = ranks[0]
-    for rank, following in zip(ranks, [*ranks[1:], -1], strict=True):
-        if following != rank + 1:
-            parts.append(f"{start}" if start == rank else f"{start}-{rank}")
-            start = following
+    parts = []
+    for _, group in groupby(enumerate(ranks), key=lambda item: item[1] - item[0]):  # numbers that follow each other
+        run = [rank for _, rank in group]
+        parts.append(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}")
     return f"rank {parts[0]}" if len(ranks) == 1 else f"ranks {', '.join(parts)}"
 
 
