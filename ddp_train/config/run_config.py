@@ -15,27 +15,7 @@ from omegaconf._utils import get_omega_conf_dumper
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes
-from ddp_train.config.schema import (
-    NAMED,
-    ROOT_KEYS,
-    SECTIONS,
-    TARGETS,
-    ActivationCheckpointingConfig,
-    CheckpointConfig,
-    ClusterConfig,
-    CompileConfig,
-    DebugConfig,
-    EvaluationConfig,
-    FaultConfig,
-    HealthConfig,
-    LoaderConfig,
-    PrecisionConfig,
-    ProfileConfig,
-    RootConfig,
-    SweepConfig,
-    TrainerConfig,
-    typed,
-)
+from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, typed
 from ddp_train.config.targets.target import evaluation_sets, own_keys
 from ddp_train.config.values import run_folders
 
@@ -49,21 +29,8 @@ arXiv:2205.10287).
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(RootConfig):
+class RunConfig(RootConfig, Sections):
     """One run's configuration: everything resolved, our own sections typed, the nodes of components as plain containers."""
-
-    loader: LoaderConfig
-    trainer: TrainerConfig
-    precision: PrecisionConfig
-    activation_checkpointing: ActivationCheckpointingConfig
-    compile: CompileConfig
-    evaluation: EvaluationConfig
-    health: HealthConfig
-    profile: ProfileConfig
-    checkpoint: CheckpointConfig
-    cluster: ClusterConfig
-    sweep: SweepConfig
-    debug: DebugConfig
 
     data: dict[str, Any]  # the data set's arguments, and `eval`: those that differ for evaluation, or None
     model: dict[str, Any]
@@ -113,11 +80,7 @@ class RunConfig(RootConfig):
         return [] if self.after is None else [Path(folder).absolute() for folder in run_folders(self.after)]
 
     def on(self, world_size: int) -> RunConfig:
-        """Return the same run on another number of ranks: the global batch is kept, the accumulation follows.
-
-        Raises:
-            ConfigError: there are more ranks than samples in a batch.
-        """
+        """Return the same run on another number of ranks: the global batch is kept, the accumulation follows (`BatchSizes.on`)."""
         if world_size == self.batch.world_size:
             return self
         batch = self.batch.on(world_size, micro_batch_size=self.loader.micro_batch_size)
@@ -161,16 +124,9 @@ class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function retu
         return True
 
 
-ANSWERED = "auto"
-"""Where config.yaml lists the keys that were `auto`."""
+ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`
 
 
 def typed_sections(sections: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
     """Return our own sections as their dataclasses, by name, without those that are None."""
-    made: dict[str, Any] = {
-        name: typed(SECTIONS[name], values) for name, values in sections.items() if values is not None and name != "debug"
-    }
-    debug = sections.get("debug")
-    if debug is not None:
-        made["debug"] = DebugConfig(**{**debug, "faults": [FaultConfig(**fault) for fault in debug["faults"]]})
-    return made
+    return {name: typed(SECTIONS[name], values) for name, values in sections.items() if values is not None}

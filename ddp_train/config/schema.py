@@ -8,20 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
-from ddp_train.config.values import (
-    attempt_number,
-    batch_changes,
-    block_classes,
-    host_list,
-    length_changes,
-    micro_batch,
-    node_range,
-    regions,
-    run_folders,
-    seconds_of,
-)
+from ddp_train.config import values as forms
 
 _Schema = TypeVar("_Schema")
 
@@ -34,7 +23,7 @@ class RootConfig:
     seed: int = field(metadata={"min": 0})
     deterministic: bool
     resume: str
-    after: Any = field(metadata={"parse": run_folders})  # a folder or several
+    after: Any = field(metadata={"parse": forms.run_folders})  # a folder or several
     init_from: str | None
     init_from_keys: dict[str, str]
     init_from_strict: bool
@@ -52,8 +41,8 @@ class TrainerConfig:
     max_epochs: int | None = field(metadata={"min": 1})
     global_batch_size: int | None = field(metadata={"min": 1})
     grad_accum_steps: int | None = field(metadata={"min": 1})
-    batch_size_schedule: Any = field(metadata={"parse": batch_changes})  # a step and a size, each
-    length_schedule: Any = field(metadata={"parse": length_changes})  # a step and a length, each
+    batch_size_schedule: Any = field(metadata={"parse": forms.batch_changes})  # a step and a size, each
+    length_schedule: Any = field(metadata={"parse": forms.length_changes})  # a step and a length, each
     clip_grad_norm: float | None = field(metadata={"above": 0})
     optimizer_in_backward: bool
     log_every_steps: int = field(metadata={"min": 1})
@@ -72,7 +61,7 @@ class PrecisionConfig:
 class ActivationCheckpointingConfig:
     """The section `activation_checkpointing`."""
 
-    blocks: Any = field(metadata={"parse": block_classes})  # auto or a list
+    blocks: Any = field(metadata={"parse": forms.block_classes})  # auto or a list
     every: int = field(metadata={"min": 1})
     save_ops: list[str]
 
@@ -82,7 +71,7 @@ class CompileConfig:
     """The section `compile`."""
 
     mode: str | None = field(metadata={"one_of": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")})
-    regions: Any = field(metadata={"parse": regions})  # auto, whole or a list
+    regions: Any = field(metadata={"parse": forms.regions})  # auto, whole or a list
     backend: str
     fullgraph: bool
     max_recompiles: int = field(metadata={"min": 1})
@@ -160,7 +149,7 @@ class ClusterConfig:
     launcher: str = field(metadata={"one_of": ("local", "machines", "slurm", "ssh")})
     agent: str = field(metadata={"one_of": ("own", "torch")})
     device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
-    nodes: Any = field(metadata={"parse": node_range})  # a number or "min:max"
+    nodes: Any = field(metadata={"parse": forms.node_range})  # a number or "min:max"
     processes_per_node: int | None = field(metadata={"min": 1})
     threads_per_process: int | None = field(metadata={"min": 1})
     node_rank: int | None = field(metadata={"min": 0})
@@ -169,7 +158,7 @@ class ClusterConfig:
     join_timeout_s: int = field(metadata={"min": 1})
     max_restarts: int | None = field(metadata={"min": 0})
     grace_s: int = field(metadata={"min": 1})
-    walltime: Any = field(metadata={"parse": seconds_of})  # minutes or text
+    walltime: Any = field(metadata={"parse": forms.seconds_of})  # minutes or text
     start_timeout_s: float | None = field(metadata={"above": 0})
     step_timeout_s: float | None = field(metadata={"above": 0})
     env: dict[str, Any]
@@ -178,7 +167,7 @@ class ClusterConfig:
     wait: bool
     code_limit_mib: int = field(metadata={"min": 1})
     slurm: SlurmConfig
-    hosts: Any = field(metadata={"parse": host_list})  # a list of "name" and "name:processes"
+    hosts: Any = field(metadata={"parse": forms.host_list})  # a list of "name" and "name:processes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +185,7 @@ class SweepConfig:
 class LoaderConfig:
     """The section `loader`."""
 
-    micro_batch_size: Any = field(metadata={"parse": micro_batch})  # a number or auto
+    micro_batch_size: Any = field(metadata={"parse": forms.micro_batch})  # a number or auto
     num_workers: int = field(metadata={"min": 0})
     drop_last: bool
     on_device: bool
@@ -227,7 +216,7 @@ class FaultConfig:
     rank: int = field(default=0, metadata={"min": 0})
     phase: str = field(default="step", metadata={"one_of": PHASES})
     step: int | None = field(default=None, metadata={"min": 0})  # steps taken before it; None: the first time in this phase
-    attempt: Any = field(default=0, metadata={"parse": attempt_number})
+    attempt: Any = field(default=0, metadata={"parse": forms.attempt_number})
     seconds: float | None = field(default=None, metadata={"above": 0})
 
 
@@ -242,20 +231,25 @@ class DebugConfig:
     overfit: bool
 
 
-SECTIONS: dict[str, type] = {
-    "loader": LoaderConfig,
-    "trainer": TrainerConfig,
-    "precision": PrecisionConfig,
-    "activation_checkpointing": ActivationCheckpointingConfig,
-    "compile": CompileConfig,
-    "evaluation": EvaluationConfig,
-    "health": HealthConfig,
-    "profile": ProfileConfig,
-    "checkpoint": CheckpointConfig,
-    "cluster": ClusterConfig,
-    "sweep": SweepConfig,
-    "debug": DebugConfig,
-}
+@dataclass(frozen=True, kw_only=True)
+class Sections:
+    """Our own sections, by their names."""
+
+    loader: LoaderConfig
+    trainer: TrainerConfig
+    precision: PrecisionConfig
+    activation_checkpointing: ActivationCheckpointingConfig
+    compile: CompileConfig
+    evaluation: EvaluationConfig
+    health: HealthConfig
+    profile: ProfileConfig
+    checkpoint: CheckpointConfig
+    cluster: ClusterConfig
+    sweep: SweepConfig
+    debug: DebugConfig
+
+
+SECTIONS: dict[str, type] = get_type_hints(Sections)
 
 
 def subsection(item: dataclasses.Field[Any]) -> type | None:
@@ -274,20 +268,19 @@ def keys_of(schema: type, prefix: str) -> list[str]:
 def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
     """Return a section that was checked as its dataclass, its own sections too."""
     sections = {item.name: inner for item in dataclasses.fields(schema) if (inner := subsection(item)) is not None}  # type: ignore[arg-type]
-    return schema(**{**values, **{name: typed(inner, values[name]) for name, inner in sections.items()}})
+    made: dict[str, Any] = {name: typed(inner, values[name]) for name, inner in sections.items()}
+    if schema is DebugConfig:
+        made["faults"] = [FaultConfig(**fault) for fault in values["faults"]]
+    return schema(**{**values, **made})
 
 
 _SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}
-EVENTS = ("start", "step", "evaluation", "save", "end")
-"""Of callbacks (interfaces/run.py)."""
-
-NAMED = {"metrics": "writer", "callbacks": "callback"}
-"""Sections that hold one component for each name, and what they hold."""
+EVENTS = ("start", "step", "evaluation", "save", "end")  # of callbacks (interfaces/run.py)
+NAMED = {"metrics": "writer", "callbacks": "callback"}  # sections that hold one component for each name, and what they hold
 
 EVALUATION_METRICS = "evaluation.metrics"
 EVALUATION_SETS = "evaluation.sets"
-NODES = (*NAMED, EVALUATION_METRICS)
-"""Where components stand by names: those sections, and the metrics of the evaluation."""
+NODES = (*NAMED, EVALUATION_METRICS)  # where components stand by names: those sections, and the metrics of the evaluation
 
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 MADE = (*TARGETS, *NODES, EVALUATION_SETS, "loader.sampler", "loader.collate")
