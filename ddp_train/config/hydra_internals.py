@@ -16,61 +16,22 @@ from typing import Any
 import hydra.utils
 import omegaconf.basecontainer
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl as ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra._internal.utils import create_config_search_path as create_config_search_path
+from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from ddp_train.errors import ConfigError
 
-__all__ = [
-    "BASIC_SWEEPER",
-    "COMPOSE",
-    "CORE_PLUGINS",
-    "IS_1_4",
-    "MAIN",
-    "ConfigLoaderImpl",
-    "composing_once",
-    "create_config_search_path",
-    "get_args_parser",
-    "limit_yaml",
-    "refuse_large_overrides",
-    "register_resolver",
-    "yaml_loader",
-]
-
-CORE_PLUGINS = "hydra._internal.core_plugins"
-BASIC_SWEEPER = f"{CORE_PLUGINS}.basic_sweeper.BasicSweeper"
-"""Hydra's own: each combination of the values."""
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # Hydra's own: each combination of the values
 
 
 IS_1_4 = hasattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS")
-COMPOSE = "_load_configuration" if IS_1_4 else "load_configuration"
-"""The method of `ConfigLoaderImpl` through which every composition goes."""
-
 MAIN: dict[str, Any] = {"execution_whitelist": vars(hydra.utils)["UNSAFE_DISABLE_EXECUTION_CHECKS"]} if IS_1_4 else {"version_base": "1.3"}
 """Arguments for `hydra.main`. Before 1.4 it warns where `version_base` is missing, since 1.4 where it is there. What is
 composed is the user's own."""
-
-
-def _delete_in_sweeps() -> None:
-    """Let a job of a sweep delete a key with Hydra 1.4.
-
-    Its sweepers write `~key` as `~key=null`. Before 1.4 that deletes the key, since then only where its value is null.
-    """
-    parser: Any = OverridesParser
-    parse = parser.parse_overrides
-
-    def parse_overrides(self: Any, overrides: list[str]) -> Any:
-        return parse(self, [text.removesuffix("=null") if text.startswith("~") else text for text in overrides])
-
-    parser.parse_overrides = parse_overrides
-
-
-if IS_1_4:
-    _delete_in_sweeps()
 
 
 @contextmanager
@@ -139,14 +100,6 @@ def refuse_large_overrides(overrides: Sequence[str]) -> None:
             _refuse(text.partition("=")[0][:80], f"has {len(text):,} characters, {deepest} levels deep")
 
 
-class _Named(io.StringIO):
-    """A text that the parser's messages name by its file."""
-
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__(text)
-        self.name = name
-
-
 def _limited(loader: Any) -> Any:
     class Limited(loader):  # type: ignore[misc]
         """OmegaConf's loader, which refuses what is too large, too deep or repeats itself too often."""
@@ -155,10 +108,12 @@ def _limited(loader: Any) -> Any:
 
         def __init__(self, stream: Any) -> None:
             text = stream if isinstance(stream, (str, bytes)) else stream.read(MAX_CHARACTERS + 1)
-            self._where = str(getattr(stream, "name", "YAML"))
+            where = str(getattr(stream, "name", "YAML"))
             if len(text) > MAX_CHARACTERS:
-                _refuse("", f"{self._where} has more than {MAX_CHARACTERS:,} characters")
-            super().__init__(_Named(text, self._where) if isinstance(text, str) else text)
+                _refuse("", f"{where} has more than {MAX_CHARACTERS:,} characters")
+            named: Any = io.StringIO(text) if isinstance(text, str) else io.BytesIO(text)
+            named.name = where  # for the parser's messages
+            super().__init__(named)
 
         def get_single_node(self) -> Any:
             try:
@@ -167,9 +122,9 @@ def _limited(loader: Any) -> Any:
             except RecursionError:
                 values, levels = 0, MAX_DEPTH + 1
             if levels > MAX_DEPTH:
-                _refuse("", f"{self._where} is nested more than {MAX_DEPTH} levels deep")
+                _refuse("", f"{self.name} is nested more than {MAX_DEPTH} levels deep")
             if values > MAX_NODES:
-                _refuse("", f"{self._where} has more than {MAX_NODES:,} values when its aliases are written out")
+                _refuse("", f"{self.name} has more than {MAX_NODES:,} values when its aliases are written out")
             return node
 
     return lambda **its_own_limits: Limited  # OmegaConf 2.4 has some
