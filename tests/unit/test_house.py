@@ -24,7 +24,6 @@ SHOWN_BY = {
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/resume.py": "tests/config/test_config.py",
     "config/check.py": "tests/config/test_config.py",
-    "config/targets/locate.py": "tests/unit/config/targets/test_target.py",
     "config/schema.py": "tests/config/test_config.py",
     "config/rules/training.py": "tests/config/test_config.py",
     "config/rules/strategy.py": "tests/config/test_config.py",

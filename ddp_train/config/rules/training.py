@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_train.config.rules import conflict
 from ddp_train.config.schema import DebugConfig, EvaluationConfig, LoaderConfig, TrainerConfig
-from ddp_train.config.targets.locate import class_of, is_a
+from ddp_train.config.targets.locate import class_of
 from ddp_train.config.tree import at
 from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.errors import ConfigError
@@ -16,8 +16,8 @@ from ddp_train.traits import loss_unit
 
 def check_epochs(data: dict[str, Any], trainer: TrainerConfig, evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
     """Refuse to count in epochs where the class of the data is a stream of unknown length."""
-    path = str(data.get("_target_"))
-    if is_a(path, ("torch.utils.data.dataset.IterableDataset",)) and not hasattr(class_of(path), "__len__"):
+    kind = class_of(path := str(data.get("_target_")))
+    if any(each.__name__ == "IterableDataset" for each in kind.__mro__) and not hasattr(kind, "__len__"):
         yield from without_epochs(path.rpartition(".")[2], trainer, evaluation, is_evaluated)
 
 

@@ -1,16 +1,36 @@
-"""Import what a `_target_` names, or have what stands in for it, and say what it is and takes."""
+"""Import what a `_target_` names, or have what stands in for it, and say what it is and takes.
+
+What stands in for a class or function of ddp_train or torch is read from its source where only its place, name, arguments and bases are
+asked for (`target.py`): importing it would import torch, which takes seconds. Only what is plain in the source is read: one definition by
+its name, perhaps handed on by other modules, with arguments whose defaults are literals. Everything else, and every other package, is
+imported.
+"""
 
 from __future__ import annotations
 
+import ast
+import builtins
+import collections.abc
 import difflib
 import importlib
 import inspect
+import sys
 import typing
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ddp_train.config.targets.from_source import read_class, stand_in
+from ddp_train import FOLDER
+
+_ROOTS = ("ddp_train", "torch")
+_REQUIRED = {*_ROOTS, "numpy", "rich", "tensorboard", "xxhash"}  # of pyproject.toml: what a module of ours may import, and it is there
+_HANDED_ON = 8  # times at most, from module to module
+_INSTALLED = ("site-packages", "dist-packages")
+_TYPES = {name: vars(collections.abc)[name] for name in ("Sequence", "Iterable", "Mapping")}  # that `target.fits` tells apart
 
 
 class NeedsImport(BaseException):
@@ -64,11 +84,7 @@ def locate(path: str) -> Any:
 
 
 def look_up(path: str) -> Any:
-    """Return the object that a dotted path names, or what stands in for it where only its arguments are asked for (`from_source`).
-
-    Raises:
-        ImportError: as `locate` does.
-    """
+    """Return the object that a dotted path names, or what stands in for it where only its arguments are asked for."""
     return stand_in(path) or locate(path)
 
 
@@ -93,19 +109,12 @@ def class_of(path: str) -> type:
 
     `object` where that is not known.
     """
-    if (read := read_class(path)) is not None:
-        return read
     try:
         target = look_up(path)
         found = target if inspect.isclass(target) else typing.get_type_hints(target).get("return")
     except Exception:  # what is wrong with it is said elsewhere
         return object
     return found if inspect.isclass(found) else object
-
-
-def is_a(path: str, names: Collection[str]) -> bool:
-    """Tell whether a path names one of these classes, or one that is derived from it."""
-    return path in names or any(f"{each.__module__}.{each.__qualname__}" in names for each in class_of(path).__mro__)
 
 
 def takes(target: Callable[..., Any], name: str) -> bool:
@@ -130,3 +139,174 @@ def accepts(target: Callable[..., Any], name: str) -> bool:
         if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
             return False
     return False
+
+
+def stand_in(path: str) -> Any | None:
+    """Return what stands in for the object that a dotted path names; None where it has to be imported."""
+    if "torch" in sys.modules or path.partition(".")[0] not in _ROOTS:
+        return None  # what is there costs nothing
+    return read(path)
+
+
+class _Unclear(Exception):
+    """The source does not say it plainly."""
+
+
+class _Module(NamedTuple):
+    """The source of a module: what its top level defines, and under which names it imports what."""
+
+    name: str
+    defined: dict[str, list[ast.stmt]]
+    imported: dict[str, tuple[str, str]]  # name -> module, and what of it ("": the module itself)
+
+
+@cache
+def read(path: str) -> Any | None:
+    """Return what stands in for an object, also where it could be had for nothing."""
+    module_path, _, name = path.rpartition(".")
+    try:
+        module, node = _definition(_module(module_path), name)
+        if isinstance(node, ast.ClassDef):
+            home, init = _constructor(module, node)
+            return _derived(module, node, {} if init is None else {"__init__": _function(home, init)})
+        return _function(module, node)
+    except (_Unclear, OSError, SyntaxError, ValueError):
+        return None
+
+
+@cache
+def _module(name: str) -> _Module:
+    """Read a module of ours or of torch. _Unclear: it is none of those, or no file of Python."""
+    root, *parts = name.split(".")
+    top = FOLDER if root == FOLDER.name else _installed(root)
+    file = top.joinpath(*parts, "__init__.py")
+    package = name if file.is_file() else name.rpartition(".")[0]
+    file = file if package == name else top.joinpath(*parts).with_suffix(".py")
+    if not file.is_file():
+        raise _Unclear(name)
+    module = _Module(name, {}, {})
+    statements = ast.parse(file.read_bytes()).body
+    if root == FOLDER.name and not all(map(_is_sure, statements)):
+        raise _Unclear(name)
+    for node in statements:
+        for target in _names_of(node):
+            module.defined.setdefault(target, []).append(node)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                module.imported[alias.asname or first] = (alias.name if alias.asname else first, "")
+        elif isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            module.imported.update({each.asname or each.name: (source, each.name) for each in node.names})
+    return module
+
+
+def _is_sure(node: ast.stmt) -> bool:
+    """Tell whether a statement on the top level of a module of ours cannot fail, as one can that needs an optional package."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        packages = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+        return all(name.partition(".")[0] in _REQUIRED | sys.stdlib_module_names for name in packages)
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    is_for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return is_text or is_for_types or isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Assign, ast.AnnAssign))
+
+
+def _installed(root: str) -> Path:
+    spec = PathFinder.find_spec(root) if root in _ROOTS else None
+    if spec is None or spec.origin is None or not set(_INSTALLED) & set(Path(spec.origin).parts):
+        raise _Unclear(root)
+    return Path(spec.origin).parent
+
+
+def _names_of(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield node.name
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        yield node.target.id
+    elif isinstance(node, ast.Assign):
+        yield from (each.id for each in node.targets if isinstance(each, ast.Name))
+    else:  # it may define anything
+        yield from (each.name for each in ast.walk(node) if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
+
+
+def _definition(module: _Module, name: str, *, handed_on: int = 0) -> tuple[_Module, ast.stmt]:
+    """Find the one statement that defines a name, in the module where it stands."""
+    if len(nodes := module.defined.get(name, [])) == 1 and name not in module.imported:
+        return module, nodes[0]
+    if nodes or name not in module.imported or not module.imported[name][1] or handed_on == _HANDED_ON:
+        raise _Unclear(f"{module.name}.{name}")
+    source, its_name = module.imported[name]
+    return _definition(_module(source), its_name, handed_on=handed_on + 1)
+
+
+def _derived(module: _Module, node: ast.ClassDef, members: dict[str, Any]) -> type:
+    """Return a class with its plain attributes and its bases; those of torch have none: their names say what they are."""
+    bases = tuple(_lineage(module, base) for base in node.bases[:1])  # of several the first: it is the one to be, others are added to it
+    plain = [each for each in node.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)]
+    said = {name: each.value.value for each in plain for name in _names_of(each) if isinstance(each.value, ast.Constant)}
+    return type(node.name, bases, {**said, **members, "__module__": module.name, "__qualname__": node.name})
+
+
+def _lineage(module: _Module, node: ast.expr) -> type:
+    """Return the class that an expression in a module names, with its bases as far as they are ours."""
+    first, _, rest = ast.unparse(node).partition(".")
+    if (not rest and first in module.defined) or module.imported.get(first, ("",))[0].partition(".")[0] == FOLDER.name:
+        home, found = _definition(module, first)
+        return _derived(home, found, {}) if isinstance(found, ast.ClassDef) else object
+    source, its_name = module.imported.get(first, ("builtins", first))
+    *parts, name = ".".join(filter(None, (source, its_name, rest))).split(".")
+    return type(name, (), {"__module__": ".".join(parts)})
+
+
+def _constructor(module: _Module, node: ast.ClassDef) -> tuple[_Module, ast.FunctionDef | None]:
+    """Find `__init__` in a class or in the one that it is derived from; None: it has none."""
+    own = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    if not (node.decorator_list or node.keywords or "__new__" in own):
+        if "__init__" in own or not node.bases:
+            return module, own.get("__init__")
+        if len(node.bases) == 1 and isinstance(node.bases[0], ast.Name):
+            home, base = _definition(module, node.bases[0].id)
+            if isinstance(base, ast.ClassDef):
+                return _constructor(home, base)
+    raise _Unclear(f"{module.name}.{node.name}")
+
+
+def _function(module: _Module, node: ast.stmt) -> Any:
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+        raise _Unclear(module.name)
+    given = node.args
+    for default in filter(None, (*given.defaults, *given.kw_defaults)):
+        ast.literal_eval(default)  # one that is no literal is a ValueError
+    made: dict[str, Any] = {}
+    exec(f"from __future__ import annotations\ndef {node.name}({ast.unparse(given)}): ...", made)
+    found, every = made[node.name], [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    found.__module__ = module.name
+    found.__annotations__ = {each.arg: _type(each.annotation, module) for each in every if each.annotation is not None}
+    if node.returns is not None:
+        with suppress(_Unclear):
+            found.__annotations__["return"] = _lineage(module, node.returns)
+    return found
+
+
+def _type(node: ast.expr, module: _Module) -> Any:
+    """Return the type that an annotation names, without what it holds. A class that is not Python's own is an empty one of that name."""
+    if isinstance(node, ast.Constant):
+        return _type(ast.parse(node.value, mode="eval").body, module) if isinstance(node.value, str) else type(node.value)
+    if isinstance(node, ast.BinOp):
+        return _type(node.left, module) | _type(node.right, module)
+    first, _, rest = ast.unparse(node.value if isinstance(node, ast.Subscript) else node).partition(".")
+    name = rest.rpartition(".")[2] or first
+    if first not in module.defined.keys() | module.imported.keys() and not hasattr(builtins, first):
+        raise _Unclear(f"{module.name}.{first}")  # a name that exists only for type checkers, say
+    if isinstance(node, ast.Subscript) and name in ("Literal", "Optional", "Union"):
+        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        members = [ast.literal_eval(each) if name == "Literal" else _type(each, module) for each in inside]
+        made: Any = getattr(typing, name)
+        return made[members[0] if name == "Optional" else tuple(members)]
+    if not rest and name != "Tensor":  # which would read all of torch/__init__.py
+        found: ast.stmt | None = None
+        with suppress(_Unclear):
+            module, found = _definition(module, first)
+        if isinstance(found, (ast.Assign, ast.AnnAssign)) and isinstance(found.value, (ast.Subscript, ast.BinOp, ast.Name)):
+            return _type(found.value, module)
+    return _TYPES.get(name) or getattr(builtins, name, None) or type(name, (), {})
