@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddp_train.config.cluster import most_nodes, processes_of_nodes
@@ -28,30 +28,18 @@ class BatchSizes:
     is_open: bool = False  # `loader.micro_batch_size=auto`, until it is found: micro-batch and accumulation are those if all of it fits
 
     def on(self, world_size: int, *, micro_batch_size: Any) -> BatchSizes:
-        """Return the same global batch on another number of ranks: the accumulation follows.
+        """Return the same global batch on another number of ranks, of which each has a sample at least: the accumulation follows.
 
         Args:
             micro_batch_size: as it was asked for, a number or auto; where the global batch does not fill it, it is smaller.
-
-        Raises:
-            ConfigError: there are more ranks than samples in a batch.
         """
-        total = self.global_batch_size
-        if total < world_size:
-            raise _too_small(total, world_size)
-        if micro_batch_size == AUTO:
-            return _open(total, world_size)
-        accumulation = -(-total // (micro_batch_size * world_size))
-        micro = min(micro_batch_size, -(-total // (world_size * accumulation)))
-        return BatchSizes(global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size)
+        return _sizes(self.global_batch_size, micro_batch_size, world_size)
 
     def notes(self) -> list[str]:
         """Return the line that says what another number of ranks would change."""
-        if not self.is_derived or self.world_size == 1:
-            return []
-        return [
-            f"another number of ranks has another batch, and another result; trainer.global_batch_size={self.global_batch_size} keeps it"
-        ]
+        keeps = f"trainer.global_batch_size={self.global_batch_size} keeps it"
+        is_told = self.is_derived and self.world_size > 1
+        return [f"another number of ranks has another batch, and another result; {keeps}"] if is_told else []
 
     def __str__(self) -> str:
         exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
@@ -66,11 +54,7 @@ class BatchSizes:
 
 
 def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> BatchSizes:
-    """Derive whichever of the global batch size and the accumulation is not given.
-
-    Raises:
-        ConfigError: what is given contradicts itself.
-    """
+    """Derive whichever of the global batch size and the accumulation is not given. ConfigError: what is given contradicts itself."""
     nodes = 1 if is_torchrun_worker() else most_nodes(cluster)
     if nodes > 1 and cluster.launcher == "local":
         raise ConfigError(
@@ -83,33 +67,17 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
             happened = f"is {cluster.processes_per_node}, but torchrun started {started} processes on this node"
             fix = f"--nproc-per-node={cluster.processes_per_node}, or leave the key out"
             raise ConfigError(key="cluster.processes_per_node", happened=happened, fix=fix)
-    is_derived = trainer.global_batch_size is None
     micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps
     if micro == AUTO:
         _refuse_open(trainer, cluster)
-        assert total is not None
-        if total < world_size:
-            raise _too_small(total, world_size)
-        return _open(total, world_size)
+    elif total is not None and accumulation is not None and micro * world_size * accumulation != total:
+        product = f"micro-batch {micro} x {world_size} ranks x accumulation {accumulation} = {micro * world_size * accumulation}"
+        expected = "give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived"
+        fix = "trainer.grad_accum_steps=null"
+        raise ConfigError(key="trainer.global_batch_size", happened=f"is {total}, but {product}", expected=expected, fix=fix)
     if total is None:
-        accumulation = accumulation or 1
-        total = micro * world_size * accumulation
-    elif total < world_size:
-        raise _too_small(total, world_size)
-    elif accumulation is None:
-        accumulation = -(-total // (micro * world_size))
-    elif micro * world_size * accumulation != total:
-        raise ConfigError(
-            key="trainer.global_batch_size",
-            happened=f"is {total}, but micro-batch {micro} x {world_size} ranks x accumulation {accumulation}"
-            f" = {micro * world_size * accumulation}",
-            expected="give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived",
-            fix="trainer.grad_accum_steps=null",
-        )
-    micro = min(micro, -(-total // (world_size * accumulation)))
-    return BatchSizes(
-        global_batch_size=total, micro_batch_size=micro, grad_accum_steps=accumulation, world_size=world_size, is_derived=is_derived
-    )
+        return replace(_sizes(micro * world_size * (accumulation or 1), micro, world_size), is_derived=True)
+    return _sizes(total, micro, world_size)
 
 
 def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:
@@ -117,9 +85,23 @@ def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:
     return 1 if loader.micro_batch_size == AUTO else -(-size // (loader.micro_batch_size * world_size))
 
 
-def _open(total: int, world_size: int) -> BatchSizes:
+def _sizes(total: int, micro: Any, world_size: int) -> BatchSizes:
+    """Return a global batch on so many ranks: the accumulation follows. A micro-batch that it does not fill is smaller; it may be auto."""
+    if total < world_size:
+        happened, fix = (
+            f"{total} is smaller than the world size {world_size}",
+            f"trainer.global_batch_size={world_size}, or fewer processes",
+        )
+        raise ConfigError(key="trainer.global_batch_size", happened=happened, expected="at least one sample per rank", fix=fix)
+    is_open = micro == AUTO
+    accumulation = 1 if is_open else -(-total // (micro * world_size))
+    share = -(-total // (world_size * accumulation))
     return BatchSizes(
-        global_batch_size=total, micro_batch_size=-(-total // world_size), grad_accum_steps=1, world_size=world_size, is_open=True
+        global_batch_size=total,
+        micro_batch_size=share if is_open else min(micro, share),
+        grad_accum_steps=accumulation,
+        world_size=world_size,
+        is_open=is_open,
     )
 
 
@@ -136,9 +118,3 @@ def _refuse_open(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
     if resolve_device(cluster.device) == "cpu":
         happened = "is auto, and the run is on CPU: where its memory ends, processes are killed, and no error says so before"
         raise ConfigError(key=MICRO_BATCH, happened=happened, expected="a number; auto is for GPUs", fix=f"{MICRO_BATCH}=32")
-
-
-def _too_small(total: int, world_size: int) -> ConfigError:
-    happened = f"{total} is smaller than the world size {world_size}"
-    fix = f"trainer.global_batch_size={world_size}, or fewer processes"
-    return ConfigError(key="trainer.global_batch_size", happened=happened, expected="at least one sample per rank", fix=fix)
