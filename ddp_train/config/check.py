@@ -7,37 +7,25 @@ Every `_target_` is imported and its arguments bound against its signature, so t
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import FOLDER, redaction
-from ddp_train.config import auto
+from ddp_train.config import auto, schema
 from ddp_train.config.resolve import resolve
 from ddp_train.config.rules.sections import check_rules
-from ddp_train.config.rules.unknown_names import targets_in_extra, unknown, unknown_hydra_names, unknown_root_names
 from ddp_train.config.run_config import RunConfig, typed_sections
-from ddp_train.config.schema import (
-    EVALUATION_SETS,
-    MADE,
-    NAMED,
-    NODES,
-    ROOT_KEYS,
-    SECTIONS,
-    TARGETS,
-    DebugConfig,
-    FaultConfig,
-    RootConfig,
-    keys_of,
-    subsection,
-    typed,
-)
-from ddp_train.config.spelling import nearest
+from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal, unknown
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
-from ddp_train.config.tree import at, leaves, nodes
+from ddp_train.config.tree import at, leaves, nodes, texts
 from ddp_train.errors import ConfigError
 
 CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
@@ -55,14 +43,10 @@ class ConfigErrors(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        return self.text(has_begun=False)
+        return self.text()
 
-    def text(self, *, has_begun: bool) -> str:
-        """Return what is shown.
-
-        Args:
-            has_begun: jobs before this one have run.
-        """
+    def text(self, *, has_begun: bool = False) -> str:
+        """Return what is shown. `has_begun`: jobs before this one have run."""
         count = len(self.errors)
         title = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
         started = "no other job was started" if has_begun else "nothing was started"
@@ -81,13 +65,13 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     """
     errors: list[ConfigError] = []
     if hydra is not None:
-        errors += unknown_hydra_names(hydra)
-    tree, left_out = drop_unused_option_arguments({**{name: {} for name in NAMED}, **resolve(config, errors)}, hydra)
-    errors += unknown_root_names(tree, hydra)
-    errors += targets_in_extra(tree)
+        errors += _unknown_hydra_names(hydra)
+    tree, left_out = drop_unused_option_arguments({**{name: {} for name in schema.NAMED}, **resolve(config, errors)}, hydra)
+    errors += _unknown_root_names(tree, hydra)
+    errors += _targets_in_extra(tree)
     errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
-    sections = {name: _typed(schema, tree[name], name, errors) for name, schema in SECTIONS.items() if name in tree}
-    root = _typed(RootConfig, {key: tree[key] for key in ROOT_KEYS if key in tree}, "", errors)
+    sections = {name: _typed(kind, tree[name], name, errors) for name, kind in schema.SECTIONS.items() if name in tree}
+    root = _typed(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(tree["name"]) if "name" in tree else []
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
     told, changed = {error.key for error in errors}, evaluation_sets(tree)  # that a value is missing, for one
@@ -99,16 +83,10 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
-    errors += auto.check(tree, MADE)
-    errors += [
-        ConfigError(
-            key=name,
-            happened="the section is missing",
-            fix=f"+{name}={'default' if name in SECTIONS else 'OPTION'}; `ddp-train --help` lists the options",
-        )
-        for name in (*SECTIONS, *TARGETS)
-        if name not in tree
-    ]
+    errors += auto.check(tree, schema.MADE)
+    for name in (name for name in (*schema.SECTIONS, *schema.TARGETS) if name not in tree):
+        fix = f"+{name}={'default' if name in schema.SECTIONS else 'OPTION'}; `ddp-train --help` lists the options"
+        errors.append(ConfigError(key=name, happened="the section is missing", fix=fix))
     batch, found = check_rules(typed_sections(sections), tree)
     errors += found
     if errors or batch is None or root is None:
@@ -138,22 +116,20 @@ def load(tree: dict[str, Any]) -> RunConfig:
     return check(OmegaConf.create(tree))
 
 
-def section(composed: DictConfig, schema: type[_Section]) -> _Section:
+def section(composed: DictConfig, kind: type[_Section]) -> _Section:
     """Resolve and check one of our own sections alone: of a sweep's base config, which may lack what its jobs will have.
 
-    Raises:
-        ConfigErrors: with every problem of the section.
+    ConfigErrors: with every problem of the section.
     """
     errors: list[ConfigError] = []
-    name = next(name for name, each in SECTIONS.items() if each is schema)
-    values = _typed(schema, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
+    name = next(name for name, each in schema.SECTIONS.items() if each is kind)
+    values = _typed(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
     if values is None:
         raise ConfigErrors(errors)
-    return typed(schema, values)
+    return schema.typed(kind, values)
 
 
-OWN = [key for name, schema in SECTIONS.items() for key in keys_of(schema, f"{name}.")]
-"""The keys of our own sections."""
+OWN = [key for name, kind in schema.SECTIONS.items() for key in schema.keys_of(kind, f"{name}.")]  # the keys of our own sections
 
 
 def plain_secret(key: str, name: str) -> ConfigError:
@@ -170,25 +146,25 @@ def check_folder(folder: str, *, key: str) -> list[ConfigError]:
     return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder's name that everybody may see")]
 
 
-def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
+def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
     """Merge values into a schema one by one, so that every wrong one is found; return all fields, typed, or None where one is wrong."""
     prefix, before = f"{section}." if section else "", len(errors)
     if not isinstance(values, Mapping):
         errors.append(ConfigError(key=section, happened=f"is {values!r}", expected="a group of keys"))
         return None
-    merged = OmegaConf.structured(schema)
+    merged = OmegaConf.structured(kind)
     OmegaConf.set_readonly(merged, False)
-    fields = {item.name: item for item in dataclasses.fields(schema)}
+    fields = {item.name: item for item in dataclasses.fields(kind)}
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in fields:
             errors.append(unknown(key, [f"{prefix}{other}" for other in fields] + ([] if section.startswith("debug") else OWN), value))
             continue
-        if (inner := subsection(fields[name])) is not None:
+        if (inner := schema.subsection(fields[name])) is not None:
             inner_values = _typed(inner, value, key, errors)
             if inner_values is None:
                 continue
-            value = typed(inner, inner_values)
+            value = schema.typed(inner, inner_values)
         if "float" in str(fields[name].type) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)  # OmegaConf 2.4 warns where it does so itself
         try:
@@ -203,8 +179,8 @@ def _typed(schema: type, values: Any, section: str, errors: list[ConfigError]) -
     if len(errors) > before:
         return None
     found: Any = OmegaConf.to_container(merged)
-    if schema is DebugConfig:
-        faults = [_typed(FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(found["faults"])]
+    if kind is schema.DebugConfig:
+        faults = [_typed(schema.FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(found["faults"])]
         return {**found, "faults": [fault for fault in faults if fault is not None]}
     return dict(found)
 
@@ -239,13 +215,13 @@ def _check_name(name: Any) -> list[ConfigError]:
 
 def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield every node that is instantiated, with its key; the data's evaluation split as the second node that it is."""
-    for name in MADE:
+    for name in schema.MADE:
         node = at(tree, name)
-        if not isinstance(node, dict) or name == EVALUATION_SETS:
+        if not isinstance(node, dict) or name == schema.EVALUATION_SETS:
             continue
         if name == "data":
             node = {key: value for key, value in node.items() if key != "eval"}
-        made = {f"{name}.{key}": each for key, each in node.items()} if name in NODES else {name: node}
+        made = {f"{name}.{key}": each for key, each in node.items()} if name in schema.NODES else {name: node}
         for key, inner in made.items():
             if isinstance(inner, dict) and "_target_" not in inner:
                 yield inner, key
@@ -263,3 +239,84 @@ def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: 
     for key, inner in nodes({at: split}):
         if isinstance(inner, dict) and "_target_" in inner and there.get(key.replace(at, "data", 1)) != inner:
             yield inner, key
+
+
+def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
+    """Find what stands at the top and is not read. Hydra takes such names from a YAML without asking."""
+    known = [*schema.SECTIONS, *schema.TARGETS, *schema.NAMED, *schema.ROOT_KEYS]
+    valid = [*known, *dict(nodes({name: tree[name] for name in known if name in tree}))]
+    typed = texts(hydra.overrides.task) if hydra is not None else []
+    options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
+    for name, value in tree.items():
+        if name in known:
+            continue
+        option = options.get(name)
+        if name == "experiment" and option and isinstance(value, Mapping):
+            yield _without_package(str(option), value, hydra)
+            continue
+        is_secret = any(redaction.spelled_out(key, inner) for key, inner in leaves({name: value}))  # what was typed is not shown again
+        meant = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
+        advice = [_instead(text, valid) for text in meant if not is_secret]
+        if name in CALLED_HERE:
+            expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
+        elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
+            expected = (
+                f"a part of a run: {', '.join([*schema.TARGETS, *(f'{section}.NAME' for section in schema.NAMED)])}; no other is made"
+            )
+            close = nearest(name, [*schema.TARGETS, *schema.NAMED])
+            advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
+        else:
+            expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"
+            if option and not meant:  # an experiment's choice, beside which a second one would stand
+                advice = [f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"]
+            elif option:
+                advice = [override(f"{name}@extra.{name}", option, sign="+")]
+            elif not advice:
+                close = nearest(name, valid)
+                advice = [f"did you mean {close}?" if close else f"in your YAML, put it below extra; {removal(name, value)} leaves it out"]
+        yield ConfigError(key=name, happened="is no part of a configuration, and nothing reads it", expected=expected, fix=" ".join(advice))
+
+
+def _instead(typed: str, valid: Iterable[str]) -> str:
+    """Return what to type for an override of a name that nothing reads."""
+    key, equals, value = typed.lstrip("+").partition("=")
+    close = nearest(key, valid)
+    if close in (*schema.SECTIONS, *schema.TARGETS) and not value.isidentifier():
+        close = ""  # what a group is set to is the name of an option
+    return f"did you mean {shlex.quote(close + equals + value)}?" if close else shlex.quote(f"+extra.{key}{equals}{value}")
+
+
+def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig | None) -> ConfigError:
+    """Say why an experiment has no effect: without its first line Hydra puts what it holds below the name of its group."""
+    folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"] if hydra is not None else []
+    files = [path for folder in folders if (path := Path(folder) / "experiment" / f"{option}.yaml").exists()]
+    file = str(files[0]) if files else f"experiment/{option}.yaml"
+    return ConfigError(
+        key="experiment",
+        happened=f"{file} lacks the line `# @package _global_`: its keys landed below `experiment.`, where nothing reads them"
+        f" ({', '.join(map(str, landed))})",
+        expected="`# @package _global_` as its first line",
+        fix=f"sed -i '1i # @package _global_' {shlex.quote(file)}",
+    )
+
+
+def _targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    extra = tree.get("extra")
+    for key, node in nodes({"extra": extra} if isinstance(extra, Mapping) else {}):
+        if isinstance(node, Mapping) and "_target_" in node:
+            happened = "has a _target_, and nothing below extra is made"
+            expected = f"values; what is made stands below {', '.join([*schema.TARGETS, *schema.NAMED])}"
+            yield ConfigError(key=key, happened=happened, expected=expected, fix=removal(key, node))
+
+
+def _unknown_hydra_names(hydra: DictConfig) -> Iterator[ConfigError]:
+    """Find names below `hydra.` that Hydra accepts and never reads (facebookresearch/hydra issue 1457)."""
+    subdir = hydra.get("output_subdir")
+    if subdir is not None and (Path(subdir).name != subdir or not subdir.isprintable()):
+        yield ConfigError(key="hydra.output_subdir", happened=f"is {subdir!r}", expected="the name of a folder in the run folder")
+    for section, kind in (("", HydraConf), ("run.", RunDir), ("sweep.", SweepDir), ("job.", JobConf)):
+        known = [item.name for item in dataclasses.fields(kind)] + ["env"]  # `env` is a group of Hydra's own, without a field
+        node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra
+        for name in map(str, node if isinstance(node, DictConfig) else ()):
+            if name not in known:
+                yield unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known], OmegaConf.select(node, name))

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from ddp_train import redaction
+from ddp_train.errors import ConfigError
 
-_PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)
-"""Text that Hydra's parser takes without quotes."""
+_PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # text that Hydra's parser takes without quotes
 
 CALLED_HERE = {
     "callbacks": "checkpoint, evaluation, health and trainer, for what they do",
@@ -74,11 +74,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def override(key: str, value: Any, *, sign: str = "", was: str = "") -> str:
-    """Return an override as it is typed in a shell, with references in the place of secrets.
-
-    Args:
-        was: the key that the value stands at now, where it is another one.
-    """
+    """Return an override as it is typed in a shell, with references in the place of secrets; `was`: the key that it stands at now."""
     return shlex.quote(f"{sign}{key}={text_of(without_secrets(key, without_secrets(was, value)))}")
 
 
@@ -90,6 +86,15 @@ def without_secrets(key: str, value: Any) -> Any:
         return [without_secrets(key, inner) for inner in value]
     name = redaction.spelled_out(key, value)
     return redaction.reference(name) if name else value
+
+
+def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
+    """Say that a key does not exist, and what to type instead: the nearest one, or none."""
+    valid, section = list(dict.fromkeys(valid)), key.rpartition(".")[0]
+    close = nearest(key, valid)
+    expected = "" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}"
+    fix = f"did you mean {override(close, value, was=key)}?" if close else f"remove it: {removal(key, value)}"
+    return ConfigError(key=key, happened="is not a key of this configuration", expected=expected, fix=fix)
 
 
 def removal(key: str, value: Any) -> str:

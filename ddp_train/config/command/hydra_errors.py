@@ -26,8 +26,7 @@ from yaml import MarkedYAMLError, YAMLError
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command.command_line import is_bare, require_config, unreadable, whole, without_override
 from ddp_train.config.command.composition import loader_of, parse
-from ddp_train.config.rules.unknown_names import unknown
-from ddp_train.config.spelling import nearest
+from ddp_train.config.spelling import nearest, unknown
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
 

@@ -12,8 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.command.command_line import unreadable, whole, without_override
 from ddp_train.config.hydra_internals import yaml_loader
-from ddp_train.config.rules.unknown_names import unknown
 from ddp_train.config.schema import NAMED
+from ddp_train.config.spelling import unknown
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""Rules across keys and sections, and names that nothing reads: each yields the problems that it finds. Imports no torch."""
+"""Rules across keys and sections: each yields the problems that it finds. Imports no torch."""
 
 from __future__ import annotations
 

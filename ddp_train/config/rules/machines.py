@@ -68,7 +68,6 @@ def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
 
 
 def _check_hosts(cluster: ClusterConfig) -> Iterator[ConfigError]:
-    """Check the machines of a run over SSH."""
     if cluster.launcher != "ssh":
         yield ConfigError(key="cluster.hosts", happened=f"is given with cluster.launcher={cluster.launcher}", expected="cluster=ssh")
     elif not cluster.hosts:

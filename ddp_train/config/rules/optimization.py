@@ -97,7 +97,6 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
 
 
 def _arguments(target: Any) -> list[str]:
-    """Return the names of a class's arguments, but for the first: the parameters."""
     try:
         return list(inspect.signature(target).parameters)[1:]
     except (TypeError, ValueError):

@@ -8,30 +8,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from ddp_train.config import schema
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.cluster import most_nodes
 from ddp_train.config.rules import conflict, strategy, training
 from ddp_train.config.rules.machines import check_machines
 from ddp_train.config.rules.optimization import check_optimization
 from ddp_train.config.rules.strategy import shards_weights
-from ddp_train.config.schema import (
-    EVALUATION_METRICS,
-    EVALUATION_SETS,
-    EVENTS,
-    TARGETS,
-    ActivationCheckpointingConfig,
-    CheckpointConfig,
-    ClusterConfig,
-    CompileConfig,
-    DebugConfig,
-    EvaluationConfig,
-    HealthConfig,
-    LoaderConfig,
-    PrecisionConfig,
-    ProfileConfig,
-    TrainerConfig,
-)
-from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.locate import look_up_or_none
 from ddp_train.config.targets.target import evaluation_sets
 from ddp_train.config.values import batch_changes
@@ -43,22 +26,16 @@ _EARLY_STOPPING = "ddp_train.callbacks.early_stopping.EarlyStopping"
 
 
 def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[BatchSizes | None, list[ConfigError]]:
-    """Check what concerns several keys, and derive the sizes of the batch.
-
-    Args:
-        sections: those of our own that are valid by themselves, typed.
-    """
+    """Check what concerns several keys, and derive the sizes of the batch; `sections`: those of our own that are valid, typed."""
     facts = {"tree": tree, "is_evaluated": bool(evaluation_sets(tree)), **sections}
-    facts |= {name: node if isinstance(node := tree.get(name), dict) else {} for name in TARGETS}
+    facts |= {name: node if isinstance(node := tree.get(name), dict) else {} for name in schema.TARGETS}
     batch, errors = None, list[ConfigError]()
     if {"trainer", "loader", "cluster"} <= facts.keys():
         try:
             batch = derive_batch_sizes(facts["trainer"], facts["loader"], facts["cluster"])
-            facts |= {
-                "batch": batch,
-                "world_size": batch.world_size,
-                "micro_steps": _most_micro_steps(batch, facts["trainer"], facts["loader"]),
-            }
+            sizes = [size for _, size in batch_changes(facts["trainer"].batch_size_schedule or {})]
+            more = [accumulation_of(size, facts["loader"], batch.world_size) for size in sizes]
+            facts |= {"batch": batch, "world_size": batch.world_size, "micro_steps": max([batch.grad_accum_steps, *more])}
         except ConfigError as error:
             errors.append(error)
     for rule in _RULES:
@@ -68,12 +45,7 @@ def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[B
     return batch, errors
 
 
-def _most_micro_steps(batch: BatchSizes, trainer: TrainerConfig, loader: LoaderConfig) -> int:
-    sizes = [size for _, size in batch_changes(trainer.batch_size_schedule or {})]
-    return max([batch.grad_accum_steps, *(accumulation_of(size, loader, batch.world_size) for size in sizes)])
-
-
-def _check_health(health: HealthConfig, checkpoint: CheckpointConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+def _check_health(health: schema.HealthConfig, checkpoint: schema.CheckpointConfig, is_evaluated: bool) -> Iterator[ConfigError]:
     """Check that there is a checkpoint where a run may have to go back to one, and that spikes which lead to it are looked for."""
     if health.on_spike == "rewind" and health.spike_zscore is None:
         happened = "is rewind, but health.spike_zscore is null: spikes are not looked for"
@@ -86,7 +58,7 @@ def _check_health(health: HealthConfig, checkpoint: CheckpointConfig, is_evaluat
         yield ConfigError(key=f"health.{rewinding[0]}", happened=happened, expected=expected, fix="checkpoint.every_steps=1000")
 
 
-def _check_evaluation(evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+def _check_evaluation(evaluation: schema.EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
     """Refuse to save the predictions of evaluations that never are, and sets without a name for records and folders."""
     if evaluation.save_predictions and not is_evaluated:
         happened = "is true, but data.eval is null: nothing is evaluated"
@@ -94,15 +66,17 @@ def _check_evaluation(evaluation: EvaluationConfig, is_evaluated: bool) -> Itera
     for name, changes in evaluation.sets.items():
         if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,63}", name, re.ASCII) or name.startswith("step_"):
             yield ConfigError(
-                key=f"{EVALUATION_SETS}.{name}",
+                key=f"{schema.EVALUATION_SETS}.{name}",
                 happened="is no name for an evaluation set: its metrics are eval/NAME/loss, its predictions in predictions/NAME",
                 expected="letters, digits, '_' and '-', 64 at most, a letter or digit first, and not step_",
             )
         if not isinstance(changes, Mapping | None):
             expected, fix = "what differs from the training data, {} for nothing; or null", f"'evaluation.sets.{name}={{split: test}}'"
-            yield ConfigError(key=f"{EVALUATION_SETS}.{name}", happened=f"is {changes!r}", expected=expected, fix=fix)
+            yield ConfigError(key=f"{schema.EVALUATION_SETS}.{name}", happened=f"is {changes!r}", expected=expected, fix=fix)
     for metric in (name for name in evaluation.metrics if "/" in name):
-        yield ConfigError(key=f"{EVALUATION_METRICS}.{metric}", happened="has a slash, as the metrics of evaluation sets", expected="none")
+        yield ConfigError(
+            key=f"{schema.EVALUATION_METRICS}.{metric}", happened="has a slash, as the metrics of evaluation sets", expected="none"
+        )
 
 
 def _check_callbacks(tree: Mapping[str, Any], is_evaluated: bool) -> Iterator[ConfigError]:
@@ -118,24 +92,20 @@ def _check_callbacks(tree: Mapping[str, Any], is_evaluated: bool) -> Iterator[Co
 
 
 def _check_events(path: str, key: str) -> Iterator[ConfigError]:
-    """Refuse a class without any event."""
     target = look_up_or_none(path)
-    if inspect.isclass(target) and not any(hasattr(target, event) for event in EVENTS):
-        own = [method for method in vars(target) if not method.startswith("_")]
-        close = next((f"; {method} was meant as {event}?" for method in own if (event := nearest(method.removeprefix("on_"), EVENTS))), "")
-        happened = f"{path} has none of the methods {', '.join(EVENTS)}: it would never be called{close}"
+    if inspect.isclass(target) and not any(hasattr(target, event) for event in schema.EVENTS):
+        happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
         yield ConfigError(key=key, happened=happened, expected="a callback (`ddp-train help docs/callbacks.md`), with at least one of them")
 
 
-def _check_debug(debug: DebugConfig) -> Iterator[ConfigError]:
-    """Refuse to resume where nothing is left to be trained."""
+def _check_debug(debug: schema.DebugConfig) -> Iterator[ConfigError]:
     if debug.resume_after_steps is not None and (debug.max_steps is None or debug.resume_after_steps >= debug.max_steps):
         happened = f"is {debug.resume_after_steps}, and debug.max_steps is {'null' if debug.max_steps is None else debug.max_steps}"
         fix = f"debug.max_steps={2 * debug.resume_after_steps}"
         yield ConfigError(key="debug.resume_after_steps", happened=happened, expected="fewer steps than debug.max_steps", fix=fix)
 
 
-def _check_profile(profile: ProfileConfig, trainer: TrainerConfig, batch: BatchSizes) -> Iterator[ConfigError]:
+def _check_profile(profile: schema.ProfileConfig, trainer: schema.TrainerConfig, batch: BatchSizes) -> Iterator[ConfigError]:
     """Refuse ranks that there are not, and steps that do not come."""
     ranks, most = profile.ranks, batch.world_size - 1
     # Elastic ranks may be fewer than before: those that are left record.
@@ -147,8 +117,7 @@ def _check_profile(profile: ProfileConfig, trainer: TrainerConfig, batch: BatchS
         yield conflict("profile.start_step", happened, last // 2, expected="fewer than the run's steps")
 
 
-def _check_faults(debug: DebugConfig, loader: LoaderConfig, world_size: int) -> list[ConfigError]:
-    """Refuse faults that could not happen."""
+def _check_faults(debug: schema.DebugConfig, loader: schema.LoaderConfig, world_size: int) -> list[ConfigError]:
     errors = []
     for place, fault in enumerate(debug.faults):
         kind, has_seconds = fault.kind, fault.seconds is not None
@@ -174,7 +143,9 @@ def _check_faults(debug: DebugConfig, loader: LoaderConfig, world_size: int) -> 
     return errors
 
 
-def _check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+def _check_checkpoints(
+    checkpoint: schema.CheckpointConfig, evaluation: schema.EvaluationConfig, is_evaluated: bool
+) -> Iterator[ConfigError]:
     """Refuse to keep every n-th checkpoint where most of them are never saved."""
     every, keeps = checkpoint.every_steps, checkpoint.keep_every_steps
     evaluated = evaluation.every_steps if checkpoint.every_evaluation and is_evaluated else None
@@ -185,7 +156,7 @@ def _check_checkpoints(checkpoint: CheckpointConfig, evaluation: EvaluationConfi
         yield ConfigError(key="checkpoint.keep_every_steps", happened=happened, expected=expected, fix=fix)
 
 
-def _check_device(cluster: ClusterConfig, amp: dict[str, Any], strategy: dict[str, Any]) -> Iterator[ConfigError]:
+def _check_device(cluster: schema.ClusterConfig, amp: dict[str, Any], strategy: dict[str, Any]) -> Iterator[ConfigError]:
     device = devices.resolve_device(cluster.device)
     is_here = cluster.launcher in ("local", "machines")
     if device == "cuda" and is_here and not is_torchrun_worker() and most_nodes(cluster) == 1:
@@ -205,7 +176,7 @@ def _check_device(cluster: ClusterConfig, amp: dict[str, Any], strategy: dict[st
         yield conflict("strategy.cpu_offload", happened, "false", expected="GPUs, whose memory it spares")
 
 
-def _check_precision(precision: PrecisionConfig, strategy: dict[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _check_precision(precision: schema.PrecisionConfig, strategy: dict[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and a memory format that cannot be sharded."""
     if precision.channels_last and shards_weights(strategy):
         yield conflict("precision.channels_last", "is true, and strategy=fsdp shards contiguous weights only", "false")
@@ -214,19 +185,17 @@ def _check_precision(precision: PrecisionConfig, strategy: dict[str, Any], tree:
         yield conflict("precision.cudnn_benchmark", happened, "false")
 
 
-def _check_activation_checkpointing(activation_checkpointing: ActivationCheckpointingConfig) -> Iterator[ConfigError]:
+def _check_activation_checkpointing(activation_checkpointing: schema.ActivationCheckpointingConfig) -> Iterator[ConfigError]:
     """Refuse to choose among blocks where there are none."""
     config = activation_checkpointing
     for name, is_set, without in (("every", config.every != 1, "1"), ("save_ops", bool(config.save_ops), "[]")):
         if config.blocks is None and is_set:
             happened = "is given, and activation_checkpointing.blocks is null"
-            yield conflict(
-                f"activation_checkpointing.{name}", happened, without, expected="both or none: activation_checkpointing.blocks=auto"
-            )
+            expected = "both or none: activation_checkpointing.blocks=auto"
+            yield conflict(f"activation_checkpointing.{name}", happened, without, expected=expected)
 
 
-def _check_compile(compile: CompileConfig) -> Iterator[ConfigError]:
-    """Refuse a mode that the backend does not have."""
+def _check_compile(compile: schema.CompileConfig) -> Iterator[ConfigError]:
     if compile.mode not in (None, "default") and compile.backend != "inductor":
         happened = f"is {compile.mode}, and compile.backend is {compile.backend}"
         expected = "default: the other modes are inductor's"
@@ -234,16 +203,8 @@ def _check_compile(compile: CompileConfig) -> Iterator[ConfigError]:
 
 
 _RULES: tuple[Callable[..., Iterable[ConfigError]], ...] = (
-    *(training.check_loader, training.check_steps, training.check_batch_size_schedule, training.check_lengths),
-    *(
-        training.check_epochs,
-        training.check_own_loss,
-        check_optimization,
-        _check_health,
-        _check_evaluation,
-        _check_callbacks,
-        _check_checkpoints,
-    ),
+    *(training.check_loader, training.check_steps, training.check_batch_size_schedule, training.check_lengths, training.check_epochs),
+    *(training.check_own_loss, check_optimization, _check_health, _check_evaluation, _check_callbacks, _check_checkpoints),
     *(strategy.check_strategy, strategy.check_cuda_graphs, strategy.check_early_step, strategy.check_open_micro_batch),
     *(strategy.check_local_sgd, strategy.check_power_sgd, strategy.check_on_cpu, _check_device, check_machines),
     *(_check_precision, _check_activation_checkpointing, _check_compile, _check_debug, _check_profile, _check_faults),

@@ -9,7 +9,7 @@ from ddp_train.config.batch_sizes import MICRO_BATCH, BatchSizes
 from ddp_train.config.rules import conflict
 from ddp_train.config.schema import ClusterConfig, CompileConfig, HealthConfig, TrainerConfig
 from ddp_train.config.targets.locate import class_of
-from ddp_train.config.tree import at, nodes
+from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices
 from ddp_train.traits import needs_whole_matrices
@@ -27,8 +27,11 @@ def check_strategy(strategy: dict[str, Any], optimizer: dict[str, Any], micro_st
     if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
         expected = "a number that divides that of the ranks"
         yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
-    for key in _of_whole_matrices(optimizer) if _says(strategy, "steps_rows") else ():
-        name = str(at({"optimizer": optimizer}, key)).rpartition(".")[2]
+    named = [(key, str(value)) for key, value in nodes({"optimizer": optimizer}) if key.endswith("._target_")]
+    for key, path in named if _says(strategy, "steps_rows") else ():
+        if not needs_whole_matrices(class_of(path)):
+            continue
+        name = path.rpartition(".")[2]
         yield ConfigError(
             key=key.removesuffix("._target_"),
             happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
@@ -58,12 +61,6 @@ def check_cuda_graphs(compile: CompileConfig, strategy: dict[str, Any], micro_st
         happened = f"is {compile.mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
-
-
-def _of_whole_matrices(optimizer: dict[str, Any]) -> list[str]:
-    """Return where an optimizer, or a part of it, names a class that needs whole matrices."""
-    named = ((key, value) for key, value in nodes({"optimizer": optimizer}) if key.endswith("._target_"))
-    return [key for key, value in named if needs_whole_matrices(class_of(str(value)))]
 
 
 def _says(strategy: Mapping[str, Any], trait: str) -> bool:

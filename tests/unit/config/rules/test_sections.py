@@ -22,7 +22,7 @@ class Fine:
 
 
 def test_a_class_that_would_never_be_called_is_refused() -> None:
-    with pytest.raises(ConfigErrors, match=r"has none of the methods start, .*on_evaluate was meant as evaluation"):
+    with pytest.raises(ConfigErrors, match=r"has none of the methods start, step, evaluation, save, end: it would never be called"):
         checked(f"+callbacks.mine._target_={HERE}.Foreign")
     assert checked(f"+callbacks.mine._target_={HERE}.Fine").callbacks == {"mine": {"_target_": f"{HERE}.Fine"}}
 
