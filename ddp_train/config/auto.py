@@ -34,11 +34,7 @@ _NOT_KNOWN = object()
 
 
 def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[ConfigError]:
-    """Yield an error for every `auto` that nothing can answer, as far as can be told before the data is there.
-
-    Args:
-        sections: those whose nodes are made.
-    """
+    """Yield an error for every `auto` of these sections that nothing can answer, as far as can be told before the data is there."""
     for section in sections:
         for key, name, owner in _autos(at(tree, section), section, "", None):
             if section in BY_DATA and name:
@@ -55,11 +51,7 @@ def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[Config
 
 
 def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what every `auto` below the given sections comes to.
-
-    Raises:
-        ConfigError: naming all that the facts do not answer.
-    """
+    """Return what every `auto` below the given sections comes to. ConfigError: it names all that the facts do not answer."""
     answers: dict[str, Any] = {}
     left: dict[str, str] = {}
     for section, node in tree.items():
@@ -114,11 +106,7 @@ def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> Non
 
 
 def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Refuse to evaluate a model on data of another kind than it was made for. What the data does not say is no difference.
-
-    Args:
-        answers: what the run's `auto`s have come to, by their keys.
-    """
+    """Refuse to evaluate a model, whose run's `auto`s have come to `answers`, on data of another kind. What data does not say is none."""
     for key, value in answers.items():
         name = key.rpartition(".")[2]
         fact = plain(facts.get(_ALSO_CALLED.get(name, name)))

@@ -75,7 +75,9 @@ def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Ren
     node_rank = None if rank is None else _read(_number, rank, rank_from)
     endpoint, endpoint_from = _setting("rendezvous_endpoint", cluster, environment)
     if endpoint is None:
-        endpoint, endpoint_from = _address(environment)
+        for host, port in _ADDRESS[::-1]:
+            if environment.get(host):
+                endpoint, endpoint_from = f"{environment[host]}:{environment.get(port) or _PORT}", f"{host}:{port}"
     if endpoint is None and step is not None and len(step.hosts) > 1:
         first = zlib.crc32(step.id.encode()) % (len(_STEPS_PORTS) - _TRIED_PORTS)
         host, ports = step.hosts[0], tuple(_STEPS_PORTS[first : first + _TRIED_PORTS])
@@ -176,13 +178,6 @@ def _setting(name: str, cluster: ClusterConfig, environment: Mapping[str, str]) 
         return environment[variable], variable
     step = slurm_step(environment) if name == "nodes" else None
     return (len(step.hosts), "SLURM_STEP_NODELIST") if step is not None else (None, f"cluster.{name}")
-
-
-def _address(environment: Mapping[str, str]) -> tuple[str | None, str]:
-    for address, port in _ADDRESS:
-        if environment.get(address):
-            return f"{environment[address]}:{environment.get(port) or _PORT}", f"{address}:{port}"
-    return None, ""
 
 
 def _read(parse: Callable[[Any], _Value], value: Any, source: str) -> _Value:

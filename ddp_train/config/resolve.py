@@ -31,10 +31,9 @@ def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "")
         section: what `config` is called, if it is one; a `???` in it stays, for what is typed later.
     """
     with _sealed():
-        plain: dict[str, Any] = changed(
-            _resolve(config, f"{section}." if section else "", errors, keeps_missing=bool(section)), "", _unsealed
-        )
-    return plain
+        plain = _resolve(config, f"{section}." if section else "", errors, keeps_missing=bool(section))
+    unsealed: dict[str, Any] = changed(plain, "", _unsealed)
+    return unsealed
 
 
 def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError], *, keeps_missing: bool) -> dict[str, Any]:

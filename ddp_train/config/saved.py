@@ -48,8 +48,7 @@ def changes(checked: RunConfig, folder: Path) -> list[str]:
 def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -> None:
     """Complete config.yaml with what the `auto`s came to, now that the data is there (rank 0).
 
-    Raises:
-        ConfigError: the data says something else than when the run began.
+    ConfigError: the data says something else than when the run began.
     """
     found = {key: auto.plain(value) for key, value in answers.items()}
     written, text = file.read_text(), checked.yaml(found)

@@ -58,8 +58,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 def identity(tree: Mapping[str, Any], *, swept: Sequence[str] = ()) -> str:
     """Return the hash of everything that changes the results: two runs with the same one compute the same.
 
-    Args:
-        swept: keys that count all the same: the jobs of a sweep differ by them.
+    `swept`: keys that count all the same, by which the jobs of a sweep differ.
     """
     counted = ((key, value) for key, value in leaves(tree) if _changes_results(key) or any(_is_at(key, name) for name in swept))
     text = json.dumps(sorted(counted, key=itemgetter(0)), default=str)

@@ -27,8 +27,7 @@ _EVAL = "eval"
 def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | None) -> tuple[dict[str, Any], list[str]]:
     """Return a configuration whose nodes fit their own targets, and a line for each from which something was left out.
 
-    Args:
-        hydra: the `hydra` node, which knows the options; None: of a configuration of which they were dropped before.
+    `hydra`: the node that knows the options; None: of a configuration of which they were dropped before.
     """
     kept, lines = dict(tree), list[str]()
     for section in TARGETS:

@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ddp_train import FOLDER
@@ -23,8 +23,7 @@ from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, 
 from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
 
-AUTO = "auto"
-"""Stands for a value that only the data or the run knows (auto.py)."""
+AUTO = "auto"  # stands for a value that only the data or the run knows (auto.py)
 
 _OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
 FACTS = {
@@ -36,8 +35,7 @@ FACTS = {
 }
 """What an `auto` can take, by section. A data set may have more facts than these."""
 
-COMPLETED = ("optimizer", "scheduler")
-"""Nodes whose first argument is given when the run has it: parameters or the model, the optimizer."""
+COMPLETED = ("optimizer", "scheduler")  # nodes whose first argument is given when the run has it: parameters or the model, the optimizer
 
 GIVEN = {
     "optimizer": ("params", "model"),
@@ -46,8 +44,7 @@ GIVEN = {
 }
 """What the run gives by name where it is missing, also in nodes inside: the schedulers of a SequentialLR have the same optimizer."""
 
-DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
-"""What Hydra's instantiate reads itself."""
+DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # what Hydra's instantiate reads itself
 
 _TOOLS = ("os", "posix", "subprocess", "shutil", "sys", "socket", "importlib", "runpy")
 _BUILTINS = ("eval", "exec", "compile", "open", "input", "print", "exit", "quit", "__import__")
@@ -85,21 +82,16 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
 
 def _why(error: Exception) -> str:
     """Return an exception in words, with the line of the user's that raised it, where one did."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_a_librarys(frame.filename)]
+    of_others = ("site-packages", "dist-packages", "frozen", str(FOLDER), sysconfig.get_path("stdlib"))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not any(part in frame.filename for part in of_others)]
     where = f"\n    {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
-
-
-def _is_a_librarys(file: str) -> bool:
-    """Tell whether a file of a stack is Python's own, a package's or ours."""
-    installed = ("site-packages", "dist-packages", "frozen")
-    return any(part in file for part in installed) or file.startswith((str(FOLDER), sysconfig.get_path("stdlib")))
 
 
 def _check_arguments(
     node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: dict[str, inspect.Parameter]
 ) -> Iterator[ConfigError]:
-    ours_here = own_keys(node, key, parameters)
+    ours_here = own_keys(node, key)
     given = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in ours_here}
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
@@ -112,13 +104,12 @@ def _check_arguments(
             sign = "" if close and close[0].rpartition(".")[2] in given else "+"
             if ours and (is_data or not close):
                 close, sign = [ours], ""
+            better = override(close[0], given[name], sign=sign, was=f"{key}.{name}") if close else ""
             yield ConfigError(
                 key=f"{key}.{name}",
                 happened=f"{path} has no argument {name!r}",
                 expected=", ".join(named) or "no argument",
-                fix=f"did you mean {override(close[0], given[name], sign=sign, was=f'{key}.{name}')}?"
-                if close
-                else f"remove it: {removal(f'{key}.{name}', given[name])}",
+                fix=f"did you mean {better}?" if close else f"remove it: {removal(f'{key}.{name}', given[name])}",
             )
     positional = len(node.get("_args_") or ())
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in given]
@@ -158,11 +149,7 @@ def refuse(target: Any) -> str:
 
 
 def name_in(value: Any) -> str | None:
-    """Return the dotted name of the object that a value stands for; None: it stands for itself.
-
-    Raises:
-        ValueError: the object is a part of a text.
-    """
+    """Return the dotted name of the object that a value stands for; None: for itself. ValueError: the object is a part of a text."""
     match = re.search(r"\$\{object:([^{}]*)\}", value) if isinstance(value, str) else None
     if match and match[0] != value:
         raise ValueError(f"is {value!r}, and an object is no part of a text")
@@ -186,16 +173,10 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
                     yield ConfigError(key=at, happened=f"{name} {reason}", expected="a type, or a class or function of a component")
 
 
-def own_keys(node: Mapping[str, Any], key: str, parameters: Collection[str] | None = None) -> dict[str, Any]:
-    """Return what of a node is ours and not an argument of its class: `optimizer.groups`, `scheduler.every` and the like.
-
-    Args:
-        parameters: the names of its class's arguments; None: they are looked up.
-    """
-    if parameters is None:
-        target = look_up(node["_target_"])
-        return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and not accepts(target, name)}
-    return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and name not in parameters}
+def own_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return what of a node is ours and not an argument of its class: `optimizer.groups`, `scheduler.every` and the like."""
+    target = look_up(node["_target_"])
+    return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and not accepts(target, name)}
 
 
 def calls_functions(key: str) -> bool:
@@ -245,20 +226,12 @@ def _spell(hint: Any) -> str:
 
 
 def evaluation_split(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node that makes the evaluation data.
-
-    Args:
-        data: the section `data`, whose `eval` has what differs.
-    """
+    """Return the node that makes the evaluation data, of the section `data`, whose `eval` has what differs."""
     return merged({name: value for name, value in data.items() if name != "eval"}, data["eval"])
 
 
 def evaluation_sets(tree: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return what differs for each evaluation set, by its key: `data.eval` first, then each of `evaluation.sets`; {}: nothing is evaluated.
-
-    Args:
-        tree: a configuration, in which more may be wrong.
-    """
+    """Return what differs for each evaluation set, by its key: `data.eval` first, then each of `evaluation.sets`; {}: there is none."""
     data, evaluation = tree.get("data"), tree.get("evaluation")
     found = {"data.eval": data.get("eval") if isinstance(data, Mapping) else None}
     named = evaluation.get("sets") if isinstance(evaluation, Mapping) else None
