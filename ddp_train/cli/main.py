@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.sweep.warm_group import slots
 from ddp_train.system import handover
-from ddp_train.system.process import stop_with_parent
+from ddp_train.system.process import die_with_parent
 
 _caller: list[int] = []  # the descriptor of the file that `from_python.run` reads, if that has started this command
 
@@ -234,7 +235,7 @@ def _find_caller() -> None:
     if descriptor:
         os.set_inheritable(int(descriptor), False)
         _caller.append(int(descriptor))
-        stop_with_parent(int(pid))
+        die_with_parent(int(pid), number=signal.SIGTERM)  # which lets it save
 
 
 def _tell_caller(**facts: Any) -> bool:

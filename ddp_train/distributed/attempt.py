@@ -60,12 +60,9 @@ def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | N
 
 
 def leave(store: Store, rank: int, size: int, *, within_s: float = LEAVE_WITHIN_S) -> None:
-    """Wait until every rank has come to its end, then leave, rank 0 last: the store may live in its process.
+    """Wait until every rank has come to its end, then leave, rank 0 last: the attempt's store may live in its process.
 
     Collective, but no failure when somebody is gone already.
-
-    Args:
-        store: the attempt's.
     """
     deadline = time.monotonic() + within_s
     try:

@@ -75,23 +75,14 @@ def set_all(store: dist.Store, keys: Sequence[str], value: str) -> None:
 
 
 def serve_store(address: str, port: int) -> TCPStore:
-    """Return a store that is served here, on one interface.
-
-    Args:
-        address: of the interface.
-        port: 0 takes a free one.
-    """
+    """Return a store that is served here, on the interface that has this address; port 0 takes a free one."""
     address = address.strip("[]")
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     return serve_store_on(socket.create_server(place, family=family, backlog=WAITING), address)
 
 
 def serve_store_on(listener: socket.socket, address: str) -> TCPStore:
-    """Return a store that is served where somebody listens already, which is handed over.
-
-    Args:
-        address: at which this process finds it.
-    """
+    """Return a store that is served where somebody listens already, which is handed over; this process finds it at the address."""
     port = listener.getsockname()[1]
     allow_open_files()  # each rank comes with five connections
     return TCPStore(address, port, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())

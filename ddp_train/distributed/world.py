@@ -130,11 +130,7 @@ class World:
         return box[0]
 
     def each_from_main(self, values: Sequence[Any]) -> Any:
-        """Return to each rank its own of the values that rank 0 has, by rank. Pickles. Collective.
-
-        Args:
-            values: on rank 0; nobody looks at the others'.
-        """
+        """Return to each rank its own of the values that rank 0 has, by rank; nobody looks at the others'. Pickles. Collective."""
         if self.size == 1:
             return values[0]
         box: list[Any] = [None]
@@ -196,7 +192,8 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
     if device == "cuda":
         torch.cuda.set_device(torch_device)
     if local_size == size:
-        _stay_inside()
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # unless the environment names another interface
+            os.environ.setdefault(variable, _LOOPBACK)
     else:
         _reach_out(store)
     if size > _MOST_CONNECTED:
@@ -211,12 +208,6 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
             device_id=torch_device if device == "cuda" and not is_shared else None,
         )
     return world
-
-
-def _stay_inside() -> None:
-    """Let the ranks of one machine talk through its loopback interface, unless the environment names another one."""
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, _LOOPBACK)
 
 
 def _reach_out(store: dist.Store) -> None:

@@ -36,11 +36,7 @@ def create_json(path: Path, content: Mapping[str, Any]) -> bool:
 
 
 def read_json(path: Path) -> Any:
-    """Read what `write_json` wrote.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """Read what `write_json` wrote. DataError: it is damaged."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
@@ -79,11 +75,7 @@ class GrowingFile:
         self._write_waiting()
 
     def close(self) -> None:
-        """Close the file.
-
-        Raises:
-            OSError: lines are waiting, and there is no space for them still.
-        """
+        """Close the file. OSError: lines are waiting, and there is no space for them still."""
         self._flush().close()
 
     def _write_waiting(self) -> None:

@@ -34,9 +34,7 @@ from ddp_train.system.files import write_json
 from ddp_train.system.process import STOP_SIGNALS, boot_id, is_alive
 
 REFRESH_S = 10.0
-HOLDER = ".holder.json"
-"""In a folder that is worked in: host, process, command and start of the process that holds it."""
-
+HOLDER = ".holder.json"  # in a folder that is worked in: host, process, command and start of the process that holds it
 _STALE_AFTER = 3  # intervals without a refresh
 _SHARED = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs", "fuse", "virtiofs", "orangefs")
 _SHOWN = 120  # characters of a command

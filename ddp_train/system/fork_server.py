@@ -30,16 +30,13 @@ from ddp_train.system.process import STOP_SIGNALS, Child, adopts, close_all_but,
 
 _PID = struct.Struct("!Q")
 _MAX_FILES = 253  # that the kernel takes at once
-
-Entry = Callable[[dict[str, Any]], int]
-"""Does what a request asks for, in the process that was asked, and returns its exit code."""
+Entry = Callable[[dict[str, Any]], int]  # does what a request asks for, in the process that was asked, and returns its exit code
 
 
 class ForkServer:
     """The owner's end.
 
     Args:
-        waiting: the process that waits.
         door: the line to it, and to those that follow it.
         is_loaded: it has nothing to import: the next one is there at once.
     """

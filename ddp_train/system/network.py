@@ -15,8 +15,7 @@ _SIOCGIFCONF = 0x8912  # of Linux: all IPv4 addresses with the names of their in
 _IFREQ = struct.Struct("16s 4x 4s 16x")  # name, family and port, address, the rest of the union
 _MAX_ADDRESSES = 1024
 
-WAITING = 16_384
-"""How many may wait to be connected where thousands come at once; the kernel allows as many as net.core.somaxconn says."""
+WAITING = 16_384  # how many may wait to be connected where thousands come at once; the kernel allows as many as net.core.somaxconn says
 
 
 def address_towards(host: str) -> str:
@@ -45,7 +44,6 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def _addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    """Yield all addresses of this machine, with the names of their interfaces."""
     with suppress(OSError):
         buffer = array.array("B", bytes(_MAX_ADDRESSES * _IFREQ.size))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -108,23 +108,17 @@ def exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when its parent is gone: a killed agent cannot tell its ranks, which would train for ever.
+def die_with_parent(parent: int | None = None, *, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to end this process when its parent is gone: a killed agent cannot tell its ranks, which would train for ever.
 
     Args:
         parent: its pid, where the caller knows it: the parent may be gone already.
+        number: the signal that ends it; after SIGTERM it may save.
     """
     parent = parent or os.getppid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it died between the two lines
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stop_with_parent(parent: int) -> None:
-    """Ask the kernel to stop this process, which may save then, when the one that started it is gone."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before
-        signal.raise_signal(signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
 
 def outlive_parent() -> None:
@@ -249,12 +243,7 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
     with suppress(OSError):
         for number in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
             with suppress(OSError):  # closed meanwhile
-                yield (path := descriptor_path(number, pid)), os.readlink(path)
-
-
-def descriptor_path(number: int, pid: int | str = "self") -> str:
-    """Return a path to an open file or folder of a process."""
-    return f"/proc/{pid}/fd/{number}"
+                yield (path := f"/proc/{pid}/fd/{number}"), os.readlink(path)
 
 
 def file_in_memory(content: bytes) -> int:

@@ -26,29 +26,14 @@ def _number(variable: str, default: str | None = None) -> int:
     return int(os.environ[variable] if default is None else os.environ.get(variable, default))
 
 
-rank = partial(_number, "RANK")
-"""This process's place among all ranks."""
-
-world_size = partial(_number, "WORLD_SIZE")
-"""How many ranks there are."""
-
-local_rank = partial(_number, "LOCAL_RANK")
-"""This process's place among the ranks of its node."""
-
-local_world_size = partial(_number, "LOCAL_WORLD_SIZE")
-"""How many ranks this node has."""
-
-node_rank = partial(_number, "GROUP_RANK", "0")
-"""This node's place among all nodes; an agent is a node, and one machine may run several."""
-
-num_nodes = partial(_number, "GROUP_WORLD_SIZE")
-"""How many nodes there are."""
-
-restart_count = partial(_number, "TORCHELASTIC_RESTART_COUNT", "0")
-"""How often this node's agent has started its ranks again."""
-
-max_restarts = partial(_number, "TORCHELASTIC_MAX_RESTARTS", "0")
-"""How often it does so at most."""
+rank = partial(_number, "RANK")  # this process's place among all ranks
+world_size = partial(_number, "WORLD_SIZE")  # how many ranks there are
+local_rank = partial(_number, "LOCAL_RANK")  # this process's place among the ranks of its node
+local_world_size = partial(_number, "LOCAL_WORLD_SIZE")  # how many ranks this node has
+node_rank = partial(_number, "GROUP_RANK", "0")  # this node's place among all nodes; an agent is a node, and one machine may run several
+num_nodes = partial(_number, "GROUP_WORLD_SIZE")  # how many nodes there are
+restart_count = partial(_number, "TORCHELASTIC_RESTART_COUNT", "0")  # how often this node's agent has started its ranks again
+max_restarts = partial(_number, "TORCHELASTIC_MAX_RESTARTS", "0")  # how often it does so at most
 
 
 def is_last_attempt() -> bool:

@@ -46,8 +46,8 @@ def test_ranks_compare_numbers_without_gathering_them() -> None:
 
 def test_for_tests_on_one_gpu_one_rank_has_a_group_and_several_share_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[dict[str, Any]] = []
-    monkeypatch.setattr(world_module, "_stay_inside", lambda: None)
-    for name, value in {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+    of_this_machine = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    for name, value in of_this_machine.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -16,7 +16,6 @@ import pytest
 from ddp_train.system.process import (
     HAS_SHARED_MEMORY,
     allow_open_files,
-    descriptor_path,
     exit_code_of,
     fork,
     handles_signal,
@@ -71,7 +70,7 @@ def test_an_open_file_is_found_by_its_name_and_can_be_opened(tmp_path: Path) -> 
         stream.flush()
         file.unlink()
         (path,) = [path for path, name in open_files(os.getpid()) if name == f"{file} (deleted)"]
-        assert path == descriptor_path(stream.fileno(), os.getpid())
+        assert path == f"/proc/{os.getpid()}/fd/{stream.fileno()}"
         assert Path(path).read_text() == "here"
 
 
