@@ -32,7 +32,6 @@ SHOWN_BY = {
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare.py",
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
-    "launch/agent/failures.py": "tests/unit/launch/agent/test_main.py, tests/distributed/test_failure.py",
     "launch/agent_process.py": "tests/unit/sweep/test_warm_group.py",
     "launch/launcher.py": "two protocols, and who has begun: tests/config/test_config.py",
     "launch/local.py": "tests/distributed/test_run.py",

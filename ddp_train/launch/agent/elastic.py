@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -26,12 +26,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import (
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo, rendezvous_handler_registry
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher import api
 
@@ -40,11 +35,8 @@ from ddp_train.distributed.store import join_served, serve_store, serve_store_on
 from ddp_train.launch.agent.ranks import Ranks
 from ddp_train.system.process import STOP_SIGNALS, wait_for_ends
 
-_SURVIVORS_S = 3
-"""How long ranks may take to end after another one has failed: they have nothing to save, and sit in a broken collective."""
-
-_OTHERS_WITHIN_S = 0.1
-"""How long ranks that fail at the same time have to end by themselves, with their own reports."""
+_SURVIVORS_S = 3  # how long ranks may take to end after another one has failed: they have nothing to save, and sit in a broken collective
+_OTHERS_WITHIN_S = 0.1  # how long ranks that fail at the same time have to end by themselves, with their own reports
 
 _LOOKS_EVERY_S = 1.0
 """How often it looks at the ranks by itself. The end of one and a signal wake it at once, and every look takes a processor from them."""
@@ -57,8 +49,6 @@ def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restart
     """Run torch's agent, with our rules, to its end. `torch.distributed.run.run` is torch's own without them (`cluster.agent=torch`).
 
     Args:
-        options: as torchrun parses them.
-        ranks: starts them.
         grace_s: how long ranks may take to save after a stop signal, before they are killed.
         restarts: how often the ranks were started again before, by other agents: they are told so.
 
@@ -96,16 +86,14 @@ class _Agent(LocalElasticAgent):
         assert self._pcontext is not None
         wait_for_ends(self._pcontext.pids().values(), within_s=_LOOKS_EVERY_S, others_within_s=_OTHERS_WITHIN_S)
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed() and (number := _stop_signal(self._by_themselves(result.failures))) is not None:
-            raise SignalException("a rank was stopped before it listened", sigval=number)
+        # A rank that has just begun does not listen to a stop signal, and has not failed. Those that we have ended do not count.
+        told = {rank for rank, each in getattr(self._pcontext, "subprocess_handlers", {}).items() if getattr(each, "is_told", False)}
+        stopped = [-each.exitcode for each in result.failures.values() if each.local_rank not in told and -each.exitcode in STOP_SIGNALS]
+        if result.is_failed() and stopped:
+            raise SignalException("a rank was stopped before it listened", sigval=signal.Signals(stopped[0]))
         if result.is_failed() and not self._again(result.failures, self._remaining_restarts):
             self._remaining_restarts = 0
         return result
-
-    def _by_themselves(self, failures: Mapping[int, ProcessFailure]) -> list[ProcessFailure]:
-        """Return those that this agent has not ended itself, after another one had failed."""
-        ended = {rank for rank, each in getattr(self._pcontext, "subprocess_handlers", {}).items() if getattr(each, "is_told", False)}
-        return [failure for failure in failures.values() if failure.local_rank not in ended]
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         self._ends_within_s = self._grace_s  # after a signal, and when machines come or go
@@ -131,12 +119,6 @@ def _once(signum: int, frame: FrameType | None) -> None:
 
 
 _stopped: list[int] = []
-
-
-def _stop_signal(failures: Sequence[ProcessFailure]) -> signal.Signals | None:
-    """Return the stop signal that has ended a rank: one that has just begun does not listen to it, and has not failed."""
-    found = [-failure.exitcode for failure in failures if -failure.exitcode in STOP_SIGNALS]
-    return signal.Signals(found[0]) if found else None
 
 
 def register_rendezvous() -> None:

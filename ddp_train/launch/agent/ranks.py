@@ -32,14 +32,6 @@ def fits(environment: Mapping[str, str], loaded_with: Mapping[str, str]) -> bool
     return all(name.startswith(_READ_LATER) for name in differ)
 
 
-def with_one_thread(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for an interpreter that is to be forked: OpenBLAS would start its threads when it is loaded.
-
-    Each rank sets its number afterwards (`rank/forked.py`).
-    """
-    return {**environment, NUM_THREADS: "1"} if environment.get(NUM_THREADS, "1").isdigit() else dict(environment)
-
-
 class Ranks:
     """The ranks of one agent. Made before the agent has any thread.
 
@@ -58,8 +50,9 @@ class Ranks:
             return
         if is_forked:
             self._server = fork_as_server(run_request, without=files)
-        else:
-            self._server = spawn_fork_server(with_one_thread(os.environ), imports)
+        else:  # with one thread: OpenBLAS would start its own when it is loaded; each rank sets its number afterwards (`rank/forked.py`)
+            one = {NUM_THREADS: "1"} if os.environ.get(NUM_THREADS, "1").isdigit() else {}
+            self._server = spawn_fork_server({**os.environ, **one}, imports)
 
     def start(self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], stdout: str, stderr: str, **others: Any) -> Any:
         """Start one rank: in the place of torch's `get_subprocess_handler`, whose arguments these are, and return what torch asks it."""
@@ -67,12 +60,8 @@ class Ranks:
         is_ours = [entrypoint, *words][: len(interpreter())] == interpreter() and not others.get("numa_options")
         if not is_ours or self._server is None or not self._server.is_there():
             return get_subprocess_handler(entrypoint, args, env, stdout, stderr, **others)
-        request = {
-            "environment": {**os.environ, **env},
-            "words": words[len(interpreter()) - 1 :],
-            "stdout": stdout,
-            "stderr": stderr,
-        }
+        words = words[len(interpreter()) - 1 :]
+        request = {"environment": {**os.environ, **env}, "words": words, "stdout": stdout, "stderr": stderr}
         if self.to_start is not None:
             self.to_start -= 1
         return _Forked(self._server.start({"rank": request}, is_last=self.to_start == 0))
