@@ -1,10 +1,9 @@
 """From a job to running processes. Imports no torch but in `agent/`, which only the agent's process imports.
 
-launcher       what a launcher offers, and a slot of a sweep
+launcher       what a launcher offers, and a slot of a sweep; when a run or a sweep has to stop for its time limit
 local          this machine: one agent, for a job that is composed already
 machines       several machines by hand
 node/          what runs on each of several machines, and how they agree
-ending         when a run or a sweep has to stop for its time limit, and with which code a command ends
 agent_process  an agent as a child of this process, which imports while the command composes
 submit         a job goes to an engine, and an engine as a slot of a sweep's scheduler
 source_copy    a copy of the source that a run uses

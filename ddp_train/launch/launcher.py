@@ -1,13 +1,21 @@
-"""Where jobs run: what a launcher and the slots of a sweep offer to those who have jobs."""
+"""Where jobs run, and how long: what a launcher and the slots of a sweep offer to those who have jobs, and when a run has to end."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ddp_train.config.schema import ClusterConfig
+from ddp_train.config.values import seconds_of
+from ddp_train.errors import UserError
 from ddp_train.job import Job
+from ddp_train.run_folder import starts
+from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
 class Slot(Protocol):
@@ -29,8 +37,7 @@ class Slot(Protocol):
         """Let go of the processes; the slot can start a job again."""
 
 
-MakeSlots = Callable[[Path, int], Sequence[Slot]]
-"""Gives so many slots; the path is the folder for the logs of torch's agents."""
+MakeSlots = Callable[[Path, int], Sequence[Slot]]  # gives so many slots; the path is the folder for the logs of torch's agents
 
 
 @dataclass(kw_only=True)
@@ -46,11 +53,28 @@ class Launcher:
         return self.run(job)
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
-        """Return the slots for the jobs of a sweep, which are run at once.
-
-        Args:
-            make: those of an engine, in the place of the launcher's own.
-        """
+        """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the launcher's own."""
         made = (make or self.slots)(folder, count)
         self.begun = folder
         return made
+
+
+def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | None:
+    """Return when a run has to stop for its time limit, in seconds since the epoch; None: no limit is known.
+
+    A job of `cluster=slurm` has asked SLURM for its walltime: there SLURM's word counts, which may be another by now.
+
+    Args:
+        asks_slurm: `scontrol update` may have moved the end since the job began: ask for it. Takes up to the client's time-out.
+    """
+    end = os.environ.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun
+    ends = float(end) if end.isdigit() else None
+    if asks_slurm and ends is not None and (job := os.environ.get("SLURM_JOB_ID")):
+        from ddp_train.launch.engine import slurm_client  # which a rank needs once, if ever
+
+        with suppress(UserError):  # no client in this container, or a controller that does not answer
+            ends = slurm_client.state(job).ends or ends
+    limits = [ends] if ends is not None and ends > time.time() else []  # else of another allocation
+    if cluster.walltime is not None and not (limits and cluster.launcher == "slurm"):
+        limits.append((starts.run_started() if is_torchrun_worker() else starts.STARTED) + seconds_of(cluster.walltime))
+    return min(limits) - cluster.grace_s if limits else None

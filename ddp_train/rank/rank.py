@@ -26,7 +26,7 @@ from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL, UserError
 from ddp_train.job import Job
-from ddp_train.launch.ending import stops_at
+from ddp_train.launch.launcher import stops_at
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import summary

@@ -23,20 +23,18 @@ from ddp_train.config import check as config_check
 from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
-from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, texts
 from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.job import Job
 from ddp_train.launch import source_copy
-from ddp_train.launch.ending import stops_at
-from ddp_train.launch.launcher import Slot
+from ddp_train.launch.launcher import Slot, stops_at
+from ddp_train.launch.submit import slots as engine_slots
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import GOALS, Sweep, SweepJob
 from ddp_train.run_folder.trust import check_below
-from ddp_train.sweep import placement
-from ddp_train.sweep.schedule import SweepScheduler
+from ddp_train.sweep import schedule
 from ddp_train.sweep.sweeper import compose_job, freeze_yaml, plans_all, save_as_hydra, swept_keys
 from ddp_train.sweep.table import Gathered, SweepScreen, gather, show
 
@@ -46,14 +44,7 @@ _FROZEN_YAML = "conf"
 
 
 class Multirun:
-    """One sweep.
-
-    Args:
-        sweep: new, or read back from the folder of one that stopped.
-        settings: the section `sweep` of the config.
-        make_slots: where jobs run.
-        check: checks a composed config.
-    """
+    """One sweep, new or read back from the folder of one that stopped; `make_slots` says where its jobs run."""
 
     def __init__(self, sweep: Sweep, settings: SweepConfig, make_slots: Callable[..., Sequence[Slot]], check: Check) -> None:
         self.sweep, self._settings, self._make_slots, self._check = sweep, settings, make_slots, check
@@ -62,7 +53,7 @@ class Multirun:
         self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
         self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
         self._screen = SweepScreen(sweep)
-        self._schedule: SweepScheduler | None = None
+        self._schedule: schedule.SweepScheduler | None = None
         self._gathered = Gathered()
         self._has_engine = False
         self._plans_all = sweep.is_planned
@@ -70,8 +61,7 @@ class Multirun:
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
         """Compose, check and freeze jobs, run those that have not been run, and return what each came to.
 
-        Raises:
-            ConfigErrors: with every problem of every job; none has been started.
+        ConfigErrors: with every problem of every job; none has been started.
         """
         is_planned = plans_all(base)
         self.sweep.keys = self.sweep.keys or swept_keys(base)
@@ -136,7 +126,7 @@ class Multirun:
             except ConfigError as error:  # its folder is gone, say; the others go on
                 entry.status = Status.FAILED
                 self._screen.say(f"job {entry.number} cannot be run: {error}")
-        if problems := placement.problems([job.config for _, job in jobs], self._settings, plans_all=self._plans_all):
+        if problems := schedule.problems([job.config for _, job in jobs], self._settings, plans_all=self._plans_all):
             raise config_check.ConfigErrors(problems)
         for entry, job in jobs if is_asked else ():
             if entry.number not in self._gathered.alive:
@@ -149,15 +139,15 @@ class Multirun:
         """Run frozen jobs. Leaves by SystemExit when the sweep is to end here."""
         if not jobs:
             return
-        self._has_engine = placement.engine_of(jobs[0][1].config) is not None
-        if placement.is_left_to_a_queue(jobs[0][1].config, plans_all=self._plans_all):
+        self._has_engine = schedule.engine_of(jobs[0][1].config) is not None
+        if schedule.is_left_to_a_queue(jobs[0][1].config, plans_all=self._plans_all):
             self._submit([(entry, job) for entry, job in jobs if entry.number not in self._gathered.alive])
             return
         if self._schedule is None:
             count = self._settings.parallel_jobs
-            self._schedule = SweepScheduler(
+            self._schedule = schedule.SweepScheduler(
                 self.sweep,
-                self._make_slots(self.sweep.root, count, make=placement.slots_of(jobs[0][1].config)),
+                self._make_slots(self.sweep.root, count, make=engine_slots if self._has_engine else None),
                 self._settings,
                 screen=self._screen,
                 began=self._began,
@@ -184,9 +174,11 @@ class Multirun:
             with suppress(OSError):  # which has been said
                 self.sweep.save()
             show(self.sweep, self._gathered.alive)
-        lacking = next((job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None), None)
-        if lacking and self._settings.metric:
-            self._screen.say(str(_no_such_metric(self.sweep, self._settings.metric, lacking)))
+        name, lacking = self._settings.metric, (job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None)
+        if name and (job := next(lacking, None)) is not None:
+            result = self.sweep.run_folder(job).read_result()
+            known = ", ".join(result.last) if result is not None else "none"
+            self._screen.say(f"sweep.metric: job {job.number} has no metric {name!r}; it has {known}")
 
     def exit_code(self) -> int:
         """Return 1 when a job failed, else 0."""
@@ -238,7 +230,7 @@ class Multirun:
             if len(places) < len(composed):
                 others = f" and {len(places) - 1} more" if len(places) > 1 else ""
                 problem.happened += f" (in the job {' '.join(texts(composed[places[0]].hydra.overrides.task))}{others})"
-        found |= {str(problem): (problem, []) for problem in placement.problems(checked, self._settings, plans_all=self._plans_all)}
+        found |= {str(problem): (problem, []) for problem in schedule.problems(checked, self._settings, plans_all=self._plans_all)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
         for folder in dict.fromkeys(folders):
             problems = check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")
@@ -304,7 +296,7 @@ class Multirun:
 def _stops_at(job: Job, asks_slurm: bool) -> float | None:
     """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
     settings = job.config.cluster
-    if placement.engine_of(job.config) is not None:
+    if schedule.engine_of(job.config) is not None:
         settings = replace(settings, walltime=None)  # is each job's own
     return stops_at(settings, asks_slurm=asks_slurm)
 
@@ -315,15 +307,3 @@ def _run_elsewhere(composed: DictConfig) -> None:
 
 def _shared(folder: Path | str) -> ConfigError:
     return ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")
-
-
-def _no_such_metric(sweep: Sweep, metric: str, job: SweepJob) -> ConfigError:
-    result = sweep.run_folder(job).read_result()
-    known = result.last if result is not None else {}
-    close = nearest(metric, known)
-    return ConfigError(
-        key="sweep.metric",
-        happened=f"job {job.number} has no metric {metric!r}",
-        expected=f"one of {', '.join(known)}",
-        fix=f"sweep.metric={close}" if close else "",
-    )

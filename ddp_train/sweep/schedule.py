@@ -1,19 +1,22 @@
-"""Run the jobs of a sweep: as many at a time as there are slots. No slot waits while a job does, and no job is lost when another fails.
+"""Where the jobs of a sweep run, and running them: as many at a time as there are slots.
 
-One thread: each slot is asked in turn.
+They run in this command, in the torchrun that started it, or on an engine. No slot waits while a job does, and no job is lost when another
+fails. One thread: each slot is asked in turn.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
-from ddp_train.errors import FINAL, INTERRUPTED
+from ddp_train.errors import FINAL, INTERRUPTED, ConfigError
 from ddp_train.job import Job
-from ddp_train.launch.engine.engine import ENGINES
+from ddp_train.launch.engine.engine import ENGINES, QUEUES
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
@@ -21,6 +24,8 @@ from ddp_train.run_folder.result import STOPPED, Status, status_of
 from ddp_train.run_folder.starts import check_progress
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.sweep.table import SweepScreen
+from ddp_train.system import devices
+from ddp_train.system.torchrun_env import is_torchrun_worker
 
 _POLL_S = 0.1
 
@@ -30,8 +35,6 @@ class SweepScheduler:
 
     Args:
         sweep: kept up to date, in sweep.json too, with every job that starts or ends.
-        slots: where jobs run.
-        policy: what to do after a failure.
         screen: shows lines, and is brought up to date several times a second.
         began: called with each job that starts.
         ended: called with each job that ended, for good or to be tried again.
@@ -123,7 +126,6 @@ class SweepScheduler:
         self._send_signal(number)
 
     def _kill(self) -> None:
-        """End the running jobs at once."""
         self.stop_code = INTERRUPTED
         self._send_signal(signal.SIGKILL)
 
@@ -131,3 +133,48 @@ class SweepScheduler:
         self._signal = number  # for one that is just starting, too
         for place in self._running:
             self._slots[place].stop(number)
+
+
+def engine_of(config: RunConfig) -> str | None:
+    """Return the engine that runs a job; None where this command, or the torchrun that started it, does."""
+    launcher = config.cluster.launcher
+    return launcher if launcher in ENGINES and not is_torchrun_worker() else None
+
+
+def is_left_to_a_queue(config: RunConfig, *, plans_all: bool) -> bool:
+    """Tell whether all jobs are submitted at once, and nobody waits for them."""
+    return engine_of(config) in QUEUES and plans_all and not config.cluster.wait
+
+
+def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: bool) -> list[ConfigError]:
+    """Find what cannot be where the jobs run: two engines, more jobs at a time than there are GPUs for, or what an engine cannot do."""
+    engines = list(dict.fromkeys(map(engine_of, configs)))
+    if len(engines) > 1:
+        happened = f"is {' and '.join(config.cluster.launcher for config in configs[:2])} in one sweep"
+        return [ConfigError(key="cluster.launcher", happened=happened, expected="one for all jobs")]
+    if engines and engines[0] is not None:
+        return list(_engine_problems(configs[0], settings, plans_all=plans_all))
+    clusters = [each.cluster for each in configs if settings.parallel_jobs > 1 and devices.resolve_device(each.cluster.device) == "cuda"]
+    most = max((devices.processes_per_node(cluster.processes_per_node, "cuda") for cluster in clusters), default=0)
+    if (wanted := settings.parallel_jobs * most) <= (gpus := len(devices.gpus())):
+        return []
+    happened = f"{wanted} processes at a time want a GPU each; this machine shows {gpus}"
+    fix = "fewer jobs at a time, or a smaller cluster.processes_per_node"
+    return [ConfigError(key="sweep.parallel_jobs", happened=happened, fix=fix)]
+
+
+def _engine_problems(config: RunConfig, settings: SweepConfig, *, plans_all: bool) -> Iterator[ConfigError]:
+    launcher, jobs = config.cluster.launcher, settings.parallel_jobs
+    if launcher == "slurm" and (job := os.environ.get("SLURM_JOB_ID")):
+        happened = f"is slurm, and this is job {job}: a sweep submits jobs of its own"
+        expected = "the login node; or a sweep within this job's machines"
+        fix = "-m without cluster=slurm; or srun ddp-train -m cluster=machines"
+        yield ConfigError(key="cluster.launcher", happened=happened, expected=expected, fix=fix)
+    if launcher not in QUEUES and jobs > 1:
+        happened = f"is {jobs}, and with cluster.launcher={launcher} each job takes all hosts"
+        expected = "1: the jobs run one after another"
+        yield ConfigError(key="sweep.parallel_jobs", happened=happened, expected=expected, fix="sweep.parallel_jobs=1")
+    if is_left_to_a_queue(config, plans_all=plans_all) and settings.on_failure != "continue":
+        happened = f"is {settings.on_failure}, and nobody waits for the jobs to see one fail"
+        expected = "continue (a job that fails is started again by its own verdict); or a command that waits"
+        yield ConfigError(key="sweep.on_failure", happened=happened, expected=expected, fix="cluster.wait=true")

@@ -128,7 +128,6 @@ def prepare_optuna(composed: DictConfig, folder: Path, goal: str | None, *, is_t
     The plugin suggests the values and reads what the jobs return. It knows nothing of interruptions: it would run all its trials again.
 
     Args:
-        folder: the sweep's.
         goal: min or max, as `sweep.direction` or the objective says; None: not known.
         is_taken_up: the sweep was stopped, and is continued.
 

@@ -54,7 +54,6 @@ class SweepScreen:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the terminal as it was."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -73,8 +72,9 @@ class SweepScreen:
             self.say(f"\njob {job.number} failed  {self._values(job)}{found.screen(self._sweep.run_folder(job)) if found else ''}")
         elif self._live is None:
             done = sum(each.status in (Status.COMPLETED, Status.FAILED) for each in self._sweep.jobs)
+            metric = "" if job.metric is None else f"{self._sweep.metric} {job.metric:.4g}  "
             count = f"{done} of {len(self._sweep.jobs)}" if self._sweep.is_planned else f"{done} done"
-            print(f"job {job.number}  {job.status}  {self._metric(job)}in {_seconds(job.seconds) or '?'} s  ({count})", flush=True)
+            print(f"job {job.number}  {job.status}  {metric}in {_seconds(job.seconds) or '?'} s  ({count})", flush=True)
         self._refresh()
 
     def say(self, text: str) -> None:
@@ -108,7 +108,6 @@ class SweepScreen:
         return table
 
     def _progress(self, job: SweepJob) -> tuple[str, str]:
-        """Return how far a running job is, and for how long it has run."""
         seconds = _seconds(time.monotonic() - self._started.get(job.number, time.monotonic()))
         record = _last_record(self._sweep.run_folder(job).metrics)
         if not record:
@@ -119,16 +118,9 @@ class SweepScreen:
     def _values(self, job: SweepJob) -> str:
         return " ".join(f"{key}={_short(self._sweep.value(job, key))}" for key in self._sweep.swept())
 
-    def _metric(self, job: SweepJob) -> str:
-        return "" if job.metric is None else f"{self._sweep.metric} {job.metric:.4g}  "
-
 
 def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
-    """Print the table of a sweep, the best job first, and where it lies.
-
-    Args:
-        alive: the numbers of the jobs that an engine has.
-    """
+    """Print the table of a sweep, the best job first, and where it lies; `alive`: the numbers of the jobs that an engine has."""
     table = _table(sweep)
     for job in sweep.ranked():
         _add(table, sweep, job)
@@ -176,11 +168,7 @@ class Gathered:
 
 
 def gather(sweep: Sweep, metric: str | None) -> Gathered:
-    """Bring the jobs of a sweep up to date.
-
-    Args:
-        metric: as in `Sweep.read_result`.
-    """
+    """Bring the jobs of a sweep up to date."""
     found = Gathered()
     for job in sweep.jobs:
         sweep.read_result(job, metric)
@@ -193,19 +181,16 @@ def gather(sweep: Sweep, metric: str | None) -> Gathered:
             found.problems.append(f"{submission.engine}, job {submission.id}: {error.happened}")
             continue
         if state.stage is Stage.ENDED:
-            _read_end(sweep, job, metric)
+            sweep.read_result(job, metric)  # it may have ended just now
+            verdict = verdict_of(sweep.run_folder(job))
+            if (
+                verdict.outcome is Outcome.NEVER and verdict.exit_code != INTERRUPTED
+            ):  # nobody starts it again, and no person has stopped it
+                job.status = Status.FAILED
         else:
             job.status = Status.QUEUED if state.stage is Stage.QUEUED else Status.RUNNING
             found.alive.add(job.number)
     return found
-
-
-def _read_end(sweep: Sweep, job: SweepJob, metric: str | None) -> None:
-    """Take over how a job ended, which may have been just now. One that nobody starts again has failed, unless a person stopped it."""
-    sweep.read_result(job, metric)
-    verdict = verdict_of(sweep.run_folder(job))
-    if verdict.outcome is Outcome.NEVER and verdict.exit_code != INTERRUPTED:
-        job.status = Status.FAILED
 
 
 def _table(sweep: Sweep, caption: str | None = None) -> Table:
@@ -247,7 +232,6 @@ def _short(value: str) -> str:
 
 
 def _last_record(metrics: Path) -> dict[str, object]:
-    """Return the newest whole line of metrics.jsonl."""
     try:
         return next(json.loads(line) for line in reversed(tail(metrics, _TAIL_BYTES).splitlines()) if line.endswith("}"))
     except (ValueError, StopIteration):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.launch.ending import stops_at
+from ddp_train.launch.launcher import stops_at
 from ddp_train.run_folder import starts
 from tests.unit.config.clusters import SILENT
 

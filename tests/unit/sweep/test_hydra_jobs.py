@@ -18,7 +18,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.sweep import Sweep, SweepJob
-from ddp_train.sweep import placement
+from ddp_train.sweep import schedule
 from ddp_train.sweep.hydra_jobs import Multirun
 
 SLURM = ["cluster=slurm", "cluster.device=cpu", "model=mlp", "hydra.sweep.dir=s"]
@@ -186,6 +186,6 @@ def test_after_a_restart_a_job_runs_on_that_failed_only_because_the_others_were_
         Result(status=Status.FAILED, error="rank 1: the connection to rank 0 was closed").write(sweep.run_folder(entry).result)
     run = list[int]()
     monkeypatch.setattr(Multirun, "run", lambda multirun, jobs: run.extend(entry.number for entry, _ in jobs))
-    monkeypatch.setattr(placement, "problems", lambda *given, **settings: [])
+    monkeypatch.setattr(schedule, "problems", lambda *given, **settings: [])
     Multirun(sweep, Mock(metric=None, direction=None), Mock(), Mock()).resume(lambda folder: Mock(), is_asked=False)
     assert run == [1]
