@@ -17,8 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-CPU_PROCESSES = 2
-"""Processes on a machine without a GPU: enough to run the distributed code on a laptop."""
+CPU_PROCESSES = 2  # processes on a machine without a GPU: enough to run the distributed code on a laptop
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 _TEXT_BYTES = 96  # the longest that the library asks for
@@ -90,12 +89,6 @@ def why_none() -> str:
         return f"the NVIDIA driver shows no GPU: {machine.problem}"
     has_driver = ask_driver() is not None or Path("/proc/driver/nvidia/version").exists()
     return "the NVIDIA driver shows no GPU: nvidia-smi may say why" if has_driver else ""
-
-
-def gpu_share(number: int, shares: int) -> list[str]:
-    """Return the GPUs of one of several groups that share this machine evenly."""
-    each = len(gpus()) // shares
-    return gpus()[number * each : (number + 1) * each]
 
 
 def resolve_device(device: str) -> str:
