@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from dataclasses import replace
 from ddp_train.config.cluster import Rendezvous, max_restarts, processes_given, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.errors import ENVIRONMENT_REFUSES, NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefuses
+from ddp_train.errors import NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefuses
 from ddp_train.job import Job
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import start_fork_server
@@ -32,14 +31,9 @@ _taken: list[tuple[NodeSlot, str]] = []  # by this process, which is the first m
 def follow(config: RunConfig, *, run: str) -> int | None:
     """Take part in a run that another machine leads, and return its exit code; None: this machine is the first, or the only one.
 
-    Args:
-        run: which run it comes for (`Facts.run`).
+    `run`: which run it comes for (`Facts.run`).
     """
-    try:
-        slot = _slot(config.cluster)
-    except EnvironmentRefuses as error:
-        print(f"\n{error}", file=sys.stderr)
-        return ENVIRONMENT_REFUSES
+    slot = _slot(config.cluster)
     if slot is None:
         return None
     if slot.is_first:
@@ -61,14 +55,8 @@ def run(job: Job) -> int:
 
 def run_sweep(cluster: ClusterConfig, arguments: list[str]) -> int | None:
     """Run what a command line asks for on all machines: global rank 0, on the first, composes it. None: this machine is the only one."""
-    try:
-        slot = _slot(cluster)
-    except EnvironmentRefuses as error:
-        print(f"\n{error}", file=sys.stderr)
-        return ENVIRONMENT_REFUSES
-    if slot is None:
-        return None
-    return _ended(run_node(replace(_work(cluster, slot, arguments), arguments=arguments), slot))
+    slot = _slot(cluster)
+    return None if slot is None else _ended(run_node(_work(cluster, slot, arguments), slot))
 
 
 def _ended(code: int) -> int:
@@ -78,9 +66,7 @@ def _ended(code: int) -> int:
 def _slot(cluster: ClusterConfig) -> NodeSlot | None:
     """Find this machine's slot, and listen where it is the first. None: there is no other one.
 
-    Raises:
-        ConfigError: neither the config nor the environment says where the machines meet.
-        EnvironmentRefuses: this is the first machine, and the port is taken.
+    ConfigError: nothing says where the machines meet. EnvironmentRefuses: this is the first machine, and the port is taken.
     """
     found = rendezvous_of(cluster, os.environ)
     if found.is_alone:
@@ -100,11 +86,7 @@ def _slot(cluster: ClusterConfig) -> NodeSlot | None:
 
 
 def _listen(found: Rendezvous) -> socket.socket | None:
-    """Listen for the others; None: another of us does so on this machine, and this one follows it.
-
-    Raises:
-        EnvironmentRefuses: this has to be the first machine, and cannot.
-    """
+    """Listen for the others; None: another of us does so on this machine, which this one follows. EnvironmentRefuses: the port is taken."""
     problem = ""
     for port in found.ports:
         try:  # on one interface where it is named by its address; what its name means differs between machines
@@ -147,7 +129,11 @@ def _work(config: RunConfig | ClusterConfig, slot: NodeSlot, arguments: Sequence
     )
     if isinstance(config, ClusterConfig):
         facts = of_a_command_line(facts, arguments)
-    facts = replace(facts, run=run)
     return Work(
-        cluster=cluster, processes=processes, facts=facts, max_restarts=max_restarts(cluster, os.environ), token=found.word, job=None
+        cluster=cluster,
+        processes=processes,
+        facts=replace(facts, run=run),
+        max_restarts=max_restarts(cluster, os.environ),
+        token=found.word,
+        arguments=arguments,
     )

@@ -80,8 +80,7 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
             signal.signal(number, handler)
 
 
-received_early: list[int] = []
-"""Stop signals that came while a node program was still being started; the program takes them over."""
+received_early: list[int] = []  # stop signals that came while a node program was still being started; the program takes them over
 
 
 def keep_early() -> None:

@@ -14,8 +14,9 @@ _MAX = 8  # lines of a kind
 _MAY_DIFFER = (  # by machine
     *("cluster.node_rank", "cluster.processes_per_node", "cluster.threads_per_process", "cluster.rendezvous_endpoint", "cluster.device"),
     "cluster.nodes",  # told by itself, with what the environment says
+    "trainer.grad_accum_steps",  # follows from the global batch and from how many ranks there are
 )
-_BATCH = ("trainer.global_batch_size", "trainer.grad_accum_steps")  # each machine reckons as if all had as many processes as it has
+_BATCH = "trainer.global_batch_size"  # each machine reckons as if all had as many processes as it has
 _ABSENT = "absent"
 
 
@@ -65,7 +66,6 @@ def clock(first: Facts, other: Facts, *, round_trip_s: float) -> str:
 
 
 def _names(first: Facts, other: Facts) -> tuple[str, str]:
-    """Return what to call both machines."""
     if first.host != other.host:
         return first.host, other.host
     numbers = (0 if first.node is None else first.node, "another" if other.node is None else other.node)
@@ -73,7 +73,7 @@ def _names(first: Facts, other: Facts) -> tuple[str, str]:
 
 
 def _config(first: Facts, other: Facts, names: tuple[str, str]) -> Iterator[str]:
-    left_out = () if first.processes == other.processes else _BATCH
+    left_out = () if first.processes == other.processes else (_BATCH,)
     values = [{key: value for key, value in each.config.items() if not (key in _MAY_DIFFER or key in left_out)} for each in (first, other)]
     for sentence in _values(values[0], values[1], lambda key: key, names):
         # All ranks get the first machine's: it is what the run records.

@@ -154,7 +154,9 @@ def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, FileLis
     """Yield what lies at the paths that the data set is given, each once."""
     paths: dict[Path, str] = {}
     for key, value in leaves(config.data):
-        if isinstance(value, str) and _is_path(key.rpartition(".")[2], value):
+        name = key.rpartition(".")[2]
+        is_named_so = name in _PATHS or name.endswith(tuple(f"_{word}" for word in _PATHS))
+        if isinstance(value, str) and value and (is_named_so or "/" in value) and "://" not in value and "${" not in value:
             paths.setdefault(Path(value).absolute(), f"data.{key}")
     for path, key in paths.items():
         try:
@@ -165,11 +167,6 @@ def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, FileLis
         if found is not None and found.problem:
             problems.append(f"{key}: {found.problem}")
         yield key, found
-
-
-def _is_path(name: str, value: str) -> bool:
-    is_named_so = name in _PATHS or name.endswith(tuple(f"_{word}" for word in _PATHS))
-    return bool(value) and (is_named_so or "/" in value) and "://" not in value and "${" not in value
 
 
 def _versions() -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -42,29 +41,25 @@ class FileList:
 
 
 def list_data(path: Path, *, within_s: float) -> FileList | None:
-    """Return what a file or a folder of data holds; None: it is not there.
+    """Return what a file or a folder of data holds; None: it is not there. One file is sampled, however long it takes.
 
     Names that begin with a dot are passed over: downloads at work, indices and locks, which may differ.
-
-    Args:
-        within_s: how long it may take. One file is sampled in any case.
     """
     deadline = time.monotonic() + within_s
     if not path.exists():
         return None
-    listing = _Listing(path, deadline)
+    sizes, problems, is_whole = _listing(path, deadline)
     hashes: dict[str, str] = {}
     # By the hashes of their names: wherever a listing ends, on each machine mostly the same files are chosen.
-    files = sorted((name for name, size in listing.sizes.items() if size >= 0), key=lambda name: xxh3_64_hexdigest(os.fsencode(name)))
+    files = sorted((name for name, size in sizes.items() if size >= 0), key=lambda name: xxh3_64_hexdigest(os.fsencode(name)))
     for name in files[:_MAX_SAMPLED]:
         if hashes and time.monotonic() > deadline:
             break
         try:
-            hashes[name] = _sample(path / name if name else path, listing.sizes[name])
+            hashes[name] = _sample(path / name if name else path, sizes[name])
         except OSError as error:
-            listing.problems.append(f"{name or path} cannot be read: {error.strerror}")
-    problem = listing.problems[0] if listing.problems else ""
-    return FileList(sizes=listing.sizes, hashes=hashes, is_whole=listing.is_whole, problem=problem)
+            problems.append(f"{name or path} cannot be read: {error.strerror}")
+    return FileList(sizes=sizes, hashes=hashes, is_whole=is_whole, problem=next(iter(problems), ""))
 
 
 def list_source(snapshot: Path | None, *, within_s: float) -> FileList:
@@ -79,8 +74,11 @@ def list_source(snapshot: Path | None, *, within_s: float) -> FileList:
     hashes = {f"{FOLDER.name}/{file.relative_to(FOLDER)}": xxh3_64_hexdigest(file.read_bytes()) for file in sorted(FOLDER.rglob("*.py"))}
     listed_by, is_whole = "folder", True
     try:
-        root, names, is_git = source_names(Path.cwd()) if snapshot is None else (snapshot, _names(snapshot), False)
-        listed_by = "git" if is_git else "folder"
+        if snapshot is None:
+            root, names, is_git = source_names(Path.cwd())
+            listed_by = "git" if is_git else "folder"
+        else:
+            root, names = snapshot, (str(file.relative_to(snapshot)) for file in sorted(snapshot.rglob("*.py")))
         for name in names:
             if len(hashes) >= _MAX_SOURCE_FILES or time.monotonic() > deadline:
                 is_whole = False
@@ -93,49 +91,37 @@ def list_source(snapshot: Path | None, *, within_s: float) -> FileList:
     return FileList(sizes={}, hashes=hashes, is_whole=is_whole, listed_by=listed_by)
 
 
-def _names(folder: Path) -> Iterator[str]:
-    return (str(file.relative_to(folder)) for file in sorted(folder.rglob("*.py")))
+def _listing(path: Path, deadline: float) -> tuple[dict[str, int], list[str], bool]:
+    """Return names with sizes, all of a folder before those of the folders in it, until there are enough or the time is over.
 
-
-class _Listing:
-    """Names and sizes, all of a folder before those of the folders in it, until there are enough or the time is over."""
-
-    def __init__(self, path: Path, deadline: float) -> None:
-        self.sizes: dict[str, int] = {}
-        self.problems: list[str] = []
-        self.is_whole = True
-        self._path, self._deadline = path, deadline
-        if not path.is_dir():
-            self.sizes[""] = path.stat().st_size
-            return
-        waiting = deque([""])
-        while waiting and self.is_whole:
-            below = waiting.popleft()
-            try:
-                waiting += self._add(below)
-            except OSError as error:
-                self.problems.append(f"{below or path} cannot be read: {error.strerror}")
-
-    def _add(self, below: str) -> list[str]:
-        """Add what lies in a folder, and return the folders in it."""
-        with os.scandir(self._path / below) as stream:
-            entries = list(islice(takewhile(lambda _: time.monotonic() < self._deadline, stream), _MAX_IN_A_FOLDER))
-            self.is_whole = next(stream, None) is None  # a folder may have millions, and only to name them takes long
-        folders = []
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name.startswith("."):
-                continue
-            if len(self.sizes) == _MAX_DATA_FILES or time.monotonic() > self._deadline:
-                self.is_whole = False
-                break
+    With it what could not be read, and whether everything is named.
+    """
+    sizes, problems = dict[str, int](), list[str]()
+    if not path.is_dir():
+        return {"": path.stat().st_size}, problems, True
+    waiting = deque([""])
+    while waiting:
+        below = waiting.popleft()
+        try:
+            with os.scandir(path / below) as stream:
+                entries = list(islice(takewhile(lambda _: time.monotonic() < deadline, stream), _MAX_IN_A_FOLDER))
+                is_whole = next(stream, None) is None  # a folder may have millions, and only to name them takes long
+        except OSError as error:
+            problems.append(f"{below or path} cannot be read: {error.strerror}")
+            continue
+        for entry in sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name):
+            if len(sizes) == _MAX_DATA_FILES or time.monotonic() > deadline:
+                return sizes, problems, False
             name = f"{below}/{entry.name}".lstrip("/")
             try:
                 is_folder = entry.is_dir()
-                self.sizes[name] = _FOLDER if is_folder else entry.stat().st_size
-                folders += [name] if is_folder else []
+                sizes[name] = _FOLDER if is_folder else entry.stat().st_size
+                waiting.extend([name] * is_folder)
             except OSError as error:  # a link that leads nowhere
-                self.problems.append(f"{name} cannot be read: {error.strerror}")
-        return folders
+                problems.append(f"{name} cannot be read: {error.strerror}")
+        if not is_whole:
+            return sizes, problems, False
+    return sizes, problems, True
 
 
 def _sample(file: Path, size: int) -> str:

@@ -37,11 +37,7 @@ _POLL_S = 0.05
 
 
 def run_node(work: Work, slot: NodeSlot, *, received: Sequence[int] = ()) -> int:
-    """Take part in a run until it ends, and return its exit code, the same on all machines.
-
-    Args:
-        received: stop signals that have come already.
-    """
+    """Take part in a run until it ends, and return its exit code, the same on all machines; `received`: signals that came before."""
     return asyncio.run(_Program(work, slot).run(received))
 
 
@@ -138,7 +134,7 @@ class _Program:
         """Be a member until the run has ended, and return its exit code."""
         membership, has_closed = self._membership, False
         while True:
-            left = None if self._agent is None else self._agent.folder()
+            left = None if self._agent is None else self._agent.folder
             membership.left = "" if left is None else str(left.root)
             try:
                 line = await membership.join(is_back=self._agent is not None, has_closed=has_closed)
@@ -203,7 +199,7 @@ class _Program:
     def _end_without_it(self, why: str) -> NoReturn:
         """End as the run has ended, which the first machine could not say; name it in the run's folder if no report is there."""
         text, agent = f"{self._membership.first_host} {why}", self._agent
-        if agent is not None and (folder := agent.folder()) is not None:
+        if agent is not None and (folder := agent.folder) is not None:
             if failure.ended_since(folder, agent.before) is not None:
                 print(f"{text}; the run itself has ended as it should", file=sys.stderr, flush=True)
                 raise End(exit_code(folder, FAILED, before=agent.before))
@@ -232,5 +228,4 @@ class _Program:
             line.cut()  # this machine is no member yet
 
     async def _end_agent(self) -> bool:
-        """Kill the agent and wait for its end; tell whether it has come."""
         return self._agent is None or await self._agent.end()

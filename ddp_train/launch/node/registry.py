@@ -21,7 +21,6 @@ _MAX_NAME = 100  # characters
 _SAID_AGAIN_S = 30.0
 _MAX_REFUSALS = 20  # that are shown in that time
 _STALE_S = 2.5  # longer than between two signs of life: nothing is begun with a machine that has said nothing for so long
-_DERIVED = "trainer.grad_accum_steps"  # follows from the global batch and from how many ranks there are
 
 
 @dataclass(eq=False, kw_only=True)
@@ -56,8 +55,6 @@ class Registry:
     """The machines of one start of a run. Made and used in one event loop.
 
     Args:
-        slot: the first machine's.
-        first: what the first machine tells of itself.
         token: who does not know it is of another run.
         folder: the run folder, which every machine must see; None: not known yet.
         takes_all: also machines that disagree with the first: the program that they run compares them itself.
@@ -160,17 +157,11 @@ class Registry:
             is_first=is_first,
         )
         self.machines.append(machine)
-        # The first one first; then as they are numbered, or as they came.
-        self.machines.sort(
-            key=lambda member: (not member.is_first, member.index if member.index is not None else self._slot.most, member.came)
-        )
+        last = self._slot.most  # the first one first; then as they are numbered, or as they came
+        self.machines.sort(key=lambda each: (not each.is_first, last if each.index is None else each.index, each.came))
         self.lost.pop(name, None)
-        line.send(
-            "welcome",
-            first=self._first.host,
-            folder=str(self._folder or ""),
-            proof=proof(self._token, by="registry", over=theirs, own=ours),
-        )
+        shows = proof(self._token, by="registry", over=theirs, own=ours)
+        line.send("welcome", first=self._first.host, folder=str(self._folder or ""), proof=shows)
         line.beat()
         self.events.put_nowait(Event(kind="came", machine=machine))
         return machine
@@ -197,7 +188,6 @@ class Registry:
         return []
 
     async def _listen_to(self, machine: Member) -> None:
-        """Pass on what a machine says, until it is lost."""
         while True:
             try:
                 message = await machine.line.receive(silent_s=None if machine.is_first else SILENT_S)
@@ -213,7 +203,7 @@ class Registry:
         """Return why a machine cannot train with the first; [] when it can."""
         if self._first.problems:
             return [f"{problem}, on {self._first.host}, the first machine" for problem in self._first.problems]
-        return [*facts.problems, *differences(_compared(self._first), _compared(facts))]
+        return [*facts.problems, *differences(self._first, facts)]
 
     def _no_room_for(self, hello: Message, name: str) -> list[str]:
         """Return why a machine that agrees is not taken in; [] when it is."""
@@ -230,7 +220,9 @@ class Registry:
 
     def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> None:
         line.send("refused", reasons=reasons, is_foreign=is_foreign, exit_code=ENVIRONMENT_REFUSES, first=self._first.host)
-        where = _address(line)
+        where = ""
+        with suppress(OSError):  # it has gone; a line within this machine has no address
+            where = plain_address(found[0]) if isinstance(found := line.connection.getpeername(), tuple) else ""
         text = shown("\n  ".join([f"{name}{f' ({where})' if is_foreign and where else ''} is refused:", *reasons]))
         if not is_foreign:
             self.refusal = self.refusal or text
@@ -254,15 +246,3 @@ def _facts(hello: Message) -> Facts | None:
     index = hello.get("index")
     is_ours = isinstance(hello.get("life"), str) and isinstance(hello.get("processes"), int) and isinstance(hello.get("pid"), int)
     return facts if is_ours and (index is None or isinstance(index, int)) else None
-
-
-def _address(line: Line) -> str:
-    """Return the address from which a machine has come; "" of a line within this one."""
-    with suppress(OSError):  # it has gone
-        if isinstance(found := line.connection.getpeername(), tuple):
-            return plain_address(found[0])
-    return ""
-
-
-def _compared(facts: Facts) -> Facts:
-    return replace(facts, config={key: value for key, value in facts.config.items() if key != _DERIVED})

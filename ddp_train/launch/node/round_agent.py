@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from ddp_train.config.cluster import ROUND, environment_of
@@ -18,7 +17,6 @@ from ddp_train.launch.agent_process import rank_environment, start_agent
 from ddp_train.launch.node.slot import Work
 from ddp_train.launch.node.wire import Line, Message, plain_address, reason
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result
 from ddp_train.run_folder.starts import recall_run, remember_run
 from ddp_train.system import handover
@@ -45,6 +43,11 @@ class RoundAgent:
         self, work: Work, message: Message, line: Line, *, listener: socket.socket | None, told: int | None, is_killed: bool
     ) -> None:
         self._work, self._message, self._line, self._listener = work, message, line, listener
+        self.number = int(message["number"])  # which round of the run it is, from 1
+        self.has_restarts = bool(message["restarts"] < message["max_restarts"])  # a failure would be followed by another round
+        self.ranks_of_first = range(message["first_ranks"])  # on the first machine
+        self._job = None if message["job"] is None else Job.from_json(message["job"])
+        self.folder = None if self._job is None else self._job.record  # None: there is none (`Work.run_folder`)
         self.told, self._is_killed = told, is_killed  # the agent may not have begun yet
         self.before: Result | None = None  # what result.json held when the round began
         self._agent: Child | None = None
@@ -53,29 +56,9 @@ class RoundAgent:
         self._task: asyncio.Task[None] | None = asyncio.get_running_loop().create_task(self._run())
 
     @property
-    def number(self) -> int:
-        """Which round of the run it is, from 1."""
-        return int(self._message["number"])
-
-    @property
     def is_at_work(self) -> bool:
         """Whether the agent has not ended."""
         return self._task is not None and not self._task.done()
-
-    @property
-    def has_restarts(self) -> bool:
-        """Whether a failure would be followed by another round."""
-        return bool(self._message["restarts"] < self._message["max_restarts"])
-
-    @property
-    def ranks_of_first(self) -> range:
-        """The ranks on the first machine."""
-        return range(self._message["first_ranks"])
-
-    def folder(self) -> RunFolder | None:
-        """Return the run folder; None where there is none (`Work.run_folder`)."""
-        job = self._job()
-        return None if job is None else job.record
 
     def send_signal(self, number: int) -> None:
         """Tell the agent to stop; one that has yet to begin does not begin."""
@@ -102,7 +85,6 @@ class RoundAgent:
         return task.done()
 
     async def _run(self) -> None:
-        """Run the agent, and say how it has ended."""
         try:
             code, why = await self._end_of_agent()
         except Exception as error:  # no process more is to be had, say: the other machines wait for a word
@@ -110,8 +92,7 @@ class RoundAgent:
             self._agent = None
             found = failure.from_exception(error, rank=0, step=None)
             code, why = FAILED, f"its agent could not be run: {found.line(SHOWN)}"
-            with suppress(Exception):  # the message may be what is wrong
-                self._record(found)
+            self._record(found)
         finally:
             if self._listener is not None:
                 self._listener.close()
@@ -119,8 +100,7 @@ class RoundAgent:
 
     async def _end_of_agent(self) -> tuple[int, str]:
         """Run the agent; return the code of its end, and why where the other machines have to be told."""
-        folder = self.folder()
-        self.before = None if folder is None else folder.read_result()
+        self.before = None if self.folder is None else self.folder.read_result()
         host = self._host()
         problem = await _unreachable_store(host, self._message["port"]) if self._listener is None else ""
         is_over = self.told is not None or self._is_killed  # the agent is not to begin
@@ -128,8 +108,8 @@ class RoundAgent:
             return ENVIRONMENT_REFUSES, problem
         if is_over:
             return 128 + (signal.SIGKILL if self._is_killed else self.told or 0), ""
-        if self.number > 1 and (job := self._job()) is not None and recall_run(owner=os.getpid()) is None:
-            remember_run(Path(job.checkpoint or job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
+        if self.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
+            remember_run(Path(self._job.checkpoint or self._job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
         self._agent = agent = start_agent(self._arguments(host), environment=self._environment(), files=files)
         if self._listener is not None:
@@ -150,11 +130,8 @@ class RoundAgent:
         return code if code >= 0 else 128 - code, why
 
     def _record(self, found: failure.Failure) -> None:
-        if (folder := self.folder()) is not None and failure.ended_since(folder, self.before) is None:
-            found.record(folder)
-
-    def _job(self) -> Job | None:
-        return None if self._message["job"] is None else Job.from_json(self._message["job"])
+        if self.folder is not None and failure.ended_since(self.folder, self.before) is None:
+            found.record(self.folder)
 
     def _host(self) -> str:
         """Return the address of the first machine, where the ranks meet."""
@@ -164,11 +141,10 @@ class RoundAgent:
         return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
     def _arguments(self, host: str) -> list[str]:
-        """Return what the agent is told."""
-        message, folder = self._message, self.folder()
+        message = self._message
         return [
             f"--grace-s={self._work.cluster.grace_s}",
-            *([f"--run-dir={folder.root}"] if folder is not None else []),
+            *([f"--run-dir={self.folder.root}"] if self.folder is not None else []),
             f"--restarts={message['restarts']}",
             f"--max-restarts={message['max_restarts']}",
             f"--nnodes={message['nodes']}",
@@ -183,13 +159,12 @@ class RoundAgent:
         ]
 
     def _environment(self) -> dict[str, str]:
-        """Return what the ranks' environment has in addition to this process's own."""
         cluster = self._work.cluster
         found = rank_environment(self._work.processes, cluster.threads_per_process) | environment_of(cluster.env)
         found[handover.NODE] = str(os.getpid())
-        if (job := self._job()) is not None:
+        if self._job is not None:
             found[handover.JOB] = self._message["job"]
-            if job.program and (path := self._work.facts.to_file()) is not None:
+            if self._job.program and (path := self._work.facts.to_file()) is not None:
                 found[handover.FACTS] = self._facts_file = path
         return found
 

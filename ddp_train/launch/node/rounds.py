@@ -123,7 +123,6 @@ class Rounds:
                 say_at = min(say_at, time.monotonic() + _NAMED_AFTER_S) if event.kind == "came" else say_at
 
     def _begin(self, machines: list[Member]) -> _Round:
-        """Tell the machines to start their ranks."""
         self._number += 1
         world_size = sum(machine.processes for machine in machines)
         if self._job is not None:
@@ -169,7 +168,6 @@ class Rounds:
                     machine.line.send("kill", round=this.number)
 
     def _hear(self, event: Event, this: _Round) -> None:
-        """Take up what happens during a round."""
         machine, message = event.machine, event.message
         self._hear_of_a_stop(event)
         if event.kind == "ended" and message["round"] == this.number and machine in this.open:
@@ -243,19 +241,14 @@ class Rounds:
             self._registry.say(problem)
             return NO_PROGRESS
         if self._restarts >= self._work.max_restarts or any(machine.is_first for machine in this.lost):  # without it no machine leads
-            self._registry.say(f"the run has failed{self._where()}")
+            found = None if folder is None else failure.load(folder.failure)
+            where = "" if found is None or folder is None else f": {found.who}: {found.line(200)}; {folder.shown()}/{folder.failure.name}"
+            self._registry.say(f"the run has failed{where}")
             return code
         self._restarts += 1
         return None
 
-    def _where(self) -> str:
-        """Return by whom, as far as a report says it."""
-        folder = self._work.run_folder
-        found = None if folder is None else failure.load(folder.failure)
-        return "" if found is None or folder is None else f": {found.who}: {found.line(200)}; {folder.shown()}/{folder.failure.name}"
-
     def _stopped(self) -> int:
-        """Return the exit code after a stop signal."""
         code = INTERRUPTED if self._stop == signal.SIGINT else TERMINATED
         if self._work.run_folder is None:
             return PREEMPTED if code == TERMINATED else code
@@ -269,7 +262,6 @@ class Rounds:
         return error.exit_code
 
     def _too_few(self) -> int:
-        """Say that machines did not come, and return the exit code."""
         within_s = self._work.cluster.join_timeout_s
         happened = f"fewer than {self._slot.least} machines came in {within_s} s: {self._registry.missing()}"
         fix = "start the run there too, or a longer cluster.join_timeout_s for machines that start late"

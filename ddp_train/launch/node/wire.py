@@ -98,16 +98,14 @@ class Line:
     async def receive(self, *, silent_s: float | None = None) -> Message | None:
         """Return the next message, or None when the line has ended. TimeoutError: not even a sign of life came for so long."""
         while True:
-            waited = False
             try:
                 async with asyncio.timeout(silent_s) as patience:
                     line = await self._reader.readline()
                 message = json.loads(line) if line.endswith(b"\n") else None
             except (OSError, ValueError, RecursionError):  # broken, or longer than anything of ours; or no JSON
-                waited = patience.expired()
+                if patience.expired():
+                    raise TimeoutError from None
                 message = None
-            if waited:
-                raise TimeoutError
             self._heard = time.monotonic()
             if not isinstance(message, dict):
                 return None
