@@ -131,9 +131,7 @@ def setup_lines(setup: Sequence[str], *, refuse: str) -> Iterator[str]:
     """Yield `cluster.setup` as lines of bash, and after each what ends the script where its last command has failed.
 
     A secret stands in a line as the variable that has it, which every engine brings to the machines: no script holds its value.
-
-    Args:
-        refuse: a function of the script, which is told what happened, and does not come back.
+    `refuse` is a function of the script, which is told what happened, and does not come back.
     """
     for line in setup:
         if "\n" in line or "\0" in line:

@@ -86,7 +86,11 @@ class Slurm:
                     told_at = time.monotonic()
                     with suppress(EnvironmentRefuses):  # a controller that is being restarted: it is told again
                         self.stop(id, at_once=times > 2)
-                found, line = self._look(id)
+                try:
+                    found: State | None = self.state(id)
+                    line = f"job {id}: {found}"
+                except EnvironmentRefuses as error:  # a controller that is being restarted
+                    found, line = None, str(error)
                 if line != said:
                     print(said := line, file=sys.stderr, flush=True)
                 for each in tail.lines():
@@ -101,13 +105,6 @@ class Slurm:
         verdict, code = end_of(run_folder)
         print(verdict, file=sys.stderr)
         return code
-
-    def _look(self, id: str) -> tuple[State | None, str]:
-        try:
-            found = self.state(id)
-        except EnvironmentRefuses as error:  # a controller that is being restarted
-            return None, str(error)
-        return found, f"job {id}: {found}"
 
 
 def run_in_allocation(spec: Spec, job: str) -> int:
@@ -137,20 +134,15 @@ def run_in_allocation(spec: Spec, job: str) -> int:
     environment = {**os.environ, **({"SLURM_JOB_END_TIME": str(int(ends))} if ends is not None else {})}
     srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone
 
-    def step() -> str | None:
-        return slurm_client.step_named(job, name)
-
-    def stop(number: int) -> None:
-        if (found := step()) is not None:
-            slurm_client.signal(found, str(number))
+    def stop(number: int | str) -> None:
+        if (step := slurm_client.step_named(job, name)) is not None:
+            slurm_client.signal(step, str(number))
         else:
             srun.terminate()
 
     def kill() -> None:
-        if (found := step()) is not None:
-            slurm_client.signal(found, "KILL")
-        with suppress(ProcessLookupError):
-            srun.kill()
+        stop("KILL")
+        srun.kill()
 
     with stop_signals(stop, kill):
         srun.wait()

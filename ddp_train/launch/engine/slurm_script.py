@@ -40,8 +40,7 @@ _GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "t
 def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
     """Return the script for sbatch: for one run, or as an array for several that ask for the same.
 
-    Args:
-        among: so many arrays the tasks are shared out that may run at a time.
+    `among`: so many arrays the tasks are shared out that may run at a time.
     """
     first, is_array = specs[0], len(specs) > 1
     roots = [str(spec.job.run_folder.root) for spec in specs]
@@ -49,7 +48,7 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
     machines = "1 machine" if first.max_nodes == 1 else f"{first.max_nodes} machines"
     if is_array:
         job = [
-            f"runs=(\n{_lines(roots)})",
+            "\n".join(["runs=(", *(f"    {quoted(root)}" for root in roots), ")"]),
             "run=${runs[$SLURM_ARRAY_TASK_ID]}",
             "job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID  # the number alone may mean all",
             'exec >> "$run/logs/slurm-$SLURM_JOB_ID.out" 2>&1',
@@ -63,15 +62,15 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
     words = {"options": options, "inside": inside, "alone": alone}  # of srun; before a task's own command; or before one on one machine
     head = [
         "#!/bin/bash",
-        _comment(f"{title}, on {machines}. Made by ddp-train, to be read, changed and submitted by hand: sbatch FILE"),
+        f"# {title if title.isprintable() else ascii(title)}, on {machines}."
+        " Made by ddp-train, to be read, changed and submitted by hand: sbatch FILE",
         *(f"#SBATCH --{option}" for option in _options(specs, among=among)),
         "",
         *job,
         *(f"{name}=({' '.join(map(quoted, values))})" for name, values in words.items()),
     ]
-    file = next(
-        path for path in (_HERE / "slurm.sbatch", FOLDER.parent / "launch/slurm.sbatch") if path.is_file()
-    )  # installed, or a checkout
+    places = (_HERE / "slurm.sbatch", FOLDER.parent / "launch/slurm.sbatch")  # installed, or a checkout
+    file = next(path for path in places if path.is_file())
     return "\n".join([*head, _LINE[1:]]) + file.read_text(encoding="utf-8").partition(_LINE)[2]
 
 
@@ -121,7 +120,6 @@ def quoted(text: str) -> str:
 
 
 def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
-    """Yield what SLURM is asked for, as lines of the script have it."""
     spec = specs[0]
     cluster, slurm = spec.job.config.cluster, spec.job.config.cluster.slurm
     yield f"job-name={sbatch_value(spec.job.config.name, key='name')}"
@@ -136,7 +134,8 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
             happened = f"is {cluster.walltime}, and SLURM is to warn the run {signal_s(spec)} s before: that would be as it begins"
             expected = f"more than cluster.grace_s ({cluster.grace_s}), a step and {_MARGIN_S} s"
             raise ConfigError(key="cluster.walltime", happened=happened, expected=expected)
-        yield f"time={_time(seconds_of(cluster.walltime))}"
+        days, rest = divmod(seconds_of(cluster.walltime), 86_400)
+        yield f"time={days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     for name in ("account", "partition", "qos", "reservation", "constraint"):
         if (value := getattr(slurm, name)) is not None:
             yield f"{name}={sbatch_value(_plain(value, key=f'cluster.slurm.{name}'), key=f'cluster.slurm.{name}')}"
@@ -179,16 +178,10 @@ def _cpus(spec: Spec) -> int | None:
     return each * max(spec.processes)
 
 
-def _time(seconds: int) -> str:
-    days, rest = divmod(seconds, 86_400)
-    return f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-
-
 def container(spec: Spec, *, folder: Path) -> tuple[list[str], list[str]]:
     """Return the options of srun that a container takes, and the words that stand before the task's own command.
 
-    Args:
-        folder: the run's, or that of several runs, which the container sees.
+    `folder`: the run's, or that of several runs, which the container sees.
     """
     cluster, slurm = spec.job.config.cluster, spec.job.config.cluster.slurm
     if slurm.container is None:
@@ -224,14 +217,6 @@ def _plain(value: object, *, key: str) -> str:
         fix = f"`export ...=${{oc.env:{names[0]}}}` in cluster.setup, for what reads its secret from the environment"
         raise ConfigError(key=key, happened=happened, expected="a value that may be written into a script", fix=fix)
     return str(value)
-
-
-def _comment(text: str) -> str:
-    return f"# {text}" if text.isprintable() else f"# {text!a}"
-
-
-def _lines(words: Sequence[str]) -> str:
-    return "".join(f"    {quoted(word)}\n" for word in words)
 
 
 def common_folder(specs: Sequence[Spec]) -> Path:

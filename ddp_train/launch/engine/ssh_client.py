@@ -56,8 +56,7 @@ class Remote:
 def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, is_run: bool = True) -> int:
     """Be the client: run the node programs to their ends, and return the exit code of the run; `least` machines are needed.
 
-    Args:
-        is_run: something of it stays that could be resumed.
+    `is_run`: something of it stays that could be resumed.
     """
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
     received: list[int] = []
@@ -178,7 +177,6 @@ class _Line:
 
 
 def _wait_until_ready(lines: Sequence[_Line], received: Sequence[int]) -> list[EnvironmentRefuses]:
-    """Wait until each machine has answered, and return the problems of those that cannot take part."""
     deadline = time.monotonic() + _READY_WITHIN_S
     waits = list(lines)
     while waits and not received and time.monotonic() < deadline:

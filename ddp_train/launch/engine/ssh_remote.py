@@ -49,14 +49,12 @@ def main(arguments: list[str]) -> int:
     )
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: node.send_signal(number))
-    line = _Line()
+    is_broken = threading.Event()  # the line to the client
     assert node.stdout is not None and node.stderr is not None
-    pumps = [
-        threading.Thread(target=line.pass_on, args=pipe, daemon=True) for pipe in ((node.stdout.fileno(), 1), (node.stderr.fileno(), 2))
-    ]
-    threading.Thread(target=line.obey, args=(words, node), daemon=True).start()
-    for pump in pumps:
-        pump.start()
+    pipes = ((node.stdout.fileno(), 1, is_broken), (node.stderr.fileno(), 2, is_broken))
+    pumps = [threading.Thread(target=_pass_on, args=pipe, daemon=True) for pipe in pipes]
+    for thread in (threading.Thread(target=_obey, args=(words, node, is_broken), daemon=True), *pumps):
+        thread.start()
     code = node.wait()
     for pump in pumps:
         pump.join(5)
@@ -68,33 +66,29 @@ def _prepare() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until it listens (`launch.signals.keep_early`)
 
 
-class _Line:
-    def __init__(self) -> None:
-        self._is_broken = False
+def _obey(words: Iterator[str], node: subprocess.Popen[bytes], is_broken: threading.Event) -> None:
+    for text in words:
+        word, _, number = text.partition(" ")
+        if word == "signal":
+            node.send_signal(int(number))
+    is_broken.set()
+    node.send_signal(signal.SIGHUP)
 
-    def obey(self, words: Iterator[str], node: subprocess.Popen[bytes]) -> None:
-        """Do what the client says, until it says no more."""
-        for text in words:
-            word, _, number = text.partition(" ")
-            if word == "signal":
-                node.send_signal(int(number))
-        self._is_broken = True
-        node.send_signal(signal.SIGHUP)
 
-    def pass_on(self, source: int, target: int) -> None:
-        """Write what comes from the node program to the client, as long as somebody reads it."""
-        os.set_blocking(target, False)
-        while data := os.read(source, 1 << 16):
-            while data:
-                try:
-                    if select.select([], [target], [], 1.0)[1]:
-                        data = data[os.write(target, data) :]
-                    elif self._is_broken:
-                        break
-                except BlockingIOError:
-                    continue
-                except OSError:
+def _pass_on(source: int, target: int, is_broken: threading.Event) -> None:
+    """Write what comes from the node program to the client, as long as somebody reads it."""
+    os.set_blocking(target, False)
+    while data := os.read(source, 1 << 16):
+        while data:
+            try:
+                if select.select([], [target], [], 1.0)[1]:
+                    data = data[os.write(target, data) :]
+                elif is_broken.is_set():
                     break
+            except BlockingIOError:
+                continue
+            except OSError:
+                break
 
 
 def _words() -> Iterator[str]:
