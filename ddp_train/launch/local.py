@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from ddp_train.config.cluster import ALONE, environment_of, max_restarts, processes_of_nodes
-from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
@@ -44,16 +43,12 @@ def agent_arguments(job: Job) -> list[str]:
     ours, restarts = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"], 0
     if job.record is not None:
         ours, restarts = [*ours, f"--run-dir={job.record.root}"], max_restarts(cluster, {})
-    return [*ours, *ALONE, f"--nproc-per-node={_processes(cluster)}", f"--max-restarts={restarts}", "-m", "ddp_train"]
+    return [*ours, *ALONE, f"--nproc-per-node={processes_of_nodes(cluster)[0]}", f"--max-restarts={restarts}", "-m", "ddp_train"]
 
 
 def _run_agent(job: Job) -> int:
     cluster = job.config.cluster
-    environment = rank_environment(_processes(cluster), cluster.threads_per_process) | environment_of(cluster.env)
+    environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     config = job.config  # DDP and torch's own optimizers import the compiler
     uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None or config.optimizer["_target_"] != _ADAMW
     return run_agent(agent_arguments(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)
-
-
-def _processes(cluster: ClusterConfig) -> int:
-    return processes_of_nodes(cluster)[0]

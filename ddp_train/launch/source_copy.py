@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +39,9 @@ def copy_source(into: Path, *, limit_mib: int) -> Code:
     limit is refused, with the largest files.
     """
     files, roots, _ = _read_source(limit_mib)
-    with _beside(into) as temporary:
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent, ignore_cleanup_errors=True) as beside:
+        temporary = Path(beside) / into.name
         for name, path in files.items():
             _copy(path, temporary / name)
         temporary.mkdir(exist_ok=True)  # of no files
@@ -58,8 +59,9 @@ def copy_source(into: Path, *, limit_mib: int) -> Code:
 
 def copy_source_for_several(launch: Path, *, limit_mib: int) -> Code:
     """Copy the source as `copy_source` does, for runs that are submitted hours apart: each copy has a folder of its own, by its hash."""
-    with _beside(launch / "code") as temporary:
-        code = copy_source(temporary, limit_mib=limit_mib)
+    launch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".code.", dir=launch, ignore_cleanup_errors=True) as beside:
+        code = copy_source(temporary := Path(beside) / "code", limit_mib=limit_mib)
         folder = launch / f"code_{code.hash[:12]}"
         if not folder.exists():
             _listing_file(temporary).rename(_listing_file(folder))
@@ -95,27 +97,19 @@ def verify(code: Code) -> None:
     )
 
 
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield folder / path.name
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
     """Return the files of the source by their names, the folders of it that Python imports from, and its size in bytes."""
     here = Path.cwd().resolve()
     root, names, _ = source_names(here)
     files = {name: root / name for name in names}
-    roots = [str(folder.relative_to(root)) for folder in _import_folders(here) if folder.is_relative_to(root)]
+    imported = [here, *(Path(entry or ".").resolve() for entry in sys.path), FOLDER.parent]  # the folders that Python imports from now
+    ours = [each for each in imported if each.is_dir() and each.is_relative_to(root) and not set(_INSTALLED) & set(each.parts)]
+    roots = [str(folder.relative_to(root)) for folder in ours]
     conf = FOLDER.parent / "conf"
     if not {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values()) and not set(_INSTALLED) & set(FOLDER.parts):
-        ours = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in _python_files(FOLDER)}
-        ours |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
-        files, roots = {**files, **ours}, [_OURS, *roots]
+        more = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in _python_files(FOLDER)}
+        more |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
+        files, roots = {**files, **more}, [_OURS, *roots]
     return files, tuple(dict.fromkeys(roots)), _check_size(files, root, limit_mib)
 
 
@@ -168,12 +162,6 @@ def _is_of_a_run(root: Path, folder: Path) -> bool:
 @cache
 def _is_run(folder: Path) -> bool:
     return any((folder / mark).exists() for mark in _RUN_HAS)
-
-
-def _import_folders(here: Path) -> list[Path]:
-    """Return the folders that Python imports from now, the one where the command stands first, without what is installed."""
-    folders = [here, *(Path(entry or ".").resolve() for entry in sys.path), FOLDER.parent]
-    return [folder for folder in folders if folder.is_dir() and not set(_INSTALLED) & set(folder.parts)]
 
 
 def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> int:

@@ -46,14 +46,11 @@ def run(job: Job) -> int:
             happened = f"job {', '.join(before)} is not done, and allocation {allocation} would be held for nothing"
             fix = f"`ddp-train ... && ddp-train resume {shlex.quote(run_folder.shown())}`"
             raise ConfigError(key="after", happened=happened, expected="runs that are done", fix=fix)
-        spec.write()
         release()  # the machines of the job take the folder
         if allocation is not None:
+            spec.write()
             return slurm.run_in_allocation(spec, allocation)
-        engine = engine_of(name)
-        rendered = engine.render([spec])
-        _require_possible([spec])
-        id = engine.submit(rendered)
+        id = _submit([spec])
     except UserError as error:
         if job.record is None:
             raise
@@ -64,7 +61,7 @@ def run(job: Job) -> int:
     shown = shlex.quote(run_folder.shown())
     print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {shown}")
     print(f"  ddp-train status {shown}   ddp-train logs -f {shown}   ddp-train cancel {shown}", flush=True)
-    return engine.follow(run_folder, id) if job.config.cluster.wait else DONE
+    return engine_of(name).follow(run_folder, id) if job.config.cluster.wait else DONE
 
 
 def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
@@ -72,10 +69,16 @@ def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     stop_fork_server()  # as above
     cluster = jobs[0].config.cluster
     most = slurm_client.most_tasks() if len(jobs) > 1 and cluster.launcher == "slurm" else len(jobs)
-    specs = [freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs]
-    engine = engine_of(cluster.launcher)
+    return _submit([freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs])
+
+
+def _submit(specs: Sequence[Spec]) -> str:
+    engine = engine_of(specs[0].engine)
     rendered = engine.render(specs)
-    _require_possible(specs)
+    for id in dict.fromkeys(id for spec in specs for id in spec.engine_options["after"]):
+        if (state := engine.state(id)).stage is Stage.ENDED:  # before it was done: SLURM would take the runs after it out at once
+            happened = f"names a run that is not done, and its job {id} has ended{state.why and f' ({state.why})'}"
+            raise ConfigError(key="after", happened=happened, fix="`ddp-train resume` that run first")
     for spec in specs:
         spec.write()
     return engine.submit(rendered)
@@ -109,14 +112,6 @@ def _jobs_before(job: Job) -> list[str]:
     return found
 
 
-def _require_possible(specs: Sequence[Spec]) -> None:
-    """Refuse runs that come after one whose job has ended before it was done: SLURM would take them out at once."""
-    for id in dict.fromkeys(id for spec in specs for id in spec.engine_options["after"]):
-        if (state := engine_of(specs[0].engine).state(id)).stage is Stage.ENDED:
-            happened = f"names a run that is not done, and its job {id} has ended{state.why and f' ({state.why})'}"
-            raise ConfigError(key="after", happened=happened, fix="`ddp-train resume` that run first")
-
-
 def require_ended(folder: Path) -> None:
     """Refuse to start a run again that an engine has still: queued, or running."""
     run_folder = RunFolder(folder)
@@ -129,37 +124,27 @@ def require_ended(folder: Path) -> None:
         raise ConfigError(key="resume", happened=f"nobody knows whether {folder} runs: {error.happened}", fix=error.fix) from None
     if state.stage is not Stage.ENDED:
         fix = f"`ddp-train cancel {shlex.quote(run_folder.shown())}` first; a stopped run is requeued by itself"
-        raise ConfigError(
-            key="resume", happened=f"{folder} is {state.stage} as job {submission.id}", expected="a run that has ended", fix=fix
-        )
+        happened = f"{folder} is {state.stage} as job {submission.id}"
+        raise ConfigError(key="resume", happened=happened, expected="a run that has ended", fix=fix)
 
 
 class EngineSlot:
-    """A slot whose jobs run wherever the engine of their section `cluster` has room.
-
-    Args:
-        take_code: copies the source, and returns what the copy is; the jobs of a sweep have one.
-    """
+    """A slot whose jobs run wherever the engine of their section `cluster` has room; `take_code` copies the source, once for a sweep."""
 
     def __init__(self, take_code: Callable[[int], Code]) -> None:
         self._take_code = take_code
-        self._job: Job | None = None
-        self._id: str | None = None  # None: not submitted yet
-        self._ask_at = self._tell_at = 0.0
-        self._asked_at = self._ended_at = 0.0
-        self._told: list[int] = []
-        self._has_said = ""
 
     def start(self, job: Job) -> None:
         """Take a job, or take it over where the engine has it already. Its processes are always new."""
-        self._job, self._id, self._told = job, None, []
-        self._ask_at = self._tell_at = self._ended_at = 0.0
+        self._job = job
+        self._id: str | None = None  # None: not submitted yet
+        self._told: list[int] = []
+        self._ask_at = self._tell_at = self._asked_at = self._ended_at = 0.0
         self._has_said = ""
         self._begin()
 
     def poll(self, timeout_s: float) -> int | None:
         """Return the exit code of the run, or None while the engine has it; PREEMPTED where it goes on without us."""
-        assert self._job is not None
         time.sleep(timeout_s)
         if self._told and (code := self._pass_on()) is not None:
             return code
@@ -182,7 +167,6 @@ class EngineSlot:
 
     def _begin(self) -> None:
         """Submit the job, unless the engine has it. What cannot be told, or is not taken now, is tried again."""
-        assert self._job is not None
         run_folder = self._job.run_folder
         self._ask_at = time.monotonic() + _SUBMIT_EVERY_S
         try:
@@ -201,7 +185,6 @@ class EngineSlot:
         self._ask_at = self._asked_at = time.monotonic()
 
     def _has_ended(self, id: str) -> bool:
-        assert self._job is not None
         self._asked_at = time.monotonic()
         self._ask_at = self._asked_at + _ASK_EVERY_S
         try:
@@ -221,7 +204,6 @@ class EngineSlot:
 
     def _pass_on(self) -> int | None:
         """Tell the engine what this process was told; return an exit code where that is the end of it here."""
-        assert self._job is not None
         if self._id is None:  # it was not even submitted
             return INTERRUPTED if signal.SIGINT in self._told else PREEMPTED
         has_queue, at_once = self._job.config.cluster.launcher in QUEUES, signal.SIGKILL in self._told
