@@ -24,28 +24,21 @@ CALLED_HERE = {
 }
 """What other frameworks have at the top of a configuration, and where ours has it."""
 
-KEY_CALLED_HERE = {
-    "accumulate_grad_batches": "trainer.grad_accum_steps",
-    "gradient_accumulation_steps": "trainer.grad_accum_steps",
-    "gradient_clip_val": "trainer.clip_grad_norm",
-    "max_grad_norm": "trainer.clip_grad_norm",
-    "log_every_n_steps": "trainer.log_every_steps",
-    "logging_steps": "trainer.log_every_steps",
-    "num_train_epochs": "trainer.max_epochs",
-    "batch_size": "loader.micro_batch_size",
-    "train_batch_size": "loader.micro_batch_size",
-    "per_device_train_batch_size": "loader.micro_batch_size",
-    "dataloader_num_workers": "loader.num_workers",
-    "eval_batch_size": "evaluation.batch_size",
-    "per_device_eval_batch_size": "evaluation.batch_size",
-    "evaluate_every_steps": "evaluation.every_steps",
-    "eval_steps": "evaluation.every_steps",
-    "val_check_interval": "evaluation.every_steps",
-    "save_steps": "checkpoint.every_steps",
-    "save_top_k": "checkpoint.keep_best",
-    "devices": "cluster.processes_per_node",
-    "num_nodes": "cluster.nodes",
+_CALLED_ELSEWHERE = {
+    "trainer.grad_accum_steps": ("accumulate_grad_batches", "gradient_accumulation_steps"),
+    "trainer.clip_grad_norm": ("gradient_clip_val", "max_grad_norm"),
+    "trainer.log_every_steps": ("log_every_n_steps", "logging_steps"),
+    "trainer.max_epochs": ("num_train_epochs",),
+    "loader.micro_batch_size": ("batch_size", "train_batch_size", "per_device_train_batch_size"),
+    "loader.num_workers": ("dataloader_num_workers",),
+    "evaluation.batch_size": ("eval_batch_size", "per_device_eval_batch_size"),
+    "evaluation.every_steps": ("evaluate_every_steps", "eval_steps", "val_check_interval"),
+    "checkpoint.every_steps": ("save_steps",),
+    "checkpoint.keep_best": ("save_top_k",),
+    "cluster.processes_per_node": ("devices",),
+    "cluster.nodes": ("num_nodes",),
 }
+KEY_CALLED_HERE = {theirs: ours for ours, names in _CALLED_ELSEWHERE.items() for theirs in names}
 """What other frameworks, or we before, call a key, and what it is here."""
 
 _WORDS = ("null", "true", "false", "nan", "inf")
