@@ -12,9 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -45,14 +44,20 @@ class Shown:
         return len(self.content) if isinstance(self.content, str) else self.content.nbytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Row:
     """All that was recorded and shown of one step."""
 
     step: int
-    time: float  # seconds since 1970, of its first record
-    values: Mapping[str, float]  # as `split/name`; epoch and samples without a split
-    shown: Sequence[Shown] = ()
+    time: float = field(default_factory=time.time)  # seconds since 1970
+    values: dict[str, float] = field(default_factory=dict)  # as `split/name`; epoch and samples without a split
+    shown: list[Shown] = field(default_factory=list)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.time = record["time"]
+        for name, value in record.items():
+            if name not in ("split", "step", "time") and isinstance(value, (int, float)):
+                self.values[name if name in ("epoch", "samples") else f"{record['split']}/{name}"] = value
 
 
 def require(package: str) -> None:
@@ -91,17 +96,16 @@ class Tracker(ABC):
         self.project: str = project or config["name"]
         self.run_name = run_name or self.folder.name
         self.group = self.folder.parent.name if run_name else None  # of a sweep's jobs: the sweep
-        self.close_timeout_s = close_timeout_s
+        self.close_timeout_s, self.closing = close_timeout_s, Event()
         self._first_step = step
         self._state_file = self.folder / "trackers" / f"{self.file}.json"
         known = json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
         self._id: str | None = known.get("id")
         self._sent: int = known.get("step", -1)  # the newest step that the service has
-        self._step, self._records, self._shown = -1, list[Mapping[str, Any]](), list[Shown]()  # of the newest step
-        self._waiting: deque[Row] = deque()
+        self._rows: deque[Row] = deque()  # that wait; the newest one may still grow
         self._shown_in = self._shown_out = 0  # bytes that were shown so far, and of these what is done with: the loop's, and the thread's
-        self._has_work, self._closing = Event(), Event()
-        self._is_crowded = self._is_refused = self._is_behind = False  # each was printed
+        self._has_work = Event()
+        self._said = set[str]()  # what was printed, and need not be again
         self._is_given_up = self._is_finished = False
         self._thread = Thread(target=self._work, name=f"tracker-{self.file}", daemon=True)
         self._thread.start()
@@ -126,10 +130,6 @@ class Tracker(ABC):
     def finish(self) -> None:
         """End the run there, and wait until the service has all of it."""
 
-    @property
-    def is_closing(self) -> bool:
-        return self._closing.is_set()
-
     def lost(self) -> str:
         """Return how what the service did not take can be sent later."""
         return "metrics.jsonl has it"
@@ -140,8 +140,7 @@ class Tracker(ABC):
         self._save()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._begin(record["step"])
-        self._records.append(record)
+        self._row(record["step"]).add(record)
 
     def write_image(self, name: str, image: Tensor, step: int) -> None:
         from ddp_train.metrics.tensorboard import as_pixels
@@ -154,47 +153,46 @@ class Tracker(ABC):
 
     def close(self) -> None:
         """Let the thread send what is left, and wait for it a while."""
-        self._hand_over()
-        self._closing.set()
+        self.closing.set()
         self._has_work.set()
         self._thread.join(self.close_timeout_s)
         if not self._is_finished:
             self._is_given_up = True  # a writer that follows this one begins with what it has not sent
-            self._print(f"did not take everything within {self.close_timeout_s:g} s; {self.lost()}")
+            print(f"{self.service} did not take everything within {self.close_timeout_s:g} s; {self.lost()}", flush=True)
+
+    def _row(self, step: int) -> Row:
+        """Return the row of a step, which takes what comes of it; the one before is whole now."""
+        if not self._rows or self._rows[-1].step != step:
+            self._rows.append(Row(step=step))
+            self._has_work.set()
+        return self._rows[-1]
 
     def _add_shown(self, shown: Shown, step: int) -> None:
         if self._shown_in - self._shown_out + shown.size > _MAX_SHOWN_BYTES:
-            if not self._is_crowded:
-                self._print(f"has {_MAX_SHOWN_BYTES >> 20} MiB of images and texts to take; more of them are left out until it has")
-            self._is_crowded = True
+            self._print_once(
+                "full", f"has {_MAX_SHOWN_BYTES >> 20} MiB of images and texts to take; more of them are left out until it has"
+            )
             return
-        self._is_crowded = False
-        self._begin(step)
+        self._said.discard("full")
         self._shown_in += shown.size
-        self._shown.append(shown)
+        self._row(step).shown.append(shown)
 
-    def _begin(self, step: int) -> None:
-        if step != self._step:
-            self._hand_over()
-            self._step = step
-
-    def _hand_over(self) -> None:
-        if self._records or self._shown:
-            self._waiting.append(_row(self._step, self._records, self._shown))
-            self._records, self._shown = [], []
-            self._has_work.set()
+    def _print_once(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            print(f"{self.service} {text}", flush=True)
+        self._said.add(kind)
 
     def _work(self) -> None:
         """Send until the end, and begin again after whatever goes wrong (the thread)."""
         pause_s, is_open = _FIRST_PAUSE_S, False
         while True:
             self._has_work.clear()
-            is_last = self._closing.is_set()  # asked before looking: what came before it is waiting
+            is_last = self.closing.is_set()  # asked before looking: what came before it is waiting
             try:
                 if not is_open:
                     self._open()
                     is_open = True
-                self._send_waiting()
+                self._send_rows(list(self._rows) if is_last else list(self._rows)[:-1])
                 if is_last:
                     self.finish()
                     self._is_finished = True
@@ -202,67 +200,48 @@ class Tracker(ABC):
             except Exception as error:  # of somebody else's client and server: anything
                 if is_last or self._is_given_up:
                     return
-                if not self._is_behind:
-                    self._print(f"is behind ({_text(error)}); training goes on, and it is tried again")
-                self._is_behind = True
-                self._closing.wait(pause_s)
+                self._print_once("behind", f"is behind ({_text(error)}); training goes on, and it is tried again")
+                self.closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
-            if self._is_behind:
-                self._print("has everything again")
-            self._is_behind, pause_s = False, _FIRST_PAUSE_S
+            if "behind" in self._said:
+                print(f"{self.service} has everything again", flush=True)
+            self._said.discard("behind")
+            pause_s = _FIRST_PAUSE_S
             self._has_work.wait()
-            self._closing.wait(_BATCH_S)
+            self.closing.wait(_BATCH_S)
 
     def _open(self) -> None:
         found = self.connect(self._id)
         if found is not None:
             self._sent = found
-        if self._sent < self._first_step:
-            missed = (record for record in read_records(self.folder) if self._sent < record["step"] <= self._first_step)
-            rows = [_row(step, list(records)) for step, records in groupby(missed, key=lambda record: record["step"])]
-            self._waiting.extendleft(reversed(rows))
+        missed: dict[int, Row] = {}  # by step
+        for record in read_records(self.folder) if self._sent < self._first_step else ():
+            if self._sent < record["step"] <= self._first_step:
+                missed.setdefault(record["step"], Row(step=record["step"])).add(record)
+        self._rows.extendleft(reversed(missed.values()))
 
-    def _send_waiting(self) -> None:
-        while self._waiting and not self._is_given_up:
-            rows = list(self._waiting)
-            new = [row for row in rows if row.step > self._sent]
-            while new and not self._is_given_up:
-                count = next((number for number, row in enumerate(new, 1) if row.shown), len(new))
-                self._send_part(new[:count])
-                new = new[count:]
-            for _ in rows:  # only now: what was not sent is sent again
-                self._shown_out += sum(each.size for each in self._waiting.popleft().shown)
-
-    def _send_part(self, rows: Sequence[Row]) -> None:
-        """Hand over rows, of which the last alone may show something: there are services that take nothing of a step after a later one."""
-        if numbers := [row for row in rows if row.values]:
-            self.send(numbers)
-        for shown in rows[-1].shown:
-            try:
-                self.show(shown, rows[-1].step)
-            except Exception as error:  # it is not tried again: numbers must not wait for it
-                if not self._is_refused:
-                    self._print(f"did not take `{shown.name}` ({_text(error)}); such images and texts are left out")
-                self._is_refused = True
-        self._sent = rows[-1].step
-        self._save()
+    def _send_rows(self, rows: list[Row]) -> None:
+        """Hand over whole rows, at once up to one that shows something: some services take nothing of a step after a later one."""
+        new = [row for row in rows if row.step > self._sent]
+        while new and not self._is_given_up:
+            count = next((number for number, row in enumerate(new, 1) if row.shown), len(new))
+            part, new = new[:count], new[count:]
+            if numbers := [row for row in part if row.values]:
+                self.send(numbers)
+            for shown in part[-1].shown:
+                try:
+                    self.show(shown, part[-1].step)
+                except Exception as error:  # it is not tried again: numbers must not wait for it
+                    self._print_once("refused", f"did not take `{shown.name}` ({_text(error)}); such images and texts are left out")
+            self._sent = part[-1].step
+            self._save()
+        for _ in rows:  # only now: what was not sent is sent again
+            self._shown_out += sum(shown.size for shown in self._rows.popleft().shown)
 
     def _save(self) -> None:
         write_json(self._state_file, {"id": self._id, "step": self._sent})
 
-    def _print(self, text: str) -> None:
-        print(f"{self.service} {text}", flush=True)
-
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_TEXT]}"
-
-
-def _row(step: int, records: Sequence[Mapping[str, Any]], shown: Sequence[Shown] = ()) -> Row:
-    values: dict[str, float] = {}
-    for record in records:
-        for name, value in record.items():
-            if name not in ("split", "step", "time") and isinstance(value, (int, float)):
-                values[name if name in ("epoch", "samples") else f"{record['split']}/{name}"] = value
-    return Row(step=step, time=records[0]["time"] if records else time.time(), values=values, shown=shown)

@@ -54,7 +54,7 @@ class WandB(Tracker):
             console="off",  # stdout is the rank's
             silent=True,
             save_code=False,
-            init_timeout=self.close_timeout_s if self.is_closing else _INIT_S,
+            init_timeout=self.close_timeout_s if self.closing.is_set() else _INIT_S,
             finish_timeout=self.close_timeout_s,  # also for what W&B does when the process ends
             finish_timeout_raises=True,
         )

@@ -77,7 +77,7 @@ def attempt(tmp_path: Path) -> Callable[..., None]:
                 jsonl.write(each)
                 client.write(each)
         if is_killed:
-            client._closing.set()  # nothing that waits in memory leaves it
+            client.closing.set()  # nothing that waits in memory leaves it
             client._is_given_up = True
             client._has_work.set()
             client._thread.join()
