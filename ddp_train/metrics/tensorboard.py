@@ -7,8 +7,8 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -49,44 +49,31 @@ class TensorBoard:
         self._hyper_parameters = dict(hyper_parameters or {})
         self._last: dict[str, float] = {}
         self._has_given_up = False
-        self._opened: Any = None  # a SummaryWriter, or what was raised instead
         folder.mkdir(parents=True, exist_ok=True)
-        self._opening = Thread(target=self._open, name="tensorboard-opening", daemon=True)
-        self._opening.start()
+        opening = ThreadPoolExecutor(1, "tensorboard-opening")
+        self._writer = opening.submit(self._open)
+        opening.shutdown(wait=False)
 
     def write(self, record: Mapping[str, Any]) -> None:
         values = {f"{record['split']}/{name}": value for name, value in record.items() if name not in _AXES}
         self._last |= values
-        if self._has_given_up:
-            return
-        writer = self._writer()
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-
         # One event for all of them: `add_scalar` makes one of each, and takes ten times as long.
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        try:
-            writer._get_file_writer().add_summary(Summary(value=scalars), record["step"])
-        except OSError as error:  # of an earlier record: a thread of its own writes
-            self._has_given_up = True
-            print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
+        self._add([{"tag": name, "simple_value": value} for name, value in values.items()], record["step"])
 
     def write_image(self, name: str, image: Tensor, step: int) -> None:
-        if not self._has_given_up:
-            from tensorboard.compat.proto.summary_pb2 import Summary
-
-            channels, height, width = image.shape
-            content = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=as_png(image))
-            self._writer()._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=name, image=content)]), step)
+        channels, height, width = image.shape
+        content = {"height": height, "width": width, "colorspace": channels, "encoded_image_string": as_png(image)}
+        self._add([{"tag": name, "image": content}], step)
 
     def write_text(self, name: str, text: str, step: int) -> None:
         if not self._has_given_up:
-            self._writer().add_text(name, text, step)
+            self._writer.result().add_text(name, text, step)
 
     def close(self) -> None:
         """Write the hyper-parameters with the last values (SummaryWriter.add_hparams would open a second run), and close."""
         if self._has_given_up:
             return
-        writer = self._writer()
+        writer = self._writer.result()
         from torch.utils.tensorboard.summary import hparams
 
         metrics = {name: value for name, value in self._last.items() if name.startswith("eval/")}
@@ -94,22 +81,25 @@ class TensorBoard:
             writer._get_file_writer().add_summary(summary)
         writer.close()
 
-    def _open(self) -> None:
+    def _add(self, values: list[dict[str, Any]], step: int) -> None:
+        if self._has_given_up:
+            return
+        writer = self._writer.result()
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            writer._get_file_writer().add_summary(Summary(value=values), step)
+        except OSError as error:  # of an earlier one: a thread of its own writes
+            self._has_given_up = True
+            print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
 
-            self._opened = SummaryWriter(str(self._folder), purge_step=self._purged_from, flush_secs=30)
-            if self._config is not None:
-                self._opened.add_text("config", f"```\n{json.dumps(self._config, indent=2, default=str)}\n```")
-        except BaseException as error:  # the loop's thread raises it
-            self._opened = error
+    def _open(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
 
-    def _writer(self) -> Any:
-        """Return the SummaryWriter as soon as it is there, or raise why there is none."""
-        self._opening.join()
-        if isinstance(self._opened, BaseException):
-            raise self._opened
-        return self._opened
+        writer = SummaryWriter(str(self._folder), purge_step=self._purged_from, flush_secs=30)
+        if self._config is not None:
+            writer.add_text("config", f"```\n{json.dumps(self._config, indent=2, default=str)}\n```")
+        return writer
 
 
 _COLOUR_TYPES = {1: 0, 3: 2}  # channels -> grey, RGB
@@ -124,8 +114,8 @@ def as_png(image: Tensor) -> bytes:
     channels, height, width = image.shape
     pixels = b"".join(_FILTER_NONE + row_WC.tobytes() for row_WC in as_pixels(image))
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(pixels)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
+    chunks = [b"IHDR" + header, b"IDAT" + zlib.compress(pixels), b"IEND"]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in chunks)
 
 
 def as_pixels(image: Tensor) -> NDArray[np.uint8]:
@@ -133,7 +123,3 @@ def as_pixels(image: Tensor) -> NDArray[np.uint8]:
     if image.is_floating_point():
         image = image.float().nan_to_num(nan=0.0).clamp(0, 1).mul(255).round()
     return np.array(image.to(torch.uint8).permute(1, 2, 0).numpy(), order="C")
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
