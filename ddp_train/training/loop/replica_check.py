@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces import Strategy, is_cut, num_replicas, num_shards, own_rows
+from ddp_train.interfaces import Strategy, few, is_cut, num_replicas, num_shards, own_rows
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_SHOWN = 4  # tensors of each rank
+_OF_OPTIMIZER = "optimizer's tensors"
 _NOTHING = torch.iinfo(torch.int64).max  # of a shard that this rank does not have: never the smallest
 
 
@@ -77,18 +77,15 @@ class ReplicaCheck:
         """
         self._checked, self._is_due = step, False
         kept = self._kept()
-        facts = {"optimizer's tensors": hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self.others()}
-        columns: dict[str, dict[int, Any]] = {}  # what the ranks have that must have the same, by what it is
+        facts = {_OF_OPTIMIZER: hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self.others()}
+        different: dict[str, dict[int, Any]] = {}  # what the ranks have that must have the same, by what it is
         # What differs is asked first, in as few numbers for thousands of ranks as for two. Who has what is asked if something does.
         if not self.world.are_alike(_hash(facts)).all():
             every = self.world.gather(facts)
             columns = {name: {rank: each.get(name) for rank, each in enumerate(every)} for name in sorted(set().union(*every))}
-        if len(set(columns.get("optimizer's tensors", {}).values())) <= 1:  # else their sums are not as many on each rank
-            compared = self._parameters | kept
-            cut = {name: tensor for name, tensor in compared.items() if is_cut(tensor)}
-            columns |= self._of_whole({name: tensor for name, tensor in compared.items() if name not in cut})
-            columns |= self._of_shards(cut)
-        different = {name: column for name, column in columns.items() if len(set(column.values())) > 1}
+            different = {name: column for name, column in columns.items() if len(set(column.values())) > 1}
+        if _OF_OPTIMIZER not in different:  # else their sums are not as many on each rank
+            different |= self._different({**self._parameters, **kept, **self._buffers})
         if not different:
             return
         hosts = self.world.gather(socket.gethostname())
@@ -101,9 +98,9 @@ class ReplicaCheck:
                 continue
             for rank in [rank for rank, each in column.items() if each != value]:
                 drifted.setdefault(rank, []).append(name)
-        found = [f"rank {rank} on {hosts[rank]} differs from the others in {_some(names)}" for rank, names in sorted(drifted.items())]
+        found = [f"rank {rank} on {hosts[rank]} differs from the others in {few(names)}" for rank, names in sorted(drifted.items())]
         if unclear:
-            found.append(f"the ranks differ in {_some(unclear)}, and no majority says which is right")
+            found.append(f"the ranks differ in {few(unclear)}, and no majority says which is right")
         raise ReplicaError(
             key="health.check_replicas_every_steps",
             happened=f"a corrupted replica, found after step {step}: {'; '.join(found)}",
@@ -112,20 +109,12 @@ class ReplicaCheck:
             " replace it (memory), or look for code that changes weights on one rank alone",
         )
 
-    def _of_whole(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:
-        """Return the ranks' sums of the tensors that differ, and of the buffers that should not. Collective."""
-        sums = self._sums({**tensors, **self._buffers})
-        is_alike = self.world.are_alike(sums)
-        if self._buffers:
-            is_alike[len(tensors) :] |= ~self._are_constant(sums[len(tensors) :])
-        if is_alike.all():
-            return {}
-        rows = self.world.gather_rows(sums).cpu()
-        names = [*tensors, *self._buffers]
-        return {name: dict(enumerate(rows[:, place].tolist())) for place, name in enumerate(names) if not is_alike[place]}
+    def _different(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:
+        """Return the sums of the tensors that are not alike on the ranks that have the same rows of them, by rank. Collective.
 
-    def _of_shards(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:
-        """Return the sums of the tensors whose rows are not alike on the ranks that have the same shard of them. Collective."""
+        Args:
+            tensors: the buffers are the last; those that training changes are left out.
+        """
         if not tensors:
             return {}
         sums, places = self._sums(tensors), torch.arange(len(tensors))
@@ -135,15 +124,18 @@ class ReplicaCheck:
         both[0, places, own], both[1, places, own] = sums, ~sums  # the smallest of these is the largest with all bits turned around
         lowest, highest = self.world.lowest(both).cpu()
         is_alike = (lowest == ~highest) | (lowest == _NOTHING)
+        if self._buffers:
+            first = len(tensors) - len(self._buffers)
+            is_alike[first:, 0] |= ~self._are_constant(sums[first:])
         if is_alike.all():
             return {}
         rows = self.world.gather_rows(sums).cpu()
         return {
-            f"{name} (shard {shard} of {shards[place]})": {
-                rank: int(rows[rank, place]) for rank in range(shard, self.world.size, shards[place])
+            name if count == 1 else f"{name} (shard {shard} of {count})": {
+                rank: int(rows[rank, place]) for rank in range(shard, self.world.size, count)
             }
-            for place, name in enumerate(tensors)
-            for shard in range(shards[place])
+            for place, (name, count) in enumerate(zip(tensors, shards, strict=True))
+            for shard in range(count)
             if not is_alike[place, shard]
         }
 
@@ -183,8 +175,3 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
