@@ -14,7 +14,7 @@ import functools
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,28 +26,6 @@ from ddp_train.interfaces import Goal, Objective, SupportsCompare, describe, map
 from ddp_train.training.instantiate import instantiate
 
 logger = logging.getLogger(__name__)
-
-State = Any
-"""What one rank has of a metric, on the CPU; None: it was given nothing."""
-
-
-class Metric(Protocol):
-    """One metric of an evaluation, on one rank."""
-
-    goal: Goal | None  # None: nobody said which way is better, and no best value is kept
-    is_gathered: bool  # rank 0 gets more than a few numbers: it grows with the evaluation set
-
-    def reset(self) -> None:
-        """Forget what was given."""
-
-    def update(self, predictions: Any, targets: Any) -> None:
-        """Take one batch."""
-
-    def state(self) -> State:
-        """Return what this rank has."""
-
-    def result(self, states: Sequence[State]) -> Any:
-        """Return the value over all ranks' states, in the order of the ranks: a number, a row of them, or a dict (rank 0)."""
 
 
 class KeptMetric:
@@ -62,7 +40,8 @@ class KeptMetric:
         self._parts: list[Any] = [part for part in metric.modules() if hasattr(part, "_reductions")]  # a wrapper has its metric inside
         for part in self._parts:
             part.distributed_available_fn = lambda: False  # it would gather by itself, in a way that hangs where a rank has no sample
-        self.goal: Goal | None = _goal(metric)
+        self.goal: Goal | None = _goal(metric)  # None: nobody said which way is better, and no best value is kept
+        # Whether rank 0 gets more than a few numbers: it grows with the evaluation set.
         self.is_gathered = any(isinstance(default, list) for part in self._parts for default in part._defaults.values())
         self._samples = 0
 
@@ -74,13 +53,15 @@ class KeptMetric:
         self._metric.update(predictions, targets)
         self._samples += len(targets)
 
-    def state(self) -> State:
+    def state(self) -> Any:
+        """Return what this rank has, on the CPU; None: it was given nothing."""
         if not self._samples:
             return None
         kept = [{name: getattr(part, name) for name in part._reductions} for part in self._parts]
         return self._samples, map_tensors(lambda tensor: tensor.detach().cpu(), kept)
 
-    def result(self, states: Sequence[State]) -> Any:
+    def result(self, states: Sequence[Any]) -> Any:
+        """Return the value over all ranks' states, in the order of the ranks: a number, a row of them, or a dict (rank 0)."""
         device = self._metric.device
         samples = [state[0] for state in states]
         kept = map_tensors(lambda tensor: tensor.to(device), [state[1] for state in states])
@@ -139,12 +120,16 @@ class FunctionMetric:
             raise TypeError(f"a function takes tensors; predictions are {describe(predictions)}, targets {describe(targets)}")
         self._seen.append((predictions.detach().cpu(), targets.detach().cpu()))
 
-    def state(self) -> State:
+    def state(self) -> Any:
         return tuple(torch.cat(column) for column in zip(*self._seen, strict=True)) if self._seen else None
 
-    def result(self, states: Sequence[State]) -> Any:
+    def result(self, states: Sequence[Any]) -> Any:
         predictions, targets = (torch.cat(column) for column in zip(*states, strict=True))
         return self._function(predictions, targets)
+
+
+Metric = KeptMetric | FunctionMetric
+"""One metric of an evaluation, on one rank."""
 
 
 def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
@@ -241,16 +226,11 @@ def refuse_others(metrics: Mapping[str, Metric]) -> None:
     """
     for name, metric in metrics.items():
         try:
-            state = metric.state()
-            _ = _numbers(name, metric.result([state])) if state is not None else {}
-        except TypeError as error:
-            raise ConfigError(
-                key=f"evaluation.metrics.{name}",
-                happened=str(error),
-                expected="a metric whose value is a number, a row of numbers, or a dict of them",
-            ) from error
-        except Exception as error:
-            logger.info("not tried whether evaluation.metrics.%s gives numbers: %s: %s", name, type(error).__name__, error)
+            _value(name, metric, [metric.state()])
+        except ConfigError as error:
+            if isinstance(error.__cause__, TypeError):
+                raise
+            logger.info("not tried whether %s gives numbers: %s", error.key, error.happened)
         metric.reset()
 
 
@@ -266,11 +246,10 @@ def results(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
     found: dict[str, float] = {}
     problem = None
     for name, metric in metrics.items() if world.is_main else ():
-        given = [states[name] for states in gathered if states[name] is not None]
         try:
-            found |= _numbers(name, metric.result(given)) if given else {}
-        except Exception as error:  # of the user's code: all ranks must end alike
-            problem = ConfigError(key=f"evaluation.metrics.{name}", happened=f"{type(error).__name__}: {error}")
+            found |= _value(name, metric, [states[name] for states in gathered])
+        except ConfigError as error:  # all ranks must end alike
+            problem = error
             break
     found, problem = world.from_main((found, problem))
     for metric in metrics.values():
@@ -278,6 +257,18 @@ def results(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
     if problem is not None:
         raise problem
     return found
+
+
+def _value(name: str, metric: Metric, states: Sequence[Any]) -> dict[str, float]:
+    given = [state for state in states if state is not None]
+    try:
+        return _numbers(name, metric.result(given)) if given else {}
+    except Exception as error:  # of the user's code
+        raise ConfigError(
+            key=f"evaluation.metrics.{name}",
+            happened=f"{type(error).__name__}: {error}",
+            expected="a metric whose value is a number, a row of numbers, or a dict of them",
+        ) from error
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
