@@ -52,6 +52,11 @@ class ConfigError(UserError):
     """The configuration is wrong; nothing was started (exit code 2)."""
 
 
+def conflict(key: str, happened: str, to: object, *, expected: str = "one of the two") -> ConfigError:
+    """Return what is wrong with a key whose value excludes another one: `key=to` would do."""
+    return ConfigError(key=key, happened=happened, expected=expected, fix=f"{key}={to}")
+
+
 class DataError(UserError):
     """A data file is missing, foreign or damaged."""
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import conflict
 
 Batch = Any
 """Tensors nested in tuples, lists or dicts, as a rule with a leading dimension B; usually `(inputs, targets)`."""
@@ -178,12 +178,8 @@ class DataSource:
 
     def to(self, device: torch.device) -> None:
         """Keep the data on `device`; batches are made there from now on."""
-        raise ConfigError(
-            key="loader.on_device",
-            happened=f"a {type(self).__name__} cannot live on the device",
-            expected="a data source with to(device)",
-            fix="loader.on_device=false",
-        )
+        happened = f"a {type(self).__name__} cannot live on the device"
+        raise conflict("loader.on_device", happened, "false", expected="a data source with to(device)")
 
     def give_pixels(self) -> None:
         """Let batches of images be `Pixels` from now on, where they can: bytes, which are normalised on the device."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, Goal, describe
 from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
 
@@ -62,12 +62,7 @@ class Contrastive(ByCompare):
         if self.towers == 2:
             pair = model(*batch)
             if not isinstance(pair, (tuple, list)) or len(pair) < 2:
-                raise ConfigError(
-                    key="objective.towers",
-                    happened=f"is 2, and the model gives {describe(pair)}",
-                    expected="two embeddings",
-                    fix="objective.towers=1",
-                )
+                raise conflict("objective.towers", f"is 2, and the model gives {describe(pair)}", 1, expected="two embeddings")
             left, right = pair[0], pair[1]
         else:
             left, right = unwrap(model(torch.cat(tuple(batch))))[0].chunk(2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import conflict
 from ddp_train.interfaces import Strategy, few, named_parameters
 from ddp_train.system import handover
 
@@ -80,12 +80,10 @@ class DDP(Strategy):
         if not isinstance(module, DistributedDataParallel):
             return self._nothing_to_skip
         if self.static_graph:
-            raise ConfigError(
-                key="strategy.static_graph",
-                happened="it is true, and the step accumulates several micro-batches",
-                expected="one of the two: torch reduces wrong gradients otherwise (pytorch issue 143580)",
-                fix="strategy.static_graph=false, or trainer.grad_accum_steps=1",
+            happened = (
+                "is true, and the step accumulates several micro-batches, of which torch reduces wrong gradients (pytorch issue 143580)"
             )
+            raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
         context: AbstractContextManager[None] = module.no_sync()
         return context
 
@@ -110,12 +108,8 @@ def _synchronised(model: nn.Module) -> nn.Module:
     """Let each batch norm of the model, in its place, be one of the samples of all ranks, with the same parameters and buffers."""
     norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
     if not norms:
-        raise ConfigError(
-            key="strategy.sync_batchnorm",
-            happened="is true, and the model has no batch norm",
-            expected="a model with nn.BatchNorm1d, 2d or 3d",
-            fix="strategy.sync_batchnorm=false",
-        )
+        happened, expected = "is true, and the model has no batch norm", "a model with nn.BatchNorm1d, 2d or 3d"
+        raise conflict("strategy.sync_batchnorm", happened, "false", expected=expected)
     if all(isinstance(each, nn.SyncBatchNorm) for each in norms):  # others are trained than before
         return model
     synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -135,10 +129,7 @@ class _Naming(DistributedDataParallel):
             named = named_parameters(self.module)
             trained = [name for name, parameter in named.items() if parameter.requires_grad]  # the order of torch's numbers
             unused = [trained[int(number)] for number in found[1].split()]
-            raise ConfigError(
-                key="strategy.find_unused_parameters",
-                happened=f"is false, and {len(unused)} of the model's {len(trained)} parameters took no part in the last step's loss:"
-                f" {few(unused)}",
-                expected="a gradient for every parameter in every step, for which DDP waits; or requires_grad=False where none is wanted",
-                fix="strategy.find_unused_parameters=true",
-            ) from None
+            part = f"{len(unused)} of the model's {len(trained)} parameters"
+            happened = f"is false, and {part} took no part in the last step's loss: {few(unused)}"
+            expected = "a gradient for every parameter in every step, for which DDP waits; or requires_grad=False where none is wanted"
+            raise conflict("strategy.find_unused_parameters", happened, "true", expected=expected) from None

@@ -9,12 +9,11 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.rules import conflict
 from ddp_train.config.run_config import LR_SCALES
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.locate import accepts, look_up_or_none, takes
 from ddp_train.config.targets.target import evaluation_sets, own_keys
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 
 _TAKES_GROUPS = "an optimizer that takes parameter groups, as torch's do"
 

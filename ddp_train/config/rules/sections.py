@@ -11,14 +11,14 @@ from typing import Any
 from ddp_train.config import schema
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.cluster import most_nodes
-from ddp_train.config.rules import conflict, strategy, training
+from ddp_train.config.rules import strategy, training
 from ddp_train.config.rules.machines import check_machines
 from ddp_train.config.rules.optimization import check_optimization
 from ddp_train.config.rules.strategy import shards_weights
 from ddp_train.config.targets.locate import look_up_or_none
 from ddp_train.config.targets.target import evaluation_sets
 from ddp_train.config.values import batch_changes
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices, handover
 from ddp_train.system.torchrun_env import is_torchrun_worker
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.batch_sizes import MICRO_BATCH, BatchSizes
-from ddp_train.config.rules import conflict
 from ddp_train.config.schema import ClusterConfig, CompileConfig, HealthConfig, TrainerConfig
 from ddp_train.config.targets.locate import class_of
 from ddp_train.config.tree import nodes
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices
 from ddp_train.traits import needs_whole_matrices
 

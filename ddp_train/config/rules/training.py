@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.rules import conflict
 from ddp_train.config.schema import DebugConfig, EvaluationConfig, LoaderConfig, TrainerConfig
 from ddp_train.config.targets.locate import class_of
 from ddp_train.config.tree import at
 from ddp_train.config.values import batch_changes, length_changes
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.traits import loss_unit
 
 

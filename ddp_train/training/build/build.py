@@ -20,7 +20,7 @@ from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import at
 from ddp_train.config.values import batch_changes
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import DataSource, Objective, Strategy, SupportsPredict, adapted, overrides
 from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
@@ -175,12 +175,8 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
     """
     use_precision(config.precision)
     if not config.evaluation_sets():
-        raise ConfigError(
-            key="data.eval",
-            happened="is null: the run has no evaluation data",
-            expected="the arguments of the data set that differ for it; {} for none",
-            fix="data.eval={}",
-        )
+        expected = "the arguments of the data set that differ for it; {} for none"
+        raise conflict("data.eval", "is null: the run has no evaluation data", "{}", expected=expected)
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():
         sources = make_eval_sources(config)
@@ -208,20 +204,12 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
 
 
 def _require_predictions(objective: Objective, sources: Iterable[DataSource | Stream]) -> None:
+    key, expected = "evaluation.save_predictions", "evaluation data with positions, in whose order predictions are written"
     if any(isinstance(source, Stream) for source in sources):
-        raise ConfigError(
-            key="evaluation.save_predictions",
-            happened="is true, but the evaluation data is a stream",
-            expected="evaluation data with positions, in whose order predictions are written",
-            fix="evaluation.save_predictions=false",
-        )
+        raise conflict(key, "is true, but the evaluation data is a stream", "false", expected=expected)
     if not isinstance(objective, SupportsPredict):
-        raise ConfigError(
-            key="evaluation.save_predictions",
-            happened=f"is true, but the objective {type(objective).__name__} cannot say what it found for each sample",
-            expected="an objective with the method `predict` (ddp_train.interfaces.SupportsPredict)",
-            fix="evaluation.save_predictions=false",
-        )
+        happened = f"is true, but the objective {type(objective).__name__} cannot say what it found for each sample"
+        raise conflict(key, happened, "false", expected="one with the method `predict` (ddp_train.interfaces.SupportsPredict)")
 
 
 def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:

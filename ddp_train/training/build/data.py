@@ -15,7 +15,7 @@ from ddp_train.config.targets.target import AUTO, evaluation_sets, given_in, set
 from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, UserError
+from ddp_train.errors import ConfigError, UserError, conflict
 from ddp_train.interfaces import DataSource
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import as_source, dataset_of
@@ -84,12 +84,8 @@ def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
         return None
     if "num_classes" not in facts:
         key = next(name for name, alpha in wanted.items() if alpha)
-        raise ConfigError(
-            key=f"loader.{key}",
-            happened="is given, and the data does not say how many classes it has",
-            expected="a data set for classification, with `num_classes` in its facts",
-            fix=f"loader.{key}=null",
-        )
+        happened, expected = "is given, and the data does not say how many classes it has", "a data set with `num_classes` in its facts"
+        raise conflict(f"loader.{key}", happened, "null", expected=expected)
     return Blend(num_classes=int(facts["num_classes"]), **wanted)
 
 
@@ -174,12 +170,9 @@ def make_lengths(source: DataSource | Stream, trainer: TrainerConfig) -> LengthP
     changes, whole = length_changes(trainer.length_schedule), source.facts.get("context_length")
     differ = not isinstance(source, Stream) and source.lengths is not None  # as those of documents do
     if not isinstance(whole, int) or differ:
-        raise ConfigError(
-            key="trainer.length_schedule",
-            happened="is given, and the data is not made of windows of one length",
-            expected="data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null",
-            fix="trainer.length_schedule=null",
-        )
+        happened = "is given, and the data is not made of windows of one length"
+        expected = "data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null"
+        raise conflict("trainer.length_schedule", happened, "null", expected=expected)
     if uneven := [length for _, length in changes if whole % length]:
         raise uneven_length(uneven[0], whole)
     return LengthPlan(whole, changes)
@@ -235,12 +228,8 @@ def _require_one_pass(config: RunConfig, stream: Stream) -> None:
         for problem in without_epochs(name, config.trainer, config.evaluation, bool(config.evaluation_sets())):
             raise problem
     if config.trainer.batch_size_schedule:
-        raise ConfigError(
-            key="trainer.batch_size_schedule",
-            happened=f"is given, and the data is a stream ({name})",
-            expected="data with positions, or null",
-            fix="trainer.batch_size_schedule=null",
-        )
+        happened = f"is given, and the data is a stream ({name})"
+        raise conflict("trainer.batch_size_schedule", happened, "null", expected="data with positions, or null")
 
 
 def place_data(sources: Iterable[DataSource | Stream], loader: LoaderConfig, world: World) -> None:

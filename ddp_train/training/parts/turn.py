@@ -15,10 +15,8 @@ from typing import Any, cast
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError
-from ddp_train.interfaces import HasTurns, Joint, Strategy, matching, named_parameters
-
-_SHOWN = 6  # names of parameters
+from ddp_train.errors import ConfigError, conflict
+from ddp_train.interfaces import HasTurns, Joint, Strategy, few, matching, named_parameters
 
 
 @dataclass(kw_only=True)
@@ -62,23 +60,17 @@ def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: Wo
         raise ConfigError(
             key="objective",
             happened=f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen",
-            expected="a turn that trains something",
-            fix="no freezing of all that a turn trains; `turns_at` leaves a turn out",
+            expected="a turn that trains something; `turns_at` leaves a turn out",
         )
     if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
         raise ConfigError(
             key="objective",
-            happened=f"{len(left)} parameters are in no turn of {type(objective).__name__}: {', '.join(left[:_SHOWN])}"
-            + (", ..." if len(left) > _SHOWN else ""),
+            happened=f"{len(left)} parameters are in no turn of {type(objective).__name__}: {few(left)}",
             expected="each in one at least, or requires_grad=False",
         )
     if getattr(strategy, "static_graph", False) and sum(map(len, chosen.values())) > len(parameters):
-        raise ConfigError(
-            key="strategy.static_graph",
-            happened=f"is true, and parameters are in several turns of {type(objective).__name__}",
-            expected="one of the two: the graph changes from turn to turn",
-            fix="strategy.static_graph=false",
-        )
+        happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
+        raise conflict("strategy.static_graph", happened, "false")
     model, whole = trained.model if isinstance(trained, Joint) else trained, cast(Any, objective)
     turns = {}
     for name, names in chosen.items():
