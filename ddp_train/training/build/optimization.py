@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from ddp_train.config.rules.optimization import follows_a_metric
 from ddp_train.config.targets.locate import accepts, locate
 from ddp_train.config.targets.target import own_keys
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Goal, Scheduler
 from ddp_train.loader.order import BatchOrder
 from ddp_train.optimizer.groups import Groups, parameter_groups
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.evaluation_mode import training_mode
+from ddp_train.training.loop.evaluation import training_mode
 
 
 def groups_of(node: Mapping[str, Any]) -> Groups:
@@ -72,12 +72,8 @@ def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder)
     if own_keys(node, "scheduler").get("every") != "epoch":
         return {"total_steps": total_steps, **facts}
     if order.epoch_size is None:
-        raise ConfigError(
-            key="scheduler.every",
-            happened="is epoch, and the data does not say how many samples it has: there are no epochs",
-            expected="a scheduler that counts steps",
-            fix="scheduler.every=step",
-        )
+        happened = "is epoch, and the data does not say how many samples it has: there are no epochs"
+        raise conflict("scheduler.every", happened, "step", expected="a scheduler that counts steps")
     return {"total_steps": -(-order.samples_after(total_steps) // order.epoch_size), **facts}
 
 
@@ -106,9 +102,7 @@ def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Ma
     mode = theirs.get("mode", goals[metric])
     if mode != goals[metric]:
         better = "larger" if goals[metric] == "max" else "smaller"
-        raise ConfigError(
-            key="scheduler.mode", happened=f"is {mode}, and a {better} {metric} is better", fix=f"scheduler.mode={goals[metric]}"
-        )
+        raise conflict("scheduler.mode", f"is {mode}, and a {better} {metric} is better", goals[metric], expected=goals[metric])
     return Plateau(instantiate({**theirs, "mode": mode}, key="scheduler", answers=answers, first=optimizer), metric)
 
 

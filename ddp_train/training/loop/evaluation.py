@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ddp_train import model_log
 from ddp_train.distributed.world import World
@@ -21,8 +22,8 @@ from ddp_train.loader.loader import EvalLoader, Evaluation
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components, Evaluated
-from ddp_train.training.parts.evaluation_mode import evaluation_mode
 from ddp_train.training.record.predictions import PredictionFiles
+from ddp_train.traits import has_modes
 
 
 def evaluate(
@@ -55,8 +56,7 @@ def evaluate(
     with as_evaluated(components):
         for name, loader in components.eval_loaders.items():
             folder = predictions(name) if predictions else None
-            pace = _Pace(begins_batch, is_stopping)
-            found = _measure(components, loader, world, pace, predictions=folder)
+            found = _measure(components, loader, world, predictions=folder, begins_batch=begins_batch, is_stopping=is_stopping)
             if found is None:
                 return None
             metrics |= {metric.of_set(name, each): value for each, value in found.items()}
@@ -96,16 +96,49 @@ class SetAside:
     kept: Mapping[Place, Tensor] = field(default_factory=dict)  # its own values of what is the same on all ranks meanwhile
 
 
-@dataclass(frozen=True)
-class _Pace:
-    """Whom the loop over an evaluation set calls."""
+@contextmanager
+def evaluation_mode(optimizer: Optimizer) -> Iterator[list[Tensor]]:
+    """Let the parameters be those to evaluate and to save; afterwards they are those that are trained again, to the bit.
 
-    begins_batch: Callable[[], None]
-    is_stopping: Callable[[], bool]
+    They are others with schedule-free optimizers (Defazio et al. 2024, arXiv:2405.15682), which say so by two methods, `train()` and
+    `eval()`, that change the parameters in place. The way there and back rounds: a run that was saved once more would differ in the last
+    bits. So the trained weights are kept meanwhile, and a checkpoint holds both.
+
+    Yields:
+        The trained ones, in the order of the optimizer's groups; none where both are the same. An error inside ends the run.
+    """
+    if not has_modes(optimizer):
+        yield []
+        return
+    kept = [parameter.detach().clone() for group in optimizer.param_groups for parameter in group["params"]]
+    cast(Any, optimizer).eval()
+    yield kept
+    training_mode(optimizer, kept)
 
 
-def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pace, *, predictions: Path | None) -> dict[str, float] | None:
-    is_stopping = pace.is_stopping
+def training_mode(optimizer: Optimizer, trained: Sequence[Tensor] = ()) -> None:
+    """Let the parameters be those that are trained.
+
+    Args:
+        trained: their values, as `evaluation_mode` yields them; none: the optimizer finds them.
+    """
+    if has_modes(optimizer):
+        cast(Any, optimizer).train()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        with torch.no_grad():
+            for parameter, value in zip(parameters, trained, strict=bool(trained)):
+                parameter.copy_(value)
+
+
+def _measure(
+    components: Evaluated,
+    loader: Evaluation,
+    world: World,
+    *,
+    predictions: Path | None,
+    begins_batch: Callable[[], None],
+    is_stopping: Callable[[], bool],
+) -> dict[str, float] | None:
     model, objective = components.model, components.objective
     parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
     world.copy_from_main([buffer for part in parts for buffer in part.buffers()])
@@ -118,7 +151,7 @@ def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pac
     totals: dict[str, Tensor] = {}
     gave_up, skipped = False, 0
     with _evaluating(parts):
-        pace.begins_batch()
+        begins_batch()
         batches = copied_ahead(iter(loader), world.device)
         if components.computes_together:
             batches, is_stopping = in_step(batches, world), agreed(is_stopping, world)
@@ -138,7 +171,7 @@ def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pac
             gave_up = is_stopping()
             if gave_up:
                 break  # not before the first batch: all ranks must have the same sums to reduce
-            pace.begins_batch()
+            begins_batch()
     totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
     totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
     sums = _sums(totals, world)
@@ -166,19 +199,13 @@ def averages(components: Evaluated) -> Mapping[str, Tensor]:
         raise named(error, name, "evaluation_weights")  # noqa: B904  # the same error
     own = _tensors(components.model)
     for each, weight in weights.items():
-        if each not in own:
-            raise _not_its_own(name, f"{each!r}, which the model does not have")
-        if not isinstance(weight, Tensor) or weight.shape != own[each].shape:
-            raise _not_its_own(name, f"{each}: {describe(weight)}, which is {describe(own[each])} in the model")
+        if each not in own or not isinstance(weight, Tensor) or weight.shape != own[each].shape:
+            raise ConfigError(
+                key=f"callbacks.{name}",
+                happened=f"its evaluation_weights() gives {each}: {describe(weight)}, which is {describe(own.get(each))} in the model",
+                expected="tensors with the names and shapes of the model's parameters and buffers (of a compiled one without `_orig_mod.`)",
+            )
     return weights
-
-
-def _not_its_own(name: str, given: str) -> ConfigError:
-    return ConfigError(
-        key=f"callbacks.{name}",
-        happened=f"its evaluation_weights() gives {given}",
-        expected="tensors of the model's shapes, by the names of its parameters and buffers (for a compiled one without `_orig_mod.`)",
-    )
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -22,9 +22,8 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Place, is_cut, map_tensors, named_parameters, place_of, plain_name, tensors_of
 from ddp_train.training.loop import callbacks
-from ddp_train.training.loop.evaluation import SetAside, averages
+from ddp_train.training.loop.evaluation import SetAside, averages, training_mode
 from ddp_train.training.parts.components import Components
-from ddp_train.training.parts.evaluation_mode import training_mode
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import data_identity
 from ddp_train.training.state.compare_state import (

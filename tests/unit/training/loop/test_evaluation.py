@@ -111,7 +111,7 @@ def test_weights_for_evaluation_that_do_not_fit_name_the_callback_and_the_parame
     parts = components()
     name, own = next(parts.model.named_parameters())
     for wrong, weight, said in (
-        (name + "s", own, f"gives '{name}s', which the model does not have"),
+        (name + "s", own, f"gives {name}s: float32 .*which is None in the model"),
         (name, own[:1], rf"gives {name}: float32 \[1, .*which is float32 \["),
         (name, None, f"gives {name}: None, which is float32"),
     ):
