@@ -6,20 +6,20 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Joint, Shards, Strategy, is_cut
 from ddp_train.strategy.means import take_main
 from ddp_train.system import handover
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_DType = Literal["bfloat16", "float16", "float32"]
 
 
 class FSDP(Strategy):
@@ -54,14 +54,11 @@ class FSDP(Strategy):
         blocks: str | Sequence[str] = "auto",
         reshard_after_forward: bool = True,
         replicas: int = 1,
-        param_dtype: str | None = None,
-        reduce_dtype: str | None = None,
+        param_dtype: _DType | None = None,
+        reduce_dtype: _DType | None = None,
         cpu_offload: bool = False,
         prefetch: int | None = None,
     ) -> None:
-        for key, value in {"param_dtype": param_dtype, "reduce_dtype": reduce_dtype}.items():
-            if value is not None and value not in _DTYPES:
-                raise ConfigError(key=f"strategy.{key}", happened=f"is {value!r}", expected=f"{', '.join(_DTYPES)} or null")
         if isinstance(blocks, str) and blocks != "auto":
             raise ConfigError(key="strategy.blocks", happened=f"is {blocks!r}", expected="auto, or a list of class names, as [Block]")
         if prefetch is not None and prefetch < 1:
@@ -69,8 +66,8 @@ class FSDP(Strategy):
         self._blocks = blocks
         self._offloads, self._prefetch = cpu_offload, prefetch
         self._reshards, self._replicas = reshard_after_forward, replicas
-        self._param_dtype = None if param_dtype is None else _DTYPES[param_dtype]
-        self._reduce_dtype = None if reduce_dtype is None else _DTYPES[reduce_dtype]
+        self._param_dtype: torch.dtype | None = param_dtype and getattr(torch, param_dtype)
+        self._reduce_dtype: torch.dtype | None = reduce_dtype and getattr(torch, reduce_dtype)
         self._takes_buffers, self._accumulates = True, False
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -79,17 +76,10 @@ class FSDP(Strategy):
             return model.to(device)
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
-        _refuse_objective(model)
         whole = _without_objective(model)
         if isinstance(whole, FSDPModule):  # others are trained than before, which the next forward sees
             return model
-        _refuse(whole)
-        if world_size % self._replicas:
-            raise ConfigError(
-                key="strategy.replicas",
-                happened=f"is {self._replicas}, on {world_size} ranks",
-                expected="a number that divides that of the ranks",
-            )
+        _refuse(model)
         mesh = self._mesh(device, world_size)
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshards}
         if self._offloads:  # without a GPU there is nothing to pin pages for
@@ -141,9 +131,10 @@ class FSDP(Strategy):
         if self._replicas == 1:
             return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shards",))
         mesh = init_device_mesh(device.type, (self._replicas, world_size // self._replicas), mesh_dim_names=("replicas", "shards"))
-        if (options := _backend(dist.group.WORLD, device).options) is not None:  # that of a group whose collectives wait for nobody
+        world: Any = dist.group.WORLD
+        if (options := world._get_backend(device).options) is not None:  # that of a group whose collectives wait for nobody
             for group in mesh.get_all_groups():
-                _backend(group, device)._set_default_timeout(options._timeout)
+                group._get_backend(device)._set_default_timeout(options._timeout)
         return mesh
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
@@ -163,23 +154,17 @@ class FSDP(Strategy):
                     expected=f"some of {', '.join(sorted(classes)[:20])}",
                 )
             found = [module for module in modules if type(module).__name__ in self._blocks]
-        owners = Counter(parameter for module in model.modules() for parameter in set(module.parameters(recurse=False)))
-        within = [Counter(each for part in block.modules() for each in set(part.parameters(recurse=False))) for block in found]
-        return [
-            block for block, own in zip(found, within, strict=True) if own and all(count == owners[each] for each, count in own.items())
-        ]
+        every = _uses(model)
+        return [block for block in found if (own := _uses(block)) and all(every[each] == count for each, count in own.items())]
 
     def _look_ahead(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
         """Let each block ask for the weights of those that come after it, in forward and in backward, in the order in which they lie."""
         if self._prefetch is None:
             return
         if len(blocks) < 2:
-            raise ConfigError(
-                key="strategy.prefetch",
-                happened=f"is {self._prefetch}, and the weights of {len(blocks)} blocks come together by themselves",
-                expected="two at least, of which one can come while the other computes",
-                fix="strategy.blocks=[CLASS], or strategy.prefetch=null",
-            )
+            happened = f"is {self._prefetch}, and the weights of {len(blocks)} blocks come together by themselves"
+            expected = "two at least, of which one can come while the other computes"
+            raise conflict("strategy.prefetch", happened, "null, or strategy.blocks=[CLASS]", expected=expected)
         ahead, cut = self._prefetch, cast(list[Any], blocks)
         cast(Any, whole).set_modules_to_forward_prefetch(cut[:ahead])
         for place, block in enumerate(cut):
@@ -204,8 +189,9 @@ class FSDP(Strategy):
         self._takes_buffers = not self._accumulates
 
 
-def _backend(group: Any, device: torch.device) -> Any:
-    return group._get_backend(device)
+def _uses(module: nn.Module) -> Counter[nn.Parameter]:
+    """Count how many modules have each parameter."""
+    return Counter(parameter for part in module.modules() for parameter in set(part.parameters(recurse=False)))
 
 
 def _give_name(kind: type[nn.Module]) -> None:
@@ -222,44 +208,25 @@ def _is_cut(module: nn.Module) -> bool:
     return hasattr(_without_objective(module), "set_requires_all_reduce")
 
 
-def _refuse_objective(model: nn.Module) -> None:
-    """Refuse objectives that have parameters in training, which no forward of the model brings together, or train its parts in turns."""
-    if not isinstance(model, Joint):
-        return
-    name = type(model.objective).__name__
-    if model.turn is not None:
-        raise ConfigError(
-            key="strategy",
-            happened=f"is fsdp, and the parts of {name} take turns, each with a forward of its own",
-            expected="an objective without turns",
-            fix="strategy=ddp or zero1",
-        )
-    if isinstance(model.objective, nn.Module) and any(parameter.requires_grad for parameter in model.objective.parameters()):
-        raise ConfigError(
-            key="strategy",
-            happened=f"is fsdp, and {name} has parameters to train",
-            expected="an objective without, or one whose parameters are in the model",
-            fix="strategy=ddp or zero1",
-        )
-
-
 def _refuse(model: nn.Module) -> None:
-    """Refuse parameters that cannot be cut."""
-    for name, parameter in model.named_parameters():
+    """Refuse objectives that have parameters in training, which no forward of the model brings together, or train its parts in turns.
+
+    And parameters that cannot be cut.
+    """
+    if isinstance(model, Joint):
+        objective, name = model.objective, type(model.objective).__name__
+        if model.turn is not None:
+            happened = f"is fsdp, and the parts of {name} take turns, each with a forward of its own"
+            raise conflict("strategy", happened, "ddp or zero1", expected="an objective without turns")
+        if isinstance(objective, nn.Module) and any(parameter.requires_grad for parameter in objective.parameters()):
+            expected = "an objective without, or one whose parameters are in the model"
+            raise conflict("strategy", f"is fsdp, and {name} has parameters to train", "ddp or zero1", expected=expected)
+    for name, parameter in _without_objective(model).named_parameters():
         if parameter.ndim == 0:
-            raise ConfigError(
-                key="strategy",
-                happened=f"is fsdp, and the parameter {name} has no dimension",
-                expected="one of shape [1]",
-                fix="strategy=ddp",
-            )
+            raise conflict("strategy", f"is fsdp, and the parameter {name} has no dimension", "ddp", expected="one of shape [1]")
         if not parameter.is_contiguous():
-            raise ConfigError(
-                key="strategy",
-                happened=f"is fsdp, and the values of {name} do not lie in their order (channels_last)",
-                expected="contiguous parameters, whose rows can be cut",
-                fix="strategy=ddp",
-            )
+            happened = f"is fsdp, and the values of {name} do not lie in their order (channels_last)"
+            raise conflict("strategy", happened, "ddp", expected="contiguous parameters, whose rows can be cut")
 
 
 @torch.no_grad()

@@ -11,11 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 
+from ddp_train.config.check import ConfigErrors
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint
 from ddp_train.model.gpt import GPT
 from ddp_train.strategy.fsdp import FSDP, _refuse
 from tests.unit.cut_tensors import rank_of
+from tests.unit.parts import checked
 
 
 def names(model: nn.Module, **options: Any) -> list[str]:
@@ -46,11 +48,12 @@ def test_a_class_that_is_not_there_is_named() -> None:
     assert "Block" in str(raised.value.expected)
 
 
-@pytest.mark.parametrize(("options", "key"), [({"param_dtype": "half"}, "strategy.param_dtype"), ({"blocks": "Block"}, "strategy.blocks")])
-def test_bad_options_are_named(options: dict[str, Any], key: str) -> None:
+def test_blocks_are_auto_or_a_list() -> None:
     with pytest.raises(ConfigError) as raised:
-        FSDP(**options)
-    assert raised.value.key == key
+        FSDP(blocks="Block")
+    assert raised.value.key == "strategy.blocks"
+    with pytest.raises(ConfigErrors, match=r"strategy\.param_dtype: is 'half'"):
+        checked("strategy=fsdp", "strategy.param_dtype=half")
 
 
 class Warm(nn.Module):
@@ -65,8 +68,6 @@ def test_what_cannot_be_cut_is_refused_before_anything_is() -> None:
         FSDP().prepare(Joint(model, Warm()), torch.device("cpu"), 2)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="take turns"):
         FSDP().prepare(Joint(model, Warm(), turn="critic"), torch.device("cpu"), 2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="2, on 3 ranks"):
-        FSDP(replicas=2).prepare(model, torch.device("cpu"), 3)
     model.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(ConfigError, match="scale has no dimension"):
         _refuse(model)
