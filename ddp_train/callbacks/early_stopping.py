@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -32,22 +31,13 @@ class EarlyStopping:
         self._best_step = self._num_bad = 0
 
     def start(self, run: Run) -> None:
-        if not run.goals:
-            raise ConfigError(
-                key="callbacks.early_stopping",
-                happened="there is no metric to watch: data.eval is null",
-                expected="evaluation data",
-                fix="~callbacks.early_stopping, or data.eval with the arguments that differ for the evaluation split",
-            )
-        self._metric = self._metric or next(iter(run.goals))
+        self._metric = self._metric or next(iter(run.goals), "")
         self._goal = self._goal or run.goals.get(self._metric)
         if self._goal is None:
-            close = difflib.get_close_matches(self._metric, run.goals, n=1, cutoff=0.4)
             raise ConfigError(
                 key="callbacks.early_stopping.metric",
                 happened=f"is {self._metric!r}, of which this run does not know which way is better",
                 expected=f"one of {', '.join(run.goals)}, or callbacks.early_stopping.goal=min or max",
-                fix=f"callbacks.early_stopping.metric={close[0]}" if close else "",
             )
         self._judge(run)
 
@@ -74,10 +64,8 @@ class EarlyStopping:
             self._best, self._best_step, self._num_bad = state["best"], state["best_step"], state["num_bad"]
 
     def _is_better(self, value: float) -> bool:
-        if not math.isfinite(value):
-            return False
-        if self._best is None:
-            return True
+        if self._best is None or not math.isfinite(value):
+            return math.isfinite(value)
         return value < self._best - self._min_delta if self._goal == "min" else value > self._best + self._min_delta
 
     def _judge(self, run: Run) -> None:

@@ -45,8 +45,6 @@ class GPT(nn.Module):
         gelu: Literal["tanh", "none"] = "tanh",
     ) -> None:
         super().__init__()
-        if gelu not in ("tanh", "none"):
-            raise ConfigError(key="model.gelu", happened=f"is {gelu!r}", expected="tanh or none")
         if width % num_heads != 0:
             raise ConfigError(
                 key="model.num_heads",

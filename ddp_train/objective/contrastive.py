@@ -6,7 +6,7 @@ Shapes: B samples, D numbers of an embedding. A batch is `(view, other_view)`, a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +34,7 @@ class Contrastive(ByCompare):
 
     goals: Mapping[str, Goal] = {}
 
-    def __init__(self, *, temperature: float = 0.1, towers: int = 1) -> None:
-        if towers not in (1, 2):
-            raise ConfigError(key="objective.towers", happened=f"is {towers}", expected="1 or 2")
+    def __init__(self, *, temperature: float = 0.1, towers: Literal[1, 2] = 1) -> None:
         self.temperature, self.towers = temperature, towers
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -13,11 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Goal
 from ddp_train.objective.supervised import Supervised, count
-
-_CRITERIA = ("mse", "mae", "huber")
 
 
 class Regression(Supervised):
@@ -35,8 +32,6 @@ class Regression(Supervised):
         self, *, criterion: Literal["mse", "mae", "huber"] = "mse", huber_delta: float = 1.0, aux_weight: float | None = None
     ) -> None:
         super().__init__(aux_weight=aux_weight)
-        if criterion not in _CRITERIA:
-            raise ConfigError(key="objective.criterion", happened=f"is {criterion!r}", expected=f"one of {', '.join(_CRITERIA)}")
         self.criterion, self.huber_delta = criterion, huber_delta
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -83,11 +78,9 @@ class Regression(Supervised):
         return _flat(outputs), _flat(targets)
 
     def _losses(self, outputs_BD: Tensor, targets_BD: Tensor) -> Tensor:
-        if self.criterion == "mse":
-            return F.mse_loss(outputs_BD, targets_BD, reduction="none")
-        if self.criterion == "mae":
-            return F.l1_loss(outputs_BD, targets_BD, reduction="none")
-        return F.huber_loss(outputs_BD, targets_BD, reduction="none", delta=self.huber_delta)
+        if self.criterion == "huber":
+            return F.huber_loss(outputs_BD, targets_BD, reduction="none", delta=self.huber_delta)
+        return {"mse": F.mse_loss, "mae": F.l1_loss}[self.criterion](outputs_BD, targets_BD, reduction="none")
 
 
 def _alike(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

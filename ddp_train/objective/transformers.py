@@ -31,14 +31,11 @@ class Transformers(ByCompare):
     goals: Mapping[str, Goal] = {"loss": "min", "accuracy": "max", "perplexity": "min"}
 
     def __init__(self, *, unit: Literal["auto", "sample", "token", "next_token"] = "auto") -> None:
-        if unit not in ("auto", "sample", "token", "next_token"):
-            raise ConfigError(key="objective.unit", happened=f"is {unit!r}", expected="auto, sample, token or next_token")
         self.unit = unit
 
     def bind_model(self, model: nn.Module) -> None:
-        if self.unit != "auto":
-            return
-        self.unit = loss_unit(type(model))
+        if self.unit == "auto":
+            self.unit = loss_unit(type(model))
 
     def weight(self, batch: Batch) -> int | Tensor:
         """Return the number of samples, or of labels that count, an int64 tensor of shape []."""
