@@ -249,5 +249,4 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
 def _total_steps(trainer: TrainerConfig, order: BatchOrder) -> int:
     """Return the run's length in optimizer steps: max_steps or, where there are epochs, max_epochs, whichever ends first."""
     by_epochs = order.steps_in(trainer.max_epochs) if trainer.max_epochs is not None else None
-    limits = [limit for limit in (trainer.max_steps, by_epochs) if limit is not None]
-    return int(min(limits))
+    return min(limit for limit in (trainer.max_steps, by_epochs) if limit is not None)

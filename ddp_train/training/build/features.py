@@ -21,7 +21,6 @@ from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.skip_nonfinite import StepGuard
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.loop.trainer import Hooks, Trainer
-from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import Reading
 
 if TYPE_CHECKING:
@@ -47,19 +46,28 @@ class Features:
 
 def add_features(trainer: Trainer, features: Features) -> Trainer:
     """Hang all features of a run on its trainer, and return it. Call it when the state is where the run begins or goes on."""
-    components, hooks = trainer.components, trainer.hooks
-    trainer.train_step = _kind_of_step(components)(
+    components, hooks, strategy = trainer.components, trainer.hooks, trainer.components.strategy
+    kind = TrainStep
+    if components.turns or components.steps_in_backward:
+        from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
+
+        kind = TurnsStep if components.turns else EarlyStep
+    trainer.train_step = kind(
         components=components, state=trainer.state, world=trainer.world, clip_grad_norm=trainer.clip_grad_norm, guard=features.guard
     )
     _before_training(trainer, features)
     if isinstance(components.scheduler, EveryEpoch):
         _count_epochs(trainer, components.scheduler)
-    _follow_strategy(trainer)
+    hooks.at_start.append(lambda: strategy.begin(components.trained))
+    if strategy.has_local_weights:
+        hooks.after_step.append(strategy.after_step)
     if trainer.world.device.type == "cuda":
         hooks.after_step.append(DeviceQueue(trainer.tracker).after_step)
     if features.replicas is not None:
         hooks.after_step.append(features.replicas.after_step)
-    _call_callbacks(trainer, features)
+    if components.callbacks:
+        view = RunView(trainer, folder=features.folder, show=features.show, settings=features.settings)
+        Callbacks(components.callbacks, view).hang_on(hooks, trainer.is_log_step)
     if features.replicas is not None:
         hooks.before_save.append(features.replicas.before_save)
     if isinstance(components.scheduler, Plateau):
@@ -72,14 +80,6 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
     if features.after_first_step is not None:
         _call_once(hooks, features.after_first_step)
     return trainer
-
-
-def _kind_of_step(components: Components) -> type[TrainStep]:
-    if not components.turns and not components.steps_in_backward:
-        return TrainStep
-    from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
-
-    return TurnsStep if components.turns else EarlyStep
 
 
 def _before_training(trainer: Trainer, features: Features) -> None:
@@ -133,20 +133,6 @@ def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
 
     trainer.hooks.at_start.append(reach)
     trainer.hooks.after_step.append(reach)
-
-
-def _follow_strategy(trainer: Trainer) -> None:
-    strategy, trained = trainer.components.strategy, trainer.components.trained
-    trainer.hooks.at_start.append(lambda: strategy.begin(trained))
-    if strategy.has_local_weights:
-        trainer.hooks.after_step.append(strategy.after_step)
-
-
-def _call_callbacks(trainer: Trainer, features: Features) -> None:
-    components = trainer.components
-    if components.callbacks:
-        view = RunView(trainer, folder=features.folder, show=features.show, settings=features.settings)
-        Callbacks(components.callbacks, view).hang_on(trainer.hooks, trainer.is_log_step)
 
 
 def _add_to_record(trainer: Trainer) -> None:

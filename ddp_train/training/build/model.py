@@ -59,7 +59,9 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, 
                 fix="sparse=False",
             )
     use_plain_names(model)
-    return in_memory_format(model, config.precision)
+    if config.precision.channels_last:  # weights, too: a convolution's output lies as its weights do
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 def build_model_and_objective(
@@ -127,13 +129,6 @@ def use_precision(config: PrecisionConfig) -> None:
     if config.float32_matmul_precision != _TORCHS_OWN:  # else setting it would cut off what follows `torch.backends.fp32_precision`
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
-
-
-def in_memory_format(model: nn.Module, config: PrecisionConfig) -> nn.Module:
-    """Let a model's weights lie as `precision.channels_last` says: a convolution's output lies as its weights do."""
-    if config.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
 
 
 def shared_dtype(world: World) -> str | None:
