@@ -54,6 +54,7 @@ class LogWindow:
         self._own_weights = own_weights
         self._losses = _Room(sums.losses, device)
         self._of_turns = {name: _Room(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
+        self._rooms = [self._losses, *self._of_turns.values()]
         self._taken = [list(names) for names in sums.taken]  # the turns of each step
         self._weights: list[float | Tensor] = list(sums.weights)
         self.skipped = sums.skipped  # samples on this rank
@@ -69,7 +70,7 @@ class LogWindow:
 
     def begin_again(self) -> None:
         """Forget the steps, of which a record tells now. What they have been kept in is used again."""
-        for room in (self._losses, *self._of_turns.values()):
+        for room in self._rooms:
             room.values.zero_()
         self._taken, self._weights, self.norms = [], [], []
         self.skipped = self.skipped_steps = self.num_judged = 0
@@ -78,7 +79,7 @@ class LogWindow:
     def begin_step(self) -> None:
         """Let `add` count for the next step."""
         place = len(self._weights)
-        for room in (self._losses, *self._of_turns.values()):
+        for room in self._rooms:
             room.begin(place)
 
     def add(self, loss: Tensor, *, turn: str | None = None) -> None:
@@ -106,11 +107,6 @@ class LogWindow:
         self.steps += 1
         self.samples += samples
 
-    @property
-    def losses(self) -> Tensor:
-        """This rank's share of the loss of each step, not divided by anything, shape [steps], float64."""
-        return self._losses.values[: len(self._weights)]
-
     def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None, *, extra: Sequence[float] = ()) -> Reading:
         """Reduce once what is this rank's alone, and read the device once. Collective.
 
@@ -121,9 +117,9 @@ class LogWindow:
         """
         device = self._losses.values.device
         host = [float(self.skipped), *extra, *(logged.numbers() if logged else ())]
-        own = [self.losses, *self._turn_losses().values(), torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True)]
-        own += logged.sums(device=device) if logged else []
-        num_rest = sum(map(len, own[1 + len(self._of_turns) :]))
+        rest = [torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True), *(logged.sums(device=device) if logged else ())]
+        num_rest = sum(map(len, rest))
+        own = [*(room.values[: len(self._weights)] for room in self._rooms), *rest]
         on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
         norms = [*self.norms, *([] if grad_norm is None else [grad_norm])]
         if on_device:
@@ -134,7 +130,7 @@ class LogWindow:
         values = iter(world.sum(torch.cat(own)).tolist())
         totals = [next(values) for _ in self._weights]
         turns = {name: [next(values) for _ in self._weights] for name in self._of_turns}
-        num_skipped, *rest = [next(values) for _ in range(num_rest)]
+        num_skipped, *others = [next(values) for _ in range(num_rest)]
         weights = [next(values) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
         rms = [math.sqrt(next(values) / world.size) for _ in norms]  # of what is alike on all ranks, itself
         self._weights = [*weights]
@@ -145,8 +141,8 @@ class LogWindow:
             grad_norm=None if grad_norm is None else rms[-1],
             skipped=int(num_skipped),
             turns=turns,
-            extra_sums=rest[: len(extra)],
-            logged=rest[len(extra) :],
+            extra_sums=others[: len(extra)],
+            logged=others[len(extra) :],
         )
 
     def turns_of(self, place: int) -> str:
@@ -165,20 +161,19 @@ class LogWindow:
     def leave_out_steps(self, places: Sequence[int]) -> None:
         """Count these steps for nothing: they were not taken."""
         for place in places:
-            for losses in (self._losses, *self._of_turns.values()):
-                losses.values[place] = 0.0
+            for room in self._rooms:
+                room.values[place] = 0.0
             self._weights[place] = 0.0
 
     def sums(self, logged: Logged | None = None) -> WindowSums:
         """Read from the device what a checkpoint needs. The weights are known since `read`."""
-        weights = [float(weight) for weight in self._weights]
-        turns = {name: losses.tolist() for name, losses in self._turn_losses().items()}
+        losses, *of_turns = (room.values[: len(self._weights)].tolist() for room in self._rooms)
         return WindowSums(
-            self.losses.tolist(),
-            weights,
+            losses,
+            [float(weight) for weight in self._weights],
             self.skipped,
             self.skipped_steps,
-            turns=turns,
+            turns=dict(zip(self._of_turns, of_turns, strict=True)),
             taken=[list(names) for names in self._taken],
             **(logged.state() if logged else {}),
         )
@@ -186,9 +181,6 @@ class LogWindow:
     def leave_out(self, since: float) -> None:
         """Take the time since `since` (an evaluation, a save) out of the time per step."""
         self.started += time.perf_counter() - since
-
-    def _turn_losses(self) -> dict[str, Tensor]:
-        return {name: losses.values[: len(self._weights)] for name, losses in self._of_turns.items()}
 
 
 class _Room:

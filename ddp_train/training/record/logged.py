@@ -24,6 +24,7 @@ from ddp_train.training.record import throughput
 from ddp_train.training.train_state import Stopped, TrainState, WindowSums
 
 _OURS = ("loss", "lr", "grad_norm", "skipped_samples", "skipped_steps", *throughput.NAMES)
+_NOTHING: Sequence[float] = (0.0, 0.0, 0)
 _AXES = ("split", "step", "epoch", "samples", "time")
 
 
@@ -38,9 +39,7 @@ class Logged:
     def __init__(self, state: TrainState, turns: Collection[str] = ()) -> None:
         self._state = state
         self._taken = (*_OURS, *map(loss_of, turns))
-        self._sums: dict[str, float | Tensor] = {}
-        self._finite: dict[str, float | Tensor] = {}  # how many values are in each sum
-        self._calls: dict[str, int] = {}
+        self._kept: dict[str, list[float | Tensor]] = {}  # name -> the sum, how many values are in it, calls
         self.asked: Stopped | None = None  # to stop, by a callback of this rank
 
     def add(self, name: str, value: float | Tensor) -> None:
@@ -55,9 +54,8 @@ class Logged:
         else:
             is_finite = float(math.isfinite(value))
             number = float(value) if is_finite else 0.0
-        self._sums[name] = self._sums.get(name, 0.0) + number
-        self._finite[name] = self._finite.get(name, 0.0) + is_finite
-        self._calls[name] = self._calls.get(name, 0) + 1
+        total, count, calls = self._kept.get(name, _NOTHING)
+        self._kept[name] = [total + number, count + is_finite, calls + 1]
 
     def sink(self) -> Sink:
         """Return `add` for what torch.compile may have compiled: called there and not traced, or each count would be compiled anew."""
@@ -67,12 +65,12 @@ class Logged:
     def numbers(self) -> list[float]:
         """Return what this rank's host knows of the next reduction; as many numbers on every rank."""
         names = self._state.logged_names
-        return [float(len(self._new())), float(self.asked is not None), *(float(self._calls.get(name, 0)) for name in names)]
+        return [float(len(self._new())), float(self.asked is not None), *self._num_calls(names)]
 
     def sums(self, names: Sequence[str] | None = None, *, device: torch.device) -> list[Tensor]:
         """Return the sums of these names and how many values are in each, of shape [1], float64; None: of those that all agree on."""
         names = self._state.logged_names if names is None else names
-        found = [each.get(name, 0.0) for each in (self._sums, self._finite) for name in names]
+        found = [self._kept.get(name, _NOTHING)[part] for part in (0, 1) for name in names]
         return [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(1) for value in found]
 
     def reduce_and_reset(self, values: list[float], world: World) -> dict[str, float]:
@@ -86,13 +84,13 @@ class Logged:
         calls, sums, finite = (rest[part * len(names) : (part + 1) * len(names)] for part in range(3))
         if num_new:
             new = sorted(set(chain.from_iterable(world.gather(self._new()))))
-            own = torch.tensor([float(self._calls.get(name, 0)) for name in new], dtype=torch.float64)
+            own = torch.tensor(self._num_calls(new), dtype=torch.float64)
             more = world.sum(torch.cat([own.to(world.device), *self.sums(new, device=world.device)])).tolist()
             calls, sums, finite = (old + more[part * len(new) : (part + 1) * len(new)] for part, old in enumerate((calls, sums, finite)))
             self._state.logged_names = names = [*names, *new]
         if num_asked:
             self.agree(world)
-        self._sums, self._finite, self._calls = {}, {}, {}
+        self._kept = {}
         values_of = zip(names, calls, sums, finite, strict=True)
         return {name: total / count if count else math.nan for name, called, total, count in values_of if called}
 
@@ -103,21 +101,19 @@ class Logged:
 
     def go_on_from(self, sums: WindowSums | None) -> None:
         """Begin with what a checkpoint held."""
-        logged = sums.logged if sums else {}
-        self._sums = {name: value for name, (value, _, _) in logged.items()}
-        self._finite = {name: count for name, (_, count, _) in logged.items()}
-        self._calls = {name: int(calls) for name, (_, _, calls) in logged.items()}
+        self._kept = {name: [*kept] for name, kept in sums.logged.items()} if sums else {}
         self.asked = Stopped(**sums.asked) if sums and sums.asked else None
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint needs of it. Reads the device."""
-        return {
-            "logged": {name: [float(value), float(self._finite[name]), float(self._calls[name])] for name, value in self._sums.items()},
-            "asked": vars(self.asked) if self.asked else None,
-        }
+        logged = {name: [float(number) for number in kept] for name, kept in self._kept.items()}
+        return {"logged": logged, "asked": vars(self.asked) if self.asked else None}
 
     def _new(self) -> list[str]:
-        return [name for name in self._sums if name not in self._state.logged_names]
+        return [name for name in self._kept if name not in self._state.logged_names]
+
+    def _num_calls(self, names: Sequence[str]) -> list[float]:
+        return [float(self._kept.get(name, _NOTHING)[2]) for name in names]
 
 
 def loss_of(turn: str) -> str:

@@ -99,7 +99,11 @@ class PredictionFiles:
         if self._world.is_main:
             with self._noting_problems():
                 if keep and is_whole and not self._problem:
-                    self._publish()
+                    earlier = self._folder.with_name(f".removed_{self._folder.name}")
+                    if self._folder.exists():
+                        self._folder.rename(earlier)
+                    self._partial.rename(self._folder)
+                    shutil.rmtree(earlier, ignore_errors=True)
             shutil.rmtree(self._partial, ignore_errors=True)  # what is left of it would keep a full disk full
         problem = self._world.from_main(self._problem)
         if keep and problem:
@@ -126,13 +130,6 @@ class PredictionFiles:
                 _write_at(self._files[name], memoryview(head), 0)
         row_bytes = array.itemsize * int(np.prod(array.shape[1:]))
         _write_at(self._files[name], memoryview(array.tobytes()), len(head) + self._row * row_bytes)
-
-    def _publish(self) -> None:
-        earlier = self._folder.with_name(f".removed_{self._folder.name}")
-        if self._folder.exists():
-            self._folder.rename(earlier)
-        self._partial.rename(self._folder)
-        shutil.rmtree(earlier, ignore_errors=True)
 
 
 def forget_after(folder: Path, step: int) -> None:

@@ -74,7 +74,8 @@ class Records:
 
     def reopen(self) -> None:
         """Go on after the present step, which is an earlier one: what was written after it is dropped."""
-        self._close_writers()
+        for writer in self._writers:
+            writer.close()
         self._writers = self._open_writers()
 
     def close(self) -> None:
@@ -83,10 +84,7 @@ class Records:
         Raises:
             OSError: there is no space for it still.
         """
-        self._close_writers()
-        if self._events is not None:
-            self._events.close()
-
-    def _close_writers(self) -> None:
         for writer in self._writers:
             writer.close()
+        if self._events is not None:
+            self._events.close()

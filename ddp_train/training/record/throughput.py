@@ -171,9 +171,8 @@ def measure(world: World, objective: Objective, trained: nn.Module, *, source: A
         source: the training data, as the loaders read it.
         peak: what the device computes at best, in FLOP/s; None: not known.
     """
-    window = (
-        None if getattr(source, "lengths", None) is not None else source.facts.get("context_length")
-    )  # a sample may be shorter than that
+    has_lengths = getattr(source, "lengths", None) is not None  # a sample may be shorter than the longest
+    window = None if has_lengths else source.facts.get("context_length")
     shapes = None
     if peak is not None:
         try:

@@ -227,9 +227,9 @@ def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) ->
     for names in ([], ["a", "b", "c"]):  # new ones, and those that all ranks agree on
         logged._state.logged_names = names
         values = [*logged.numbers(), *(float(each) for each in logged.sums(device=world.device))]
-        kept = dict(logged._sums), dict(logged._finite), dict(logged._calls)
+        kept = dict(logged._kept)
         assert logged.reduce_and_reset(values, world) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
-        logged._sums, logged._finite, logged._calls = kept
+        logged._kept = kept
 
 
 def test_a_state_is_saved_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
