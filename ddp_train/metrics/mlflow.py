@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ddp_train.metrics.tracker import Row, Shown, Tracker, require
@@ -81,15 +82,9 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run_id)
 
     def _experiment_id(self) -> str:
-        found = self._client.get_experiment_by_name(self.project)
-        if found is None:
-            try:
-                return str(self._client.create_experiment(self.project))
-            except Exception:  # another job of a sweep has just made it
-                found = self._client.get_experiment_by_name(self.project)
-                if found is None:
-                    raise
-        return str(found.experiment_id)
+        with suppress(Exception):  # it is there: another job of a sweep may have made it just now
+            return str(self._client.create_experiment(self.project))
+        return str(self._client.get_experiment_by_name(self.project).experiment_id)
 
     def _newest_step(self) -> int:
         """Return the newest step that the server has: a kill may have come between its answer and our note."""

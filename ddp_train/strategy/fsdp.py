@@ -108,7 +108,7 @@ class FSDP(Strategy):
 
         That costs communication, and keeps a rank from having the gradients of the whole model.
         """
-        return self._accumulating(module) if _is_cut(module) else nullcontext()
+        return self._accumulating(module) if hasattr(_without_objective(module), "set_requires_all_reduce") else nullcontext()
 
     def rest(self, module: nn.Module) -> None:
         """Give all weights back that a forward without a backward has brought together."""
@@ -202,10 +202,6 @@ def _give_name(kind: type[nn.Module]) -> None:
 
 def _without_objective(module: nn.Module) -> nn.Module:
     return module.model if isinstance(module, Joint) else module
-
-
-def _is_cut(module: nn.Module) -> bool:
-    return hasattr(_without_objective(module), "set_requires_all_reduce")
 
 
 def _refuse(model: nn.Module) -> None:

@@ -38,6 +38,7 @@ class LocalSGD(Strategy):
         self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
         self.steps_alone = every_steps > 1
         self.are_alike = True
+        self._is_outer = outer_lr != 1 or outer_momentum > 0
         self._size, self._trained = 0, nn.Module()
         self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
         self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
@@ -117,26 +118,17 @@ class LocalSGD(Strategy):
     def _synchronises(self) -> bool:
         return self._size > 1 or self._is_outer
 
-    @property
-    def _is_outer(self) -> bool:
-        return self._lr != 1 or self._momentum > 0
-
     @torch.no_grad()
     def _synchronise(self) -> None:
         held = _held(self._trained)
         stepped = {plain_name(name) for name, parameter in self._trained.named_parameters() if parameter.requires_grad}
         for name, way in means(held, self._last):
-            last = self._last[name]
-            last.add_(self._outer_way(name, way) if name in stepped else way)  # what is frozen has no way, and shall have no momentum
-            held[name].copy_(last)
+            if name in stepped and self._is_outer:  # what is frozen has no way, and shall have no momentum
+                if self._momentum:  # minus `way` is the gradient
+                    way = way.add(self._velocity[name].mul_(self._momentum).add_(way), alpha=self._momentum)
+                way = way.mul_(self._lr)
+            held[name].copy_(self._last[name].add_(way))
         _take_whole_numbers(self._trained.buffers())
-
-    def _outer_way(self, name: str, way: Tensor) -> Tensor:
-        """Return the way that the outer optimizer takes; minus `way` is its gradient."""
-        if self._momentum:
-            velocity = self._velocity[name].mul_(self._momentum).add_(way)
-            way = way.add(velocity, alpha=self._momentum)
-        return way.mul_(self._lr) if self._lr != 1 else way
 
 
 def _held(trained: nn.Module) -> dict[str, Tensor]:

@@ -54,7 +54,9 @@ class PowerSGD(DDP):
         named = ((plain_name(name), parameter.grad) for name, parameter in trained.named_parameters())
         gradients = {name: gradient for name, gradient in named if gradient is not None}
         thin = {name for name, gradient in gradients.items() if step >= self._from_step and self._pays(gradient)}
-        matrices = {name: self._with_left_out(name, gradients[name]) for name in gradients if name in thin}
+        matrices = {
+            name: wide(gradient.flatten(1)) + self._of_before(name, gradient) for name, gradient in gradients.items() if name in thin
+        }
         travels = {name: matrices[name] @ self._basis(name, matrices[name]) if name in thin else gradients[name] for name in gradients}
         lefts = dict[str, Tensor]()
         for name, mean in means(travels):
@@ -87,9 +89,9 @@ class PowerSGD(DDP):
     def _pays(self, gradient: Tensor) -> bool:
         return gradient.ndim > 1 and self._rank * (len(gradient) + gradient[0].numel()) < gradient.numel()
 
-    def _with_left_out(self, name: str, gradient: Tensor) -> Tensor:
-        matrix = wide(gradient.flatten(1))
-        return matrix + self._left_out[name].to(matrix.device) if name in self._left_out else matrix.clone()
+    def _of_before(self, name: str, gradient: Tensor) -> Tensor | float:
+        """Return what was left out of the last gradient."""
+        return self._left_out[name].to(gradient.device) if name in self._left_out else 0.0
 
     def _basis(self, name: str, matrix: Tensor) -> Tensor:
         """Return the last step's, or random numbers that are the same on all ranks and in all runs."""
@@ -102,10 +104,7 @@ class PowerSGD(DDP):
     def _keep(self, name: str, left_out: Tensor, basis: Tensor) -> None:
         """Keep it for the next step; where a rank's gradient was not finite, what was kept before, on all ranks."""
         is_finite = torch.isfinite(basis).all()
-        before = self._left_out.get(name)
-        self._left_out[name] = torch.where(
-            is_finite, left_out, torch.zeros_like(left_out) if before is None else before.to(left_out.device)
-        )
+        self._left_out[name] = torch.where(is_finite, left_out, self._of_before(name, left_out))
         self._bases[name] = torch.where(is_finite, basis, self._bases[name])
 
 

@@ -59,13 +59,20 @@ class Zero1(DDP):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._shards = {shard.whole: shard for shard in _cut(parameter for parameter in parameters if parameter.ndim)}
         together = list(buckets(self._shards.values(), lambda shard: shard.whole.dtype, lambda shard: shard.whole.nbytes))
-        optimizer.register_step_pre_hook(lambda optimizer, *_: self._put_shards(optimizer))
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            for shard in self._shards.values():
+                shard.rows.grad = shard.gradient()
+            _put(optimizer, {whole: shard.rows for whole, shard in self._shards.items()})
 
         def after(optimizer: Optimizer, *_: Any) -> None:
-            self._put_parameters(optimizer)
+            _put(optimizer, {shard.rows: whole for whole, shard in self._shards.items()})
+            for shard in self._shards.values():
+                shard.rows.grad = None
             for bucket in together:
                 _exchange(bucket)
 
+        optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
 
     def state_like(self, parameter: nn.Parameter) -> Tensor:
@@ -73,16 +80,6 @@ class Zero1(DDP):
 
     def shards(self, world_size: int) -> Shards:
         return Shards(optimizer=world_size)
-
-    def _put_shards(self, optimizer: Optimizer) -> None:
-        for shard in self._shards.values():
-            shard.rows.grad = shard.gradient()
-        _put(optimizer, {whole: shard.rows for whole, shard in self._shards.items()})
-
-    def _put_parameters(self, optimizer: Optimizer) -> None:
-        _put(optimizer, {shard.rows: whole for whole, shard in self._shards.items()})
-        for shard in self._shards.values():
-            shard.rows.grad = None
 
 
 def _put(optimizer: Optimizer, places: Mapping[Tensor, Tensor]) -> None:

@@ -118,13 +118,10 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
         batches = BatchOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
-    own = _own_sampler(source, config)
-    mixed = None
+    own, mixed = _own_sampler(source, config), None
     if isinstance(source, MixtureSource):
         if own is not None:
-            raise ConfigError(
-                key="loader.sampler", happened="is given, and the weights of data.sources say which sample comes when", expected="null"
-            )
+            raise conflict("loader.sampler", "is given, and the weights of data.sources say which sample comes when", "null")
         own = mixed = source.sampler(
             seed=config.seed,
             sampling=loader.sampling,
@@ -150,13 +147,11 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
         drop_last=drop_last,
         changes=[(step, min(size, sampler.length)) for step, size in changes],
     )
-    skips = loader.on_bad_sample == "skip"
-    if not changes:
-        return TrainLoader(source, order, **reading, skips=skips)
-    by_size = partial(accumulation_of, loader=loader, world_size=world.size)  # the last batch of an epoch has as few as its size asks for
-    sizes = (batch.global_batch_size, *(size for _, size in changes))
-    reading["grad_accum_steps"] = max(by_size(min(size, sampler.length)) for size in sizes)
-    return TrainLoader(source, order, **reading, skips=skips, by_size=by_size)
+    if changes:  # the last batch of an epoch has as few micro-batches as its size asks for
+        reading["by_size"] = by_size = partial(accumulation_of, loader=loader, world_size=world.size)
+        sizes = (batch.global_batch_size, *(size for _, size in changes))
+        reading["grad_accum_steps"] = max(by_size(min(size, sampler.length)) for size in sizes)
+    return TrainLoader(source, order, **reading, skips=loader.on_bad_sample == "skip")
 
 
 def make_lengths(source: DataSource | Stream, trainer: TrainerConfig) -> LengthPlan | None:

@@ -169,7 +169,10 @@ class Trainer:
         is_over = self._is_over()
         while not is_over:
             if hooks.before_step:
-                self._before_step()
+                started = time.perf_counter()
+                for before_step in [*hooks.before_step]:  # which may leave
+                    before_step(state.step)
+                self.window.leave_out(started)
             batch = order.batch_at(state.samples)
             is_log_step = self.is_log_step(state.step + 1)
             grad_norm = self.train_step(self._micro_batches(stream), global_batch_size=batch.size, measures_norm=is_log_step)
@@ -210,12 +213,6 @@ class Trainer:
     def _is_over(self) -> bool:
         """Tell whether there is no step left to take."""
         return self.state.step >= self.components.total_steps or self.state.stopped is not None
-
-    def _before_step(self) -> None:
-        started = time.perf_counter()
-        for before_step in [*self.hooks.before_step]:  # which may leave
-            before_step(self.state.step)
-        self.window.leave_out(started)
 
     def _save(self) -> None:
         """Save a checkpoint. Collective."""
