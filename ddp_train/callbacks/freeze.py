@@ -28,25 +28,24 @@ class Freeze:
         self._patterns, self._until_step, self._from_step = list(patterns), until_step, from_step
 
     def start(self, run: Run) -> None:
-        parameters = named_parameters(run.model)
-        names = matching(parameters, self._patterns, key="callbacks.freeze.patterns")
         is_over = self._until_step is not None and run.step >= self._until_step
         is_frozen = run.step >= self._from_step and not is_over
-        run.set_trained(names, not is_frozen)
+        names = self._set_trained(run, not is_frozen)
         if run.rank == 0 and not is_over:
+            number = sum(parameter.numel() for name, parameter in named_parameters(run.model).items() if name in names)
             begin = "" if is_frozen else f" from step {self._from_step} on"
             until = "" if self._until_step is None else f" until step {self._until_step}"
-            print(
-                f"frozen   {sum(parameters[name].numel() for name in names):,} parameters in {len(names)} tensors{begin}{until}", flush=True
-            )
+            print(f"frozen   {number:,} parameters in {len(names)} tensors{begin}{until}", flush=True)
 
     def step(self, run: Run) -> None:
         if run.step not in (self._from_step, self._until_step):
             return
         is_trained = run.step == self._until_step
-        run.set_trained(matching(named_parameters(run.model), self._patterns, key="callbacks.freeze.patterns"), is_trained)
+        self._set_trained(run, is_trained)
         if run.rank == 0:
-            print(
-                f"all parameters that were frozen are trained after step {run.step}" if is_trained else f"frozen after step {run.step}",
-                flush=True,
-            )
+            print(f"{'all parameters that were frozen are trained' if is_trained else 'frozen'} after step {run.step}", flush=True)
+
+    def _set_trained(self, run: Run, is_trained: bool) -> set[str]:
+        names = matching(named_parameters(run.model), self._patterns, key="callbacks.freeze.patterns")
+        run.set_trained(names, is_trained)
+        return names

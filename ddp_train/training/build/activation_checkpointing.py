@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ddp_train import torch_internals
@@ -105,8 +105,12 @@ def _unchanged_buffers(block: nn.Module) -> Iterator[None]:
     from torch.utils._python_dispatch import _disable_current_modes  # private (torch_internals.py)
 
     averages = [(module, dict(module._buffers)) for module in block.modules() if getattr(module, "track_running_stats", False)]
-    own = {id(module) for module, _ in averages}
-    others = [(name, each, each._version) for name, each in _buffers(block, without=own)]
+    own = [module for module, _ in averages]
+    others = [
+        (f"{path}.{name}".lstrip("."), each, each._version)
+        for path, module in block.named_modules()
+        for name, each in (() if module in own else module.named_buffers(recurse=False))
+    ]
     with _disable_current_modes():  # of torch, which compare what is computed again with what was computed first
         for module, kept in averages:  # copies take what forward adds, and are forgotten
             module._buffers.update({name: None if buffer is None else buffer.clone() for name, buffer in kept.items()})
@@ -123,9 +127,3 @@ def _unchanged_buffers(block: nn.Module) -> Iterator[None]:
                     expected="blocks that change no buffer but averages of batch norm",
                     fix=f"{_KEY}.blocks=[CLASS] with other blocks, or {_KEY}=off",
                 )
-
-
-def _buffers(block: nn.Module, *, without: set[int]) -> Iterator[tuple[str, Tensor]]:
-    for path, module in block.named_modules():
-        if id(module) not in without:
-            yield from ((f"{path}.{name}".lstrip("."), each) for name, each in module.named_buffers(recurse=False))

@@ -26,15 +26,7 @@ from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Stream
 from ddp_train.optimizer.groups import freeze
-from ddp_train.training.build.data import (
-    make_eval_loaders,
-    make_eval_sources,
-    make_lengths,
-    make_source,
-    make_train_loader,
-    place_data,
-    require_same_facts,
-)
+from ddp_train.training.build import data
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.build.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.instantiate import instantiate
@@ -63,7 +55,7 @@ def build(config: RunConfig, world: World) -> Components:
     train_source, eval_sources = _open_data(config, world)
     answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, train_source.facts)
     train_loader = _train_loader(train_source, config, world)
-    eval_loaders = make_eval_loaders(eval_sources, config, world)
+    eval_loaders = data.make_eval_loaders(eval_sources, config, world)
     total_steps = _total_steps(config.trainer, train_loader.order)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
     answers |= auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
@@ -115,7 +107,7 @@ def build(config: RunConfig, world: World) -> Components:
         identity=identity_of(train_source, train_loader, config),
         notes=[each for each in notes if each],
         compiled=compiled,
-        lengths=make_lengths(train_source, config.trainer),
+        lengths=data.make_lengths(train_source, config.trainer),
         steps_in_backward=config.trainer.optimizer_in_backward,
     )
     if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
@@ -145,14 +137,14 @@ def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, di
     """Return the training data, and that of each evaluation set by its key, whose numbers mean the same. Collective."""
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
-        train_source = make_source(config, key="data")
-        eval_sources = make_eval_sources(config)
+        train_source = data.make_source(config, key="data")
+        eval_sources = data.make_eval_sources(config)
     meaning = meaning_of(train_source)
     for key, source in eval_sources.items():
         adopt(source, meaning)
-        require_same_facts(train_source.facts, source.facts, key=key)
+        data.require_same_facts(train_source.facts, source.facts, key=key)
         require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
-    place_data((train_source, *eval_sources.values()), config.loader, world)
+    data.place_data((train_source, *eval_sources.values()), config.loader, world)
     return train_source, eval_sources
 
 
@@ -179,12 +171,12 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
         raise conflict("data.eval", "is null: the run has no evaluation data", "{}", expected=expected)
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():
-        sources = make_eval_sources(config)
+        sources = data.make_eval_sources(config)
     for key, source in sources.items():
         adopt(source, meaning)
         auto.require_kind(answers, source.facts)
         require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
-    place_data(sources.values(), config.loader, world)
+    data.place_data(sources.values(), config.loader, world)
     facts = next(iter(sources.values())).facts
     added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric
     strategy = _strategy(config)
@@ -197,7 +189,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
         trained=strategy.prepare(trained.requires_grad_(False), world.device, world.size) if is_cut else trained.to(world.device),
         objective=objective,
         amp=instantiate(config.amp, key="amp", answers=auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})),
-        eval_loaders=make_eval_loaders(sources, config, world),
+        eval_loaders=data.make_eval_loaders(sources, config, world),
         metrics=build_metrics(config.evaluation.metrics, objective, world, added),
         computes_together=is_cut,
     )
@@ -214,7 +206,7 @@ def _require_predictions(objective: Objective, sources: Iterable[DataSource | St
 
 def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
     """Return what reads the training data on this rank: its first batch alone with `debug.overfit`."""
-    loader = make_train_loader(source, config, world)
+    loader = data.make_train_loader(source, config, world)
     return OneBatch(loader) if config.debug.overfit else loader
 
 

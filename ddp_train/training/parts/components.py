@@ -97,7 +97,6 @@ class Components(Evaluated):
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
     def rest(self) -> None:
-        """Release what a forward without backward has kept."""
         self.strategy.rest(self.module)
 
     def loss(self, batch: Batch, turn: Turn | None = None) -> Tensor:

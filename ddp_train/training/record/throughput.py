@@ -9,7 +9,7 @@ import copy
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -189,40 +189,34 @@ def _leave_out(error: Exception, world: World) -> None:
         print(f"mfu      left out: the operations of a step cannot be counted ({why})", flush=True)
 
 
-class Peak(NamedTuple):
-    """Dense matrix products in TFLOP/s, as the maker says; None: the device has no units for the type, or the maker says nothing."""
-
-    float32: float
-    tf32: float | None
-    bfloat16: float | None
-    float16: float
-
-
-_PEAKS: dict[str, Peak] = {
-    r"GB200|GB300": Peak(80, 1250, 2500, 2500),
-    r"B200|B300.*": Peak(75, 1125, 2250, 2250),
-    r"H20": Peak(44, 74, 148, 148),
-    r"GH200.*|H[18]00( \d+GB HBM3)?|H200": Peak(67, 494.7, 989.4, 989.4),
-    r"H100 NVL|H200 NVL": Peak(60, 417.5, 835.5, 835.5),
-    r"H[18]00 PCIe": Peak(51, 378, 756, 756),
-    r"A100.*|A800-SXM4.*|A800 \d+GB PCIe": Peak(19.5, 156, 312, 312),
-    r"A30": Peak(10.3, 82, 165, 165),
-    r"A40": Peak(37.4, 74.8, 149.7, 149.7),
-    r"A10": Peak(31.2, 62.5, 125, 125),
-    r"L40S": Peak(91.6, 183, 362.05, 362.05),
-    r"L40": Peak(90.5, 90.5, 181.05, 181.05),
-    r"L4": Peak(30.3, 60, 121, 121),
-    r"V100-SXM.*": Peak(15.7, None, None, 125),
-    r"V100-PCIE.*": Peak(14, None, None, 112),
-    r"T4": Peak(8.1, None, None, 65),
-    r"RTX 5090": Peak(104.8, 104.8, 209.5, 209.5),
-    r"RTX 4090": Peak(82.6, 82.6, 165.2, 165.2),
-    r"RTX 3090": Peak(35.6, 35.6, 71, 71),
-    r"RTX A6000": Peak(38.7, 77.4, 154.8, 154.8),
-    r"RTX 6000 Ada Generation": Peak(91.1, 182.1, 364.2, 364.2),
-    r"AMD Instinct MI300X": Peak(163.4, 653.7, 1307.4, 1307.4),
+_TYPES = ("float32", "tf32", "bfloat16", "float16")
+_PEAKS: dict[str, tuple[float | None, ...]] = {
+    r"GB200|GB300": (80, 1250, 2500, 2500),
+    r"B200|B300.*": (75, 1125, 2250, 2250),
+    r"H20": (44, 74, 148, 148),
+    r"GH200.*|H[18]00( \d+GB HBM3)?|H200": (67, 494.7, 989.4, 989.4),
+    r"H100 NVL|H200 NVL": (60, 417.5, 835.5, 835.5),
+    r"H[18]00 PCIe": (51, 378, 756, 756),
+    r"A100.*|A800-SXM4.*|A800 \d+GB PCIe": (19.5, 156, 312, 312),
+    r"A30": (10.3, 82, 165, 165),
+    r"A40": (37.4, 74.8, 149.7, 149.7),
+    r"A10": (31.2, 62.5, 125, 125),
+    r"L40S": (91.6, 183, 362.05, 362.05),
+    r"L40": (90.5, 90.5, 181.05, 181.05),
+    r"L4": (30.3, 60, 121, 121),
+    r"V100-SXM.*": (15.7, None, None, 125),
+    r"V100-PCIE.*": (14, None, None, 112),
+    r"T4": (8.1, None, None, 65),
+    r"RTX 5090": (104.8, 104.8, 209.5, 209.5),
+    r"RTX 4090": (82.6, 82.6, 165.2, 165.2),
+    r"RTX 3090": (35.6, 35.6, 71, 71),
+    r"RTX A6000": (38.7, 77.4, 154.8, 154.8),
+    r"RTX 6000 Ada Generation": (91.1, 182.1, 364.2, 364.2),
+    r"AMD Instinct MI300X": (163.4, 653.7, 1307.4, 1307.4),
 }
-"""By the names that `torch.cuda.get_device_name` gives, without the brand. Without sparsity, by which datasheets often double them.
+"""Dense matrix products in TFLOP/s, as the maker says, in each of `_TYPES`; None: the device has no units for it, or he says nothing.
+
+By the names that `torch.cuda.get_device_name` gives, without the brand. Without sparsity, by which datasheets often double them.
 
 Sources:
     B200, B300: NVIDIA HGX datasheets, an eighth of the platform. GB200, GB300: those of the NVL72, a 72nd of the rack.
@@ -249,8 +243,8 @@ def peak_of(device: torch.device, amp: Amp, model: nn.Module, *, cast: torch.dty
 def lookup(name: str, product: str) -> float | None:
     """Return what the table has for a device's name and the type of a product, in FLOP/s."""
     plain = _BRAND.sub("", name)
-    found = next((peak for pattern, peak in _PEAKS.items() if re.fullmatch(pattern, plain) and "MIG" not in plain), None)
-    tera = getattr(found, product, None)
+    found = next((peaks for pattern, peaks in _PEAKS.items() if re.fullmatch(pattern, plain) and "MIG" not in plain), ())
+    tera = dict(zip(_TYPES, found, strict=False)).get(product)
     return None if tera is None else tera * 1e12
 
 
