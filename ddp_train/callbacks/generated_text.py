@@ -55,9 +55,8 @@ class GeneratedText:
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         if run.rank != 0 and not run.computes_together:
             return
-        tokens_BT = next(
-            (tensor for tensor in tensors_of(run.evaluation_batch()) if tensor.ndim == 2 and not tensor.is_floating_point()), None
-        )
+        batch = run.evaluation_batch()
+        tokens_BT = next((each for each in tensors_of(batch) if each.ndim == 2 and not each.is_floating_point()), None)
         if tokens_BT is None:
             raise ValueError("the evaluation data has no tokens [B, T]")
         prompts_BT = tokens_BT[: self._num_samples, : self._prompt_tokens]

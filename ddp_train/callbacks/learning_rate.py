@@ -10,7 +10,6 @@ class LearningRate:
 
     def step(self, run: Run) -> None:
         if run.is_log_step:
-            for name, rate in {
-                str(group.get("name", number)): group["lr"] for number, group in enumerate(run.optimizer.param_groups)
-            }.items():
+            rates = {str(group.get("name", number)): group["lr"] for number, group in enumerate(run.optimizer.param_groups)}
+            for name, rate in rates.items():
                 run.log(f"lr/{name}", rate)

@@ -107,9 +107,8 @@ class Console:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = progress.add_task(
-            "", total=self._total_steps, completed=self._first_step, epoch=self._epoch(self._first_step), numbers=""
-        )
+        step, epoch = self._first_step, self._epoch(self._first_step)
+        self._task = progress.add_task("", total=self._total_steps, completed=step, epoch=epoch, numbers="")
         progress.start()
         progress.console.show_cursor(True)  # rich hides it, and a rank that is killed could not bring it back
         self._covered = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, Terminal) and stream.isatty()]

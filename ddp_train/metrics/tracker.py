@@ -169,9 +169,7 @@ class Tracker(ABC):
 
     def _add_shown(self, shown: Shown, step: int) -> None:
         if self._shown_in - self._shown_out + shown.size > _MAX_SHOWN_BYTES:
-            self._print_once(
-                "full", f"has {_MAX_SHOWN_BYTES >> 20} MiB of images and texts to take; more of them are left out until it has"
-            )
+            self._print_once("full", f"has {_MAX_SHOWN_BYTES >> 20} MiB of images and texts to take; more are left out until it has")
             return
         self._said.discard("full")
         self._shown_in += shown.size

@@ -231,6 +231,4 @@ def find_head(model: nn.Module, name: str) -> tuple[str, nn.Module]:
             return found[0]
         happened = f"is auto, and no module of the {type(model).__name__} is called {', '.join(_HEAD_NAMES)}"
     parts = ", ".join(each for each, _ in model.named_children())
-    raise ConfigError(
-        key="objective.head", happened=happened, expected=f"the name of the module that gives the logits; the model has {parts}"
-    )
+    raise ConfigError(key="objective.head", happened=happened, expected=f"the module that gives the logits; the model has {parts}")

@@ -81,7 +81,7 @@ class DDP(Strategy):
             return self._nothing_to_skip
         if self.static_graph:
             happened = (
-                "is true, and the step accumulates several micro-batches, of which torch reduces wrong gradients (pytorch issue 143580)"
+                "is true, and the step accumulates several micro-batches, whose gradients torch reduces wrongly (pytorch issue 143580)"
             )
             raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
         context: AbstractContextManager[None] = module.no_sync()

@@ -22,9 +22,8 @@ def means(tensors: Mapping[_K, Tensor], since: Mapping[_K, Tensor] = MappingProx
         since: where they come from, some of them.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
-    for bucket in buckets(
-        tensors, lambda key: _wide_type(tensors[key]), lambda key: tensors[key].numel() * _wide_type(tensors[key]).itemsize
-    ):
+    kinds = {key: _wide_type(tensor) for key, tensor in tensors.items()}
+    for bucket in buckets(tensors, kinds.__getitem__, lambda key: tensors[key].numel() * kinds[key].itemsize):
         values = [wide(tensors[key]) - since[key] if key in since else wide(tensors[key]) for key in bucket]
         flat = torch.cat([value.reshape(-1) for value in values])
         if size > 1:

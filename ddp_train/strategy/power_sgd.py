@@ -53,10 +53,8 @@ class PowerSGD(DDP):
             return
         named = ((plain_name(name), parameter.grad) for name, parameter in trained.named_parameters())
         gradients = {name: gradient for name, gradient in named if gradient is not None}
-        thin = {name for name, gradient in gradients.items() if step >= self._from_step and self._pays(gradient)}
-        matrices = {
-            name: wide(gradient.flatten(1)) + self._of_before(name, gradient) for name, gradient in gradients.items() if name in thin
-        }
+        thin = {name: gradient for name, gradient in gradients.items() if step >= self._from_step and self._pays(gradient)}
+        matrices = {name: wide(gradient.flatten(1)) + self._of_before(name, gradient) for name, gradient in thin.items()}
         travels = {name: matrices[name] @ self._basis(name, matrices[name]) if name in thin else gradients[name] for name in gradients}
         lefts = dict[str, Tensor]()
         for name, mean in means(travels):

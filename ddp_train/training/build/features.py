@@ -46,22 +46,22 @@ class Features:
 
 def add_features(trainer: Trainer, features: Features) -> Trainer:
     """Hang all features of a run on its trainer, and return it. Call it when the state is where the run begins or goes on."""
-    components, hooks, strategy = trainer.components, trainer.hooks, trainer.components.strategy
+    components, hooks, state, world = trainer.components, trainer.hooks, trainer.state, trainer.world
+    strategy, scheduler = components.strategy, components.scheduler
     kind = TrainStep
     if components.turns or components.steps_in_backward:
         from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
 
         kind = TurnsStep if components.turns else EarlyStep
-    trainer.train_step = kind(
-        components=components, state=trainer.state, world=trainer.world, clip_grad_norm=trainer.clip_grad_norm, guard=features.guard
-    )
+    guard, max_norm = features.guard, trainer.clip_grad_norm
+    trainer.train_step = kind(components=components, state=state, world=world, clip_grad_norm=max_norm, guard=guard)
     _before_training(trainer, features)
-    if isinstance(components.scheduler, EveryEpoch):
-        _count_epochs(trainer, components.scheduler)
+    if isinstance(scheduler, EveryEpoch):
+        _count_epochs(trainer, scheduler)
     hooks.at_start.append(lambda: strategy.begin(components.trained))
     if strategy.has_local_weights:
         hooks.after_step.append(strategy.after_step)
-    if trainer.world.device.type == "cuda":
+    if world.device.type == "cuda":
         hooks.after_step.append(DeviceQueue(trainer.tracker).after_step)
     if features.replicas is not None:
         hooks.after_step.append(features.replicas.after_step)
@@ -70,8 +70,8 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
         Callbacks(components.callbacks, view).hang_on(hooks, trainer.is_log_step)
     if features.replicas is not None:
         hooks.before_save.append(features.replicas.before_save)
-    if isinstance(components.scheduler, Plateau):
-        plateau, world = components.scheduler, trainer.world
+    if isinstance(scheduler, Plateau):
+        plateau = scheduler
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
         hooks.after_evaluation.append(lambda metrics: plateau.follow(world.from_main(metrics)))
     _add_to_record(trainer)

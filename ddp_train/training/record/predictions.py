@@ -110,7 +110,7 @@ class PredictionFiles:
             raise OSError(f"{self._folder} was not saved (evaluation.save_predictions). {problem}")
         if keep and not is_whole:
             raise ValueError(
-                f"{self._folder} was not saved: rows {written} by rank, of {known}; expected {self._num_samples} in all, alike on all ranks"
+                f"{self._folder} was not saved: rows {written} by rank, of {known}; expected {self._num_samples}, alike on all"
             )
 
     @contextmanager

@@ -193,7 +193,7 @@ def test_a_dead_server_costs_so_much_memory_and_no_more(
     service.answers.set()
     client.close()
     assert service.steps() == [1, 2, 3, 4, 5] and [step for _, step, _ in service.shown] == [1, 2]
-    assert capsys.readouterr().out.count("more of them are left out until it has") == 1
+    assert capsys.readouterr().out.count("more are left out until it has") == 1
     assert client._shown_in == client._shown_out == 80
 
 
