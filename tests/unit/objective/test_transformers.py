@@ -76,8 +76,6 @@ def test_one_label_for_each_sample() -> None:
 def test_what_cannot_be_known_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"objective\.unit"):
         met(nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match="auto, sample"):
-        Transformers(unit="word")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="with `labels`"):
         Transformers(unit="sample").weight((torch.zeros(2), torch.zeros(2)))
     with pytest.raises(ConfigError, match="gives no loss"):
