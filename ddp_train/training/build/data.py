@@ -43,8 +43,7 @@ def make_data(config: RunConfig, *, key: str) -> Any:
         name = error.key.removeprefix("data.")
         if name in evaluation_sets(config.tree)[key]:  # a data set knows its arguments as `data.split` alone
             error.key = f"{key}.{name}"
-            fix = error.fix.replace(f"data.{name}=", f"{key}.{name}=")
-            error.fix = " or ".join(part for part in (fix, f"{key}=null for none") if part)
+            error.fix = error.fix.replace(f"data.{name}=", f"{key}.{name}=")
         raise
 
 

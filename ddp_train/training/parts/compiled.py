@@ -145,11 +145,11 @@ class Compiled:
             try:
                 module.compile(**options)
             except (RuntimeError, AssertionError) as error:
-                known = ", ".join(dynamo.list_backends())
                 happened = f"torch does not know {config.backend!r}: {str(error)[:_SHOWN]}"
-                raise ConfigError(key="compile.backend", happened=happened, expected=f"one of {known}") from None
-            goes_on = config.on_failure == "eager"
-            module._compiled_call_impl = _Region(self, module, name or type(module).__name__, goes_on=goes_on)
+                raise ConfigError(
+                    key="compile.backend", happened=happened, expected=f"one of {', '.join(dynamo.list_backends())}"
+                ) from None
+            module._compiled_call_impl = _Region(self, module, name or type(module).__name__, goes_on=config.on_failure == "eager")
 
     def _begins(self, found: Any) -> None:
         self._began = time.perf_counter()
@@ -165,8 +165,6 @@ class Compiled:
                 logger.warning("compiled again for other shapes or types, the %d. time, in %.1f s", self.recompiles, took)
 
     def _count(self) -> None:
-        if not self.regions:
-            return
         from torch._dynamo.utils import counters
 
         self.graphs = counters["stats"]["unique_graphs"] - self._counted["graphs"]
