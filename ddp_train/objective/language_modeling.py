@@ -153,11 +153,7 @@ class ChunkedHead:
         self._is_compared = False
 
     def losses(self, forward: Callable[[], tuple[Tensor, list[Tensor]]], targets_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of each token, float32 [N], and what the model gives beside it.
-
-        Args:
-            forward: the model's, which gives what its head gives, and what is beside it.
-        """
+        """Return the loss of each token, float32 [N], and what the model's `forward` gives beside what its head gives."""
         with self._giving_losses(targets_BT.flatten()):
             outputs, auxiliary = forward()
         losses_N, self._losses_N = self._losses_N, None

@@ -34,11 +34,7 @@ def means(tensors: Mapping[_K, Tensor], since: Mapping[_K, Tensor] = MappingProx
 
 
 def buckets(items: Iterable[_K], kind: Callable[[_K], torch.dtype], size: Callable[[_K], int]) -> Iterator[list[_K]]:
-    """Yield items of one type that travel together, in their order.
-
-    Args:
-        size: of an item, in bytes.
-    """
+    """Yield items of one type that travel together, in their order; `size` is in bytes."""
     by_type: dict[torch.dtype, list[_K]] = {}
     for item in items:
         by_type.setdefault(kind(item), []).append(item)
@@ -55,11 +51,7 @@ def buckets(items: Iterable[_K], kind: Callable[[_K], torch.dtype], size: Callab
 
 @torch.no_grad()
 def take_main(tensors: Iterable[Tensor]) -> None:
-    """Take rank 0's values. Collective.
-
-    Args:
-        tensors: alike in number and form on all ranks.
-    """
+    """Take rank 0's values, of tensors that are alike in number and form on all ranks. Collective."""
     if not dist.is_initialized():
         return
     for bucket in buckets(tensors, lambda tensor: tensor.dtype, lambda tensor: tensor.nbytes):

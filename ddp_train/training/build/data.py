@@ -30,11 +30,7 @@ from ddp_train.training.state.data_identity import adopt, meaning_of
 
 
 def make_data(config: RunConfig, *, key: str) -> Any:
-    """Return what the section `data` names.
-
-    Args:
-        key: `data`, or that of an evaluation set: `data.eval`, `evaluation.sets.<name>`.
-    """
+    """Return what the section `data` names, or with the key `data.eval` or `evaluation.sets.<name>` what an evaluation set does."""
     if key == "data":
         return instantiate({name: value for name, value in config.data.items() if name != "eval"}, key=key)
     try:
@@ -154,11 +150,7 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
 
 
 def make_lengths(source: DataSource | Stream, trainer: TrainerConfig) -> LengthPlan | None:
-    """Return how long windows of tokens are at each step; None: always as long as they are.
-
-    Raises:
-        ConfigError: the data is not made of windows of one length, or they cannot be cut so.
-    """
+    """Return how long windows of tokens are at each step, which the data has to be made of; None: always as long as they are."""
     if not trainer.length_schedule:
         return None
     changes, whole = length_changes(trainer.length_schedule), source.facts.get("context_length")

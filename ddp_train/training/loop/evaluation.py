@@ -117,11 +117,7 @@ def evaluation_mode(optimizer: Optimizer) -> Iterator[list[Tensor]]:
 
 
 def training_mode(optimizer: Optimizer, trained: Sequence[Tensor] = ()) -> None:
-    """Let the parameters be those that are trained.
-
-    Args:
-        trained: their values, as `evaluation_mode` yields them; none: the optimizer finds them.
-    """
+    """Let the parameters be those that are trained: with the values that `evaluation_mode` yields, or as the optimizer finds them."""
     if has_modes(optimizer):
         cast(Any, optimizer).train()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -185,11 +181,7 @@ def _measure(
 
 
 def averages(components: Evaluated) -> Mapping[str, Tensor]:
-    """Return the weights that a callback brings for evaluation, by the model's names; {} where none does.
-
-    Raises:
-        ConfigError: one of them is not the model's, by its name or its shape.
-    """
+    """Return the weights that a callback brings for evaluation, by the model's names, each of its shape; {} where none does."""
     name = components.averaging
     if name is None:
         return {}

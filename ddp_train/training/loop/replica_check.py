@@ -70,11 +70,7 @@ class ReplicaCheck:
             self._check(step)
 
     def _check(self, step: int) -> None:
-        """Compare.
-
-        Raises:
-            ReplicaError: on all ranks, with the rank and the tensor that differ.
-        """
+        """Compare; a ReplicaError, on all ranks, has the rank and the tensor that differ."""
         self._checked, self._is_due = step, False
         kept = self._kept()
         facts = {_OF_OPTIMIZER: hashlib.sha256(" ".join(kept).encode()).hexdigest(), **self.others()}

@@ -32,11 +32,7 @@ class StepGuard:
         return seed
 
     def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
-        """Let the optimizer step; with `needs_norm`, after unscaling.
-
-        Args:
-            turn: whose parameters have gradients, where an objective takes turns.
-        """
+        """Let the optimizer step; with `needs_norm`, after unscaling. Where an objective takes turns, `turn` has gradients."""
         scaler.step(optimizer)
 
 

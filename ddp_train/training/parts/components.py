@@ -110,11 +110,7 @@ class Components(Evaluated):
         return super().examine(batch, predicts=predicts)
 
     def turns_at(self, step: int) -> list[Turn]:
-        """Return the turns of the step that comes after `step` steps.
-
-        Raises:
-            ConfigError: the objective chooses none, or one that it does not have.
-        """
+        """Return the turns of the step that comes after `step` steps, one at least of those that the objective has."""
         turns_at = getattr(self.objective, "turns_at", None)
         if turns_at is None:
             return list(self.turns.values())

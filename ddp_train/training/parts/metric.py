@@ -96,11 +96,7 @@ def _joined(values: list[Any], reduction: Callable[[Tensor], Tensor] | None, sam
 
 
 class FunctionMetric:
-    """A function of all predictions and all targets.
-
-    Args:
-        function: may say by an attribute `higher_is_better` which way is better.
-    """
+    """A function of all predictions and all targets; an attribute `higher_is_better` may say which way is better."""
 
     is_gathered = True
 
@@ -133,11 +129,7 @@ Metric = KeptMetric | FunctionMetric
 
 
 def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
-    """Make the metrics of `evaluation.metrics`.
-
-    Raises:
-        ConfigError: the objective does not say what they compare, or one of them is none.
-    """
+    """Make the metrics of `evaluation.metrics`, for an objective that says what they compare."""
     wanted = {name: node for name, node in nodes.items() if node}
     if wanted and not isinstance(objective, SupportsCompare):
         left_out = shlex.join(f"~{EVALUATION_METRICS}.{name}" for name in wanted)
@@ -158,11 +150,7 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
 
 
 def goals_of(objective: Objective, metrics: Mapping[str, Metric], sets: Iterable[str]) -> dict[str, Goal]:
-    """Return which way each metric of a run is better, as far as somebody says it.
-
-    Args:
-        sets: the names of what is evaluated.
-    """
+    """Return which way each metric of the evaluation sets is better, as far as somebody says it."""
     goals = {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
     return {of_set(part, name): goal for part in sets for name, goal in goals.items()}
 
@@ -176,11 +164,7 @@ _OF_LAST_BATCHES = "torchmetrics.wrappers.running"
 
 
 def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
-    """Return what a node of `evaluation.metrics` has made, as a metric.
-
-    Raises:
-        ConfigError: it is neither of torchmetrics' kind nor a function.
-    """
+    """Return what a node of `evaluation.metrics` has made, as a metric: of torchmetrics' kind, or a function."""
     if any(type(part).__module__ == _OF_LAST_BATCHES for part in (candidate.modules() if isinstance(candidate, nn.Module) else ())):
         raise ConfigError(
             key=f"evaluation.metrics.{name}._target_",
@@ -201,11 +185,7 @@ def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
 
 
 def update(metrics: Mapping[str, Metric], pair: tuple[Any, Any]) -> None:
-    """Give one batch to all metrics.
-
-    Raises:
-        ConfigError: one of them cannot take it.
-    """
+    """Give one batch to all metrics; a ConfigError has the key of one that cannot take it."""
     for name, metric in metrics.items():
         try:
             metric.update(*pair)
@@ -235,11 +215,7 @@ def refuse_others(metrics: Mapping[str, Metric]) -> None:
 
 
 def results(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
-    """Return the values of all metrics over all ranks, the same on each. Collective.
-
-    Raises:
-        ConfigError: on every rank when one could not be computed.
-    """
+    """Return the values of all metrics over all ranks, the same on each, or raise a ConfigError on each. Collective."""
     if not metrics:
         return {}
     gathered = world.gather_to_main({name: metric.state() for name, metric in metrics.items()})

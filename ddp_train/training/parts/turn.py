@@ -46,11 +46,7 @@ def takes_turns(objective: object) -> bool:
 
 
 def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: World) -> dict[str, Turn]:
-    """Return the turns of an objective that takes some, by their names. Collective.
-
-    Raises:
-        ConfigError: a turn trains nothing, or a parameter is in no turn.
-    """
+    """Return the turns of an objective that takes some, by their names. Each trains something, and each parameter is in one. Collective."""
     if not takes_turns(objective):
         return {}
     named = named_parameters(trained)

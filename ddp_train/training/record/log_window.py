@@ -83,11 +83,7 @@ class LogWindow:
             room.begin(place)
 
     def add(self, loss: Tensor, *, turn: str | None = None) -> None:
-        """Add to the loss of the step that is being taken, and to the part of a turn in it.
-
-        Args:
-            loss: summed over some of this rank's units, shape [].
-        """
+        """Add a loss, summed over some of this rank's units, shape [], to that of the step that is taken, and to a turn's part of it."""
         self._losses.add(loss)
         if turn is not None:
             self._of_turns[turn].add(loss)
@@ -184,11 +180,7 @@ class LogWindow:
 
 
 class _Room:
-    """A number for each step of a window, float64, and room for more.
-
-    Args:
-        values: those of its first steps.
-    """
+    """A number for each step of a window, float64, the first ones with `values`, and room for more."""
 
     def __init__(self, values: Sequence[float], device: torch.device) -> None:
         self.values = torch.zeros(len(values) + _INITIAL_STEPS, dtype=torch.float64, device=device)

@@ -74,11 +74,7 @@ class Logged:
         return [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(1) for value in found]
 
     def reduce_and_reset(self, values: list[float], world: World) -> dict[str, float]:
-        """Return the means over all ranks, note a stop that any rank asked for, and begin anew. Collective.
-
-        Args:
-            values: what `numbers` and `sums` came to over all ranks.
-        """
+        """Return the means, by what `numbers` and `sums` came to over all ranks, note a stop that any asked for, begin anew. Collective."""
         names = self._state.logged_names
         num_new, num_asked, *rest = values
         calls, sums, finite = (rest[part * len(names) : (part + 1) * len(names)] for part in range(3))
@@ -128,11 +124,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def check(name: str, value: float | Tensor, *, taken: Sequence[str]) -> None:
-    """Refuse what is no number with a name of its own.
-
-    Raises:
-        ValueError: saying what was given.
-    """
+    """Raise a ValueError for what is no number with a name of its own."""
     if name in taken or name in _AXES:
         raise ValueError(f"log({name!r}, ...): the record has a {name!r} already; another name, as my/{name}")
     if value.numel() != 1 if isinstance(value, Tensor) else not isinstance(value, Real):

@@ -79,11 +79,7 @@ class Records:
         self._writers = self._open_writers()
 
     def close(self) -> None:
-        """Write what is left.
-
-        Raises:
-            OSError: there is no space for it still.
-        """
+        """Write what is left, or raise an OSError: there is no space for it still."""
         for writer in self._writers:
             writer.close()
         if self._events is not None:
