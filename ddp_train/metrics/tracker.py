@@ -84,10 +84,8 @@ class Tracker(ABC):
         close_timeout_s: how long the end of the run waits for what is not sent.
     """
 
-    service: ClassVar[str]
-    """Its name, for messages."""
-    file: ClassVar[str]
-    """The run's id there is kept in `trackers/FILE.json`."""
+    service: ClassVar[str]  # its name, for messages
+    file: ClassVar[str]  # the run's id there is kept in `trackers/FILE.json`
 
     def __init__(
         self, run_dir: str, config: Mapping[str, Any], *, run_name: str, step: int, project: str | None, close_timeout_s: float

@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -64,7 +65,7 @@ class LanguageModeling(ByCompare):
     def bind_model(self, model: nn.Module) -> None:
         if self.chunk_tokens is not None:
             name, head = find_head(model, self.head)
-            self._chunked = ChunkedHead(head, name=name, chunk_tokens=self.chunk_tokens, ignore_index=self._ignored())
+            self._chunked = ChunkedHead(head=head, name=name, chunk_tokens=self.chunk_tokens, ignore_index=self._ignored())
 
     def weight(self, batch: Batch) -> int | Tensor:
         """Return the number of targets that count: B * T, or with `ignore_index` an int64 tensor of shape []."""
@@ -134,19 +135,17 @@ _HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")
 """What the layer that gives the logits is called, as a rule."""
 
 
+@dataclass(kw_only=True, eq=False)
 class ChunkedHead:
-    """Lets a module give losses of tokens.
+    """Lets a module give losses of tokens."""
 
-    Args:
-        head: what gives the logits [..., V] of hidden states [..., D], for each token by itself.
-        name: the head's, for errors.
-        chunk_tokens: how many tokens have logits at a time.
-        ignore_index: target whose loss is 0.
-    """
+    head: nn.Module  # what gives the logits [..., V] of hidden states [..., D], for each token by itself
+    name: str  # the head's, for errors
+    chunk_tokens: int  # how many tokens have logits at a time
+    ignore_index: int  # target whose loss is 0
 
-    def __init__(self, head: nn.Module, *, name: str, chunk_tokens: int, ignore_index: int) -> None:
-        self._head, self._name, self._chunk_tokens, self._ignore_index = head, name, chunk_tokens, ignore_index
-        self._logits: Callable[[Tensor], Tensor] = head.forward
+    def __post_init__(self) -> None:
+        self._logits: Callable[[Tensor], Tensor] = self.head.forward
         self._call: Callable[[Tensor], Tensor] | None = None  # one object for all steps: a compiler looks at it
         self._targets_N: Tensor | None = None
         self._losses_N: Tensor | None = None
@@ -168,7 +167,7 @@ class ChunkedHead:
 
     @contextmanager
     def _giving_losses(self, targets_N: Tensor) -> Iterator[None]:
-        own: dict[str, Any] = vars(self._head)
+        own: dict[str, Any] = vars(self.head)
         before = own.get("forward")
         if self._call is None:  # a compiler breaks its graph here: a loop over chunks, which are checkpointed
             self._call = torch.compiler.disable(self._losses) if "torch._dynamo" in sys.modules else self._losses
@@ -188,7 +187,7 @@ class ChunkedHead:
         hidden_ND = hidden.flatten(0, -2)
         if len(hidden_ND) != len(targets_N):
             raise self._not_the_logits(f"is given {len(hidden_ND):,} tokens for {len(targets_N):,} targets")
-        parts = zip(hidden_ND.split(self._chunk_tokens), targets_N.split(self._chunk_tokens), strict=True)
+        parts = zip(hidden_ND.split(self.chunk_tokens), targets_N.split(self.chunk_tokens), strict=True)
         is_kept = not torch.is_grad_enabled() or hidden.is_meta  # there a step's operations are counted: no forward twice
         chunk = self._chunk if is_kept else partial(checkpoint, self._chunk, use_reentrant=False)
         losses: list[Any] = [chunk(*part) for part in parts]
@@ -197,12 +196,12 @@ class ChunkedHead:
 
     def _chunk(self, hidden_CD: Tensor, targets_C: Tensor) -> Tensor:
         logits_CV = at_least_float32(self._logits(hidden_CD))
-        return F.cross_entropy(logits_CV, targets_C, reduction="none", ignore_index=self._ignore_index)
+        return F.cross_entropy(logits_CV, targets_C, reduction="none", ignore_index=self.ignore_index)
 
     def _not_the_logits(self, why: str) -> ConfigError:
         return ConfigError(
             key="objective.head",
-            happened=f"{self._name} ({type(self._head).__name__}) {why}",
+            happened=f"{self.name} ({type(self.head).__name__}) {why}",
             expected="the module whose output are the logits that the model gives, for each token by itself",
             fix="objective.head=NAME with another module; or objective.chunk_tokens=null",
         )

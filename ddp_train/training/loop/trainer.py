@@ -44,24 +44,15 @@ class Hooks:
     """Once, before the first step, with this rank's first micro-batch, which is trained on afterwards."""
     stream: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)
     """Once: may put something between the loader and the loop."""
-    at_start: list[Callable[[], None]] = field(default_factory=list)
-    """When steps begin, and again when they go on after a rewind."""
-    before_step: list[Callable[[int], None]] = field(default_factory=list)
-    """Gets the number of steps taken. Its time is not that of a step."""
-    after_step: list[Callable[[int], None]] = field(default_factory=list)
-    """Gets the number of steps taken."""
-    is_asked: Callable[[], float] = lambda: 0.0
-    """At each record: 1.0 if this rank has found a request to the run."""
-    on_request: Callable[[int], None] = lambda step: None
-    """After the record, if any rank has."""
-    at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)
-    """May change the values of a training record."""
-    after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)
-    """May add to the metrics. The weights are those that were evaluated."""
-    before_save: list[Callable[[int], None]] = field(default_factory=list)
-    """Gets the number of steps taken."""
-    at_end: list[Callable[[str], None]] = field(default_factory=list)
-    """In `end`."""
+    at_start: list[Callable[[], None]] = field(default_factory=list)  # when steps begin, and again when they go on after a rewind
+    before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
+    after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
+    is_asked: Callable[[], float] = lambda: 0.0  # at each record: 1.0 if this rank has found a request to the run
+    on_request: Callable[[int], None] = lambda step: None  # after the record, if any rank has
+    at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
+    after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
+    before_save: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
+    at_end: list[Callable[[str], None]] = field(default_factory=list)  # in `end`
 
 
 @dataclass(kw_only=True)
@@ -133,7 +124,7 @@ class Trainer:
                 self.rewind(found)
 
     def end(self, status: str) -> None:
-        """Say that the run has ended in good order, with what result.json will say. Collective."""
+        """Called when the run has ended in good order, with what result.json will say. Collective."""
         for at_end in self.hooks.at_end:
             at_end(status)
 

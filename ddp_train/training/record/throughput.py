@@ -9,6 +9,7 @@ import copy
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -30,44 +31,34 @@ NAMES = (*_RATES, *_MEMORY)
 """What of a training record depends on the machine, and is not the same when the run is done again."""
 
 
+@dataclass(eq=False)
 class Throughput:
-    """The rates of one rank's run.
+    """The rates of one rank's run."""
 
-    Args:
-        world: the ranks, each with one device.
-        objective: whose weight may count tokens (its `unit`).
-        tokens_per_sample: of data that is windows of tokens; None: of other data.
-        peak: FLOP/s of the device at best; None: not known, and there is no `mfu`.
-        shapes: model and objective, to count the operations of a step; None: they could not be copied.
-    """
+    world: World  # the ranks, each with one device
+    objective: Any = None  # its weight may count tokens (its `unit`)
+    _: KW_ONLY
+    tokens_per_sample: int | None = None  # of data that is windows of tokens; None: of other data
+    peak: float | None = None  # FLOP/s of the device at best; None: not known, and there is no `mfu`
+    shapes: ShapeCopy | None = None  # model and objective, to count the operations of a step; None: they could not be copied
 
-    def __init__(
-        self,
-        world: World,
-        objective: Any = None,
-        *,
-        tokens_per_sample: int | None = None,
-        peak: float | None = None,
-        shapes: ShapeCopy | None = None,
-    ) -> None:
-        self._world, self._objective = world, objective
-        self._counts_tokens = getattr(objective, "unit", "") in ("token", "next_token")
-        self._tokens_per_sample, self._peak, self._shapes = tokens_per_sample, peak, shapes
+    def __post_init__(self) -> None:
+        self._counts_tokens = getattr(self.objective, "unit", "") in ("token", "next_token")
         self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
         self._units = 0.0  # tokens in it, or samples
         self._flops_per_unit: float | None = None
-        if world.device.type == "cuda" and torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats(world.device)  # of a job before
+        if self.world.device.type == "cuda" and torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats(self.world.device)  # of a job before
 
     @property
     def wants_batch(self) -> bool:
         """Whether `see` is to be called with the first micro-batch."""
-        return self._shapes is not None and self._batch is None
+        return self.shapes is not None and self._batch is None
 
     def see(self, batch: Batch) -> None:
         """Note the shapes of a micro-batch, and how many tokens or samples it has. May wait for the device: before the first step."""
         self._batch = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), batch)
-        self._units = float(self._objective.weight(batch)) if self._counts_tokens else float(batch_size(batch))
+        self._units = float(self.objective.weight(batch)) if self._counts_tokens else float(batch_size(batch))
 
     def memory(self) -> list[float]:
         """Return what tensors took of this rank's device at most since the last call, what torch holds of it, and what the process takes.
@@ -75,10 +66,10 @@ class Throughput:
         In GiB; on a CPU the process alone. As many numbers on every rank.
         """
         own = [resident_bytes() / _GIB]
-        if self._world.device.type != "cuda":
+        if self.world.device.type != "cuda":
             return own
-        stats = torch.cuda.memory_stats(self._world.device)  # of torch's allocator, on the host
-        torch.cuda.reset_peak_memory_stats(self._world.device)
+        stats = torch.cuda.memory_stats(self.world.device)  # of torch's allocator, on the host
+        torch.cuda.reset_peak_memory_stats(self.world.device)
         return [stats.get("allocated_bytes.all.peak", 0) / _GIB, stats.get("reserved_bytes.all.current", 0) / _GIB, *own]
 
     def values(self, *, samples: int, weights: Sequence[float], seconds: float, memory: Sequence[float]) -> dict[str, float]:
@@ -90,29 +81,29 @@ class Throughput:
             seconds: that they took.
             memory: what `memory` came to, summed over the ranks.
         """
-        size = self._world.size
+        size = self.world.size
         values = {"samples_per_s": samples / seconds, "samples_per_s_per_device": samples / seconds / size}
         tokens = sum(weights) if self._counts_tokens else None
         units = samples if tokens is None else tokens
-        if tokens is None and self._tokens_per_sample is not None:
-            tokens = float(samples * self._tokens_per_sample)
+        if tokens is None and self.tokens_per_sample is not None:
+            tokens = float(samples * self.tokens_per_sample)
         if tokens is not None:
             values |= {"tokens_per_s": tokens / seconds, "tokens_per_s_per_device": tokens / seconds / size}
-        if self._shapes is not None and self._batch is not None:
-            self._count(self._shapes)
-        if self._flops_per_unit is not None and self._peak is not None:
-            values["mfu"] = units * self._flops_per_unit / seconds / (size * self._peak)
+        if self.shapes is not None and self._batch is not None:
+            self._count(self.shapes)
+        if self._flops_per_unit is not None and self.peak is not None:
+            values["mfu"] = units * self._flops_per_unit / seconds / (size * self.peak)
         return values | dict(zip(_MEMORY[-len(memory) :], (total / size for total in memory), strict=True))
 
     def _count(self, shapes: ShapeCopy) -> None:
         try:
-            flops = shapes.count(self._batch, self._world.device)
+            flops = shapes.count(self._batch, self.world.device)
             if not flops:
                 raise ValueError("it has no matrix product that is known")
             self._flops_per_unit = flops / self._units
         except Exception as error:
-            _leave_out(error, self._world)
-        self._shapes = self._batch = None
+            _leave_out(error, self.world)
+        self.shapes = self._batch = None
 
 
 class ShapeCopy:
