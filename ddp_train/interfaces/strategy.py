@@ -123,11 +123,8 @@ class Strategy:
     # Nothing else of a step tells ranks apart. Weights and optimizer of a rank are saved as its own; what is evaluated, and what others
     # read of a checkpoint, is the mean (`joined`).
 
-    are_alike: bool = True
-    """Whether all ranks have the same weights and buffers. Set when a checkpoint is loaded."""
-
-    steps_alone: bool = False
-    """Whether there are steps in which ranks exchange nothing, and so do not know what the others have."""
+    are_alike: bool = True  # whether all ranks have the same weights and buffers; set when a checkpoint is loaded
+    steps_alone: bool = False  # whether there are steps in which ranks exchange nothing, and so do not know what the others have
 
     def begin(self, trained: nn.Module) -> None:
         """Training begins, or goes on, from the weights as they are now, and from the state that was loaded last, if any."""
@@ -172,11 +169,7 @@ def own_rows(tensor: Tensor) -> Tensor:
 
 
 def num_shards(tensor: Tensor) -> int:
-    """Return among how many a tensor is cut.
-
-    Raises:
-        ValueError: it is distributed in another way.
-    """
+    """Return among how many a tensor is cut; one that is distributed in another way is a ValueError."""
     if not is_cut(tensor):
         return 1
     mesh, placements = _layout(tensor)

@@ -96,9 +96,6 @@ def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> se
     return chosen
 
 
-AUTO = "auto"
-
-
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks that a model is made of, by name; {} where nothing repeats.
 
@@ -120,7 +117,7 @@ def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str) -> dic
         chosen: "auto": those that repeat, which may be none; or the names of classes.
         key: the config key that has them, for errors.
     """
-    if chosen == AUTO:
+    if chosen == "auto":
         return repeated_blocks(model)
     found = {name: module for name, module in model.named_modules() if type(module).__name__ in chosen and name}
     for kind in chosen:

@@ -61,11 +61,7 @@ class Row:
 
 
 def require(package: str) -> None:
-    """Refuse a tracker whose client is not installed. The thread imports it: that takes seconds, and training need not wait.
-
-    Raises:
-        ModuleNotFoundError: with what to install.
-    """
+    """Raise a ModuleNotFoundError where a client is not installed. The thread imports it: that takes seconds, and training goes on."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(f'the package {package} is not installed here: pip install "ddp-train[{package}]"', name=package)
 
@@ -110,11 +106,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def connect(self, run_id: str | None) -> int | None:
-        """Open the run, a new one or the one with this id, and `remember` its id.
-
-        Returns:
-            The newest step that the service has; None where it cannot tell.
-        """
+        """Open the run, a new one or that with this id, `remember` its id, and return the newest step that is there; None: not known."""
 
     @abstractmethod
     def send(self, rows: Sequence[Row]) -> None:

@@ -68,12 +68,7 @@ class Contrastive(ByCompare):
 
 
 def recall_at_1(embeddings: Tensor, others: Tensor) -> float:
-    """Return for how many of all samples the nearest of all other views is their own, as a share.
-
-    Args:
-        embeddings: of one view of each sample, of length 1, [N, D].
-        others: of the other view.
-    """
+    """Return for which share of the samples the nearest of all other views is their own; embeddings of length 1, [N, D]."""
     hits = 0
     for start in range(0, len(embeddings), _CHUNK):
         nearest = (embeddings[start : start + _CHUNK] @ others.T).argmax(dim=1)

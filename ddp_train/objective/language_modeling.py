@@ -208,11 +208,7 @@ class ChunkedHead:
 
 
 def find_head(model: nn.Module, name: str) -> tuple[str, nn.Module]:
-    """Return the module of a model that gives its logits, and its name.
-
-    Args:
-        name: "auto": what `get_output_embeddings` says, as transformers have it, or one of the usual names.
-    """
+    """Return the module that gives a model's logits, and its name; auto: what `get_output_embeddings` says, or one of the usual names."""
     modules = {plain_name(f"{each}.").rstrip("."): module for each, module in model.named_modules()}
     if name != "auto":
         if name in modules and name:

@@ -28,11 +28,7 @@ class LossObjective(nn.Module, ByCompare):
         self.goals: Mapping[str, Goal] = {"loss": "min"}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss times the number of samples, shape [].
-
-        Raises:
-            ValueError: the loss function returned something else than one number.
-        """
+        """Return the mean loss times the number of samples, shape []; a loss function that gives another shape is a ValueError."""
         loss, _ = self._loss(model, batch)
         return loss
 
@@ -62,11 +58,7 @@ def _bare(outputs: Any) -> Any:
 
 
 def as_objective(candidate: object) -> Objective:
-    """Return an objective as it is, and a bare loss function inside a `LossObjective`.
-
-    Raises:
-        TypeError: it is neither, or an objective that lacks a part of the protocol.
-    """
+    """Return an objective that has all of the protocol as it is, and a bare loss function inside a `LossObjective`."""
     # `weight` alone says nothing: nn.CrossEntropyLoss has one too, its class weights.
     if hasattr(candidate, "loss") or hasattr(candidate, "score"):
         missing = [name for name in ("goals", "weight", "loss", "score", "metrics") if not hasattr(candidate, name)]

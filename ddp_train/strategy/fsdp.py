@@ -205,10 +205,7 @@ def _without_objective(module: nn.Module) -> nn.Module:
 
 
 def _refuse(model: nn.Module) -> None:
-    """Refuse objectives that have parameters in training, which no forward of the model brings together, or train its parts in turns.
-
-    And parameters that cannot be cut.
-    """
+    """Refuse parameters that cannot be cut, and objectives with parameters in training or turns: no forward of the model serves them."""
     if isinstance(model, Joint):
         objective, name = model.objective, type(model.objective).__name__
         if model.turn is not None:

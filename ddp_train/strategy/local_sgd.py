@@ -98,11 +98,7 @@ class LocalSGD(Strategy):
         self._last, self._velocity = dict(state.get("last", {})), dict(state.get("velocity", {}))
 
     def share(self, optimizer: Optimizer) -> None:
-        """Share nothing: each rank takes steps of its own.
-
-        Raises:
-            ConfigError: the optimizer evaluates other weights than it trains, by what it keeps, which no synchronisation puts together.
-        """
+        """Share nothing: ranks step alone. What an optimizer keeps to evaluate other weights, no synchronisation would put together."""
         if has_modes(optimizer):
             raise ConfigError(
                 key="optimizer",

@@ -27,14 +27,7 @@ _HOOKS = "respect_saved_tensors_hooks"
 
 
 def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConfig) -> str:
-    """Let the blocks that are chosen keep less for backward, in place. Before the strategy, and before they are compiled.
-
-    Returns:
-        What is done, for a person.
-
-    Raises:
-        ConfigError: the model has no such blocks, or torch no such operation.
-    """
+    """Let the chosen blocks keep less for backward, in place, before they are wrapped or compiled; return what is done, for a person."""
     assert config.blocks is not None
     if lacks := torch_internals.missing(torch_internals.OF_CHECKPOINTING):
         raise ConfigError(key=_KEY, happened=lacks[0], fix=f"{_KEY}=off")
@@ -97,11 +90,7 @@ def _checkpointed(kind: Any, saved: list[Any]) -> type[nn.Module]:
 
 @contextmanager
 def _unchanged_buffers(block: nn.Module) -> Iterator[None]:
-    """Let what a block computes for the second time leave its running averages as they are: they have had this batch.
-
-    Raises:
-        ConfigError: its forward changes another buffer, which would have the batch twice.
-    """
+    """Let what a block computes again leave its running averages as they are, which have had this batch; it may change no others."""
     from torch.utils._python_dispatch import _disable_current_modes  # private (torch_internals.py)
 
     averages = [(module, dict(module._buffers)) for module in block.modules() if getattr(module, "track_running_stats", False)]

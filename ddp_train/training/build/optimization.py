@@ -27,14 +27,7 @@ def groups_of(node: Mapping[str, Any]) -> Groups:
 
 
 def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
-    """Complete the optimizer with what is trained, when it asks for a `model`, or with parameter groups as torch's do.
-
-    Args:
-        rate_factor: for the rates of all groups, those with an `lr` of their own too (`optimizer.lr_scale`).
-
-    Raises:
-        ConfigError: groups and parameters do not fit, or its class refuses its arguments.
-    """
+    """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
     ours, target = own_keys(node, "optimizer"), locate(node["_target_"])
     theirs = {name: value for name, value in node.items() if name not in ours}
     if accepts(target, "model"):
@@ -63,11 +56,7 @@ def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
 
 
 def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
-    """Return what the arguments of a scheduler that are `auto` can take: how often it moves on in the run, and the steps of an epoch.
-
-    Raises:
-        ConfigError: it counts epochs, and the data has none.
-    """
+    """Return what `auto` arguments of a scheduler take: how often it moves on in the run, and an epoch's steps, where there are epochs."""
     facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
     if own_keys(node, "scheduler").get("every") != "epoch":
         return {"total_steps": total_steps, **facts}
@@ -78,15 +67,7 @@ def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder)
 
 
 def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
-    """Complete the scheduler with the optimizer; one that counts epochs or follows a metric moves on at its own times.
-
-    Args:
-        answers: what its `auto`s have come to.
-        goals: the metrics of the evaluation, and which way is better.
-
-    Raises:
-        ConfigError: the metric to follow is not measured, or is better the other way.
-    """
+    """Complete the scheduler with the optimizer; one that counts epochs or follows one of the metrics moves on at its own times."""
     ours = own_keys(node, "scheduler")
     theirs = {name: value for name, value in node.items() if name not in ours}
     if not follows_a_metric(locate(node["_target_"])):

@@ -176,11 +176,7 @@ class Callbacks:
 
 
 def states(callbacks: Mapping[str, Any], world: World) -> dict[str, dict[str, Any]]:
-    """Return the states of those that have one, by name. Collective.
-
-    Raises:
-        RunError: a state is not the same on all ranks, each of which would write a part of it. Of tensors, types and shapes are compared.
-    """
+    """Return the states of those that have one, by name, alike on all ranks (of tensors, types and shapes), or a RunError. Collective."""
     found = {name: each.state_dict() for name, each in callbacks.items() if hasattr(each, "state_dict")}
     if found:
         mine = {name: json.dumps(codec.encode(state, name)[0], sort_keys=True) for name, state in found.items()}
@@ -209,14 +205,7 @@ def fresh_states(callbacks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
-    """Give each callback its state back; where the checkpoint has none, the one that it was made with: this may be a rewind.
-
-    Args:
-        fresh: the latter (`fresh_states`).
-
-    Returns:
-        A line for each that is new, and for each that is gone.
-    """
+    """Give each callback its state back; where the checkpoint has none, its `fresh` one. Return a line for each that is new or gone."""
     own = {name: each for name, each in callbacks.items() if hasattr(each, "load_state_dict")}
     given = copy.deepcopy({**fresh}) | {**saved}
     for name in own.keys() & given.keys():

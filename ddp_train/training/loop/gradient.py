@@ -16,13 +16,9 @@ _EPS = 1e-6  # as torch's own clipping has it
 
 
 def backward(loss: Tensor, seed: Tensor) -> None:
-    """Add the gradients of a loss to the parameters', as `loss.backward(seed)` does.
+    """Add the gradients of a loss, shape [], to the parameters', as `loss.backward(seed)` does; the seed is as the loss in all but value.
 
     That compares the two shapes by the compiler's means: it imports sympy before the first step, and takes 15 us.
-
-    Args:
-        loss: shape [].
-        seed: what backward begins with, of the loss's shape, type and device.
     """
     if type(loss) is Tensor and _engine_run_backward is not None:
         _engine_run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)

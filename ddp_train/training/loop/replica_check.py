@@ -106,11 +106,7 @@ class ReplicaCheck:
         )
 
     def _different(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:
-        """Return the sums of the tensors that are not alike on the ranks that have the same rows of them, by rank. Collective.
-
-        Args:
-            tensors: the buffers are the last; those that training changes are left out.
-        """
+        """Return the sums of tensors (buffers last) that differ where the rows are the same, by rank; buffers may change. Collective."""
         if not tensors:
             return {}
         sums, places = self._sums(tensors), torch.arange(len(tensors))

@@ -23,12 +23,7 @@ class StepGuard:
         """Say that a step begins, before its first forward."""
 
     def mark(self, seed: Tensor, loss: Tensor) -> Tensor:
-        """Return what backward begins with.
-
-        Args:
-            seed: the gradient of what is minimised with respect to the loss, shape [].
-            loss: its value, shape [].
-        """
+        """Return what backward begins with: the seed, which is the gradient of what is minimised by the loss; both of shape []."""
         return seed
 
     def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:

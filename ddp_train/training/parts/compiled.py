@@ -63,11 +63,8 @@ def keep_cache(folder: Path, world: World) -> Callable[[], None]:
     os.environ.setdefault(_THREADS, str(max(1, min(32, cores // world.local_size))))  # 32: torch's own limit
     inductor.compile_threads = int(os.environ[_THREADS])  # it was imported, and has read the variable, before
     if not (is_copied and world.is_main):
-        return _do_nothing
+        return lambda: None
     return Thread(target=_copy_new, args=(local, folder), name="compiled", daemon=True).start
-
-
-def _do_nothing() -> None: ...
 
 
 def _copy_new(source: Path, target: Path) -> None:
@@ -93,8 +90,7 @@ class Compiled:
         self.begin_batch: Callable[[], None] = lambda: None
         """Called before the forwards of each micro-batch. CUDA graphs of blocks would else begin anew at each block without gradients, and
         give back the output of the one before (pytorch issue 152887)."""
-        self.keep: Callable[[], None] = _do_nothing
-        """Called when all is compiled (`keep_cache`)."""
+        self.keep: Callable[[], None] = lambda: None  # called when all is compiled (`keep_cache`)
         self._says = False  # on rank 0
         self._is_warm = False
         self._began = 0.0
@@ -203,15 +199,10 @@ class _Region:
 
 
 def compile_model(model: nn.Module, config: CompileConfig, world: World, *, parts: Sequence[nn.Module]) -> Compiled:
-    """Let regions of a model be compiled when they are first called, in place.
-
-    On the device `meta` nothing is called, and nothing done but to look whether the regions are there.
+    """Let regions of a model be compiled when they are first called, in place; on the device `meta` only look whether they are there.
 
     Args:
         parts: what is called of the model: itself, or its parts where an objective takes turns.
-
-    Raises:
-        ConfigError: the model has no such regions, or torch no such backend.
     """
     compiled = Compiled()
     if config.mode is None:

@@ -199,11 +199,7 @@ def update(metrics: Mapping[str, Metric], pair: tuple[Any, Any]) -> None:
 
 
 def refuse_others(metrics: Mapping[str, Metric]) -> None:
-    """Refuse metrics whose value is of another type than a record takes, by what was given to them so far; then forget that.
-
-    Raises:
-        ConfigError: naming the metric. Other errors say little: few samples may be too few.
-    """
+    """Refuse metrics whose value, of what they have so far, no record takes; then forget it. Other errors say little of so few samples."""
     for name, metric in metrics.items():
         try:
             _value(name, metric, [metric.state()])

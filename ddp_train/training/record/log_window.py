@@ -93,12 +93,7 @@ class LogWindow:
         self._taken.append([*turns])
 
     def end_step(self, weight: float | Tensor, *, samples: int) -> None:
-        """Count the step.
-
-        Args:
-            weight: of the global batch, which the losses that were added on all ranks are the sum over.
-            samples: in the global batch.
-        """
+        """Count a step: the samples of its global batch, and the weight that the losses of all ranks are the sum over."""
         self._weights.append(weight)
         self.steps += 1
         self.samples += samples

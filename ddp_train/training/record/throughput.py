@@ -73,14 +73,7 @@ class Throughput:
         return [stats.get("allocated_bytes.all.peak", 0) / _GIB, stats.get("reserved_bytes.all.current", 0) / _GIB, *own]
 
     def values(self, *, samples: int, weights: Sequence[float], seconds: float, memory: Sequence[float]) -> dict[str, float]:
-        """Return what a record has of the steps since the last one.
-
-        Args:
-            samples: of all ranks.
-            weights: of the steps' global batches.
-            seconds: that they took.
-            memory: what `memory` came to, summed over the ranks.
-        """
+        """Return what a record has of the last steps: samples of all ranks, the steps' weights, and the ranks' sum of `memory`."""
         size = self.world.size
         values = {"samples_per_s": samples / seconds, "samples_per_s_per_device": samples / seconds / size}
         tokens = sum(weights) if self._counts_tokens else None
@@ -125,15 +118,10 @@ class ShapeCopy:
         self._trained, self._objective = copy.deepcopy((trained, objective), shapes)
 
     def count(self, batch: Batch, device: torch.device) -> int:
-        """Return the operations of one forward and backward: 2 for each product of two numbers and its sum.
+        """Return the operations of one forward and backward: 2 for each product of two numbers and its sum. Raises where values are needed.
 
         Counts matrix products, convolutions and torch's attention, all of a causal one too. A kernel of somebody's own counts as nothing.
-
-        Args:
-            device: whose random streams are left as they are.
-
-        Raises:
-            Exception: the model, or a kernel in it, needs values.
+        Random streams stay as they are.
         """
         from torch.utils.flop_counter import FlopCounterMode  # a module that most runs do without
 
@@ -155,13 +143,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 
 def measure(world: World, objective: Objective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
-    """Return what measures a run, made before the model is compiled or wrapped.
-
-    Args:
-        trained: the model, joined with an objective that has a state of its own.
-        source: the training data, as the loaders read it.
-        peak: what the device computes at best, in FLOP/s; None: not known.
-    """
+    """Return what measures a run, made before the model is compiled or wrapped; the peak is the device's at best, in FLOP/s."""
     has_lengths = getattr(source, "lengths", None) is not None  # a sample may be shorter than the longest
     window = None if has_lengths else source.facts.get("context_length")
     shapes = None
@@ -240,11 +222,7 @@ def lookup(name: str, product: str) -> float | None:
 
 
 def products(amp: Amp, model: nn.Module, device: torch.device, *, cast: torch.dtype | None = None) -> str:
-    """Return the type that a model's matrix products have: `float32`, `tf32`, `bfloat16`, `float16`, or another one of torch's.
-
-    Args:
-        cast: in which type a strategy lets the weights compute; None: in their own.
-    """
+    """Return the type of a model's matrix products: `float32`, `tf32`, or another of torch's; a strategy may cast weights to `cast`."""
     with amp.autocast(device):
         if torch.is_autocast_enabled(device.type):
             return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
