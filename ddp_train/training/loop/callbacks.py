@@ -32,13 +32,7 @@ Show = Callable[[str, "Tensor | str", int], None]
 
 
 class RunView:
-    """The run as callbacks see it (`interfaces.Run`).
-
-    Args:
-        folder: of the run.
-        show: takes rank 0's images and texts.
-        settings: the callbacks' nodes of the config.
-    """
+    """The run as callbacks see it (`interfaces.Run`); `show` takes rank 0's images and texts, `settings` are the nodes of the callbacks."""
 
     def __init__(self, trainer: Trainer, *, folder: Path, show: Show, settings: Mapping[str, Any]) -> None:
         components, world = trainer.components, trainer.world

@@ -29,11 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeptMetric:
-    """A metric of torchmetrics, or one of the user's that is made like them: `update`, `compute`, and states that say how they are reduced.
-
-    Args:
-        metric: on the device where it computes.
-    """
+    """A metric as those of torchmetrics are: `update`, `compute`, and states that say how they are reduced. It is where it computes."""
 
     def __init__(self, metric: nn.Module) -> None:
         self._metric: Any = metric

@@ -29,12 +29,7 @@ _AXES = ("split", "step", "epoch", "samples", "time")
 
 
 class Logged:
-    """The sums of one rank.
-
-    Args:
-        state: has the names that all ranks agree on, and learns of a stop.
-        turns: of the objective; the record has a loss of each.
-    """
+    """The sums of one rank. The state has the names that all ranks agree on, and learns of a stop; a record has a loss of each turn."""
 
     def __init__(self, state: TrainState, turns: Collection[str] = ()) -> None:
         self._state = state

@@ -28,13 +28,7 @@ from ddp_train.errors import printable
 
 
 class PredictionFiles:
-    """The files of one evaluation while they are written. Making one is collective.
-
-    Args:
-        folder: where they will be.
-        num_samples: rows over all ranks.
-        first: the row of this rank's first sample.
-    """
+    """One evaluation's files while they are written: rows of all ranks, this one's from `first` on. Making them is collective."""
 
     def __init__(self, folder: Path, world: World, *, num_samples: int, first: int) -> None:
         self._folder, self._partial = folder, folder.with_name(f".partial_{folder.name}")

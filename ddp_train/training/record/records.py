@@ -25,11 +25,7 @@ Event = dict[str, Any]
 
 
 class Records:
-    """Takes the records and events of a run on every rank; rank 0 alone writes them.
-
-    Args:
-        open_writers: returns the metric writers, which go on after the present step; none on other ranks than 0.
-    """
+    """Takes a run's records and events on every rank; rank 0 alone has metric writers, opened after the present step, and writes them."""
 
     def __init__(self, run_folder: RunFolder, world: World, open_writers: Callable[[], list[MetricWriter]]) -> None:
         self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
