@@ -78,11 +78,7 @@ class SupportsInfer(Protocol):
     """An objective that can say what a model finds in samples whose targets nobody knows: for `ddp-train predict`."""
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        """Return one row per sample: name -> [B, ...], alike in every batch.
-
-        Args:
-            inputs: the batch without its targets: a tuple or a dict of the model's arguments.
-        """
+        """Return one row per sample: name -> [B, ...], alike in every batch; inputs are a batch without targets: a tuple or a dict."""
 
 
 @runtime_checkable
@@ -132,11 +128,7 @@ class Scheduler(Protocol):
 
 
 def adapted(base: type[Made], made: Any, *, required: Sequence[str]) -> Made:
-    """Return what a component of another class made as one of a base class of ours: what it lacks is what the base has. Called by build.
-
-    Raises:
-        TypeError: it lacks what has no default.
-    """
+    """Return a component of another class as one of a base class of ours, whose defaults it has; a TypeError tells what has none."""
     known = {name: inspect.getattr_static(base, name) for name in dir(base) if name == "__len__" or not name.startswith("_")}
     own = {name: value for name, default in known.items() if (value := inspect.getattr_static(made, name, default)) is not default}
     if not isinstance(made, base):

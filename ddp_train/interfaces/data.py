@@ -35,11 +35,7 @@ _SHOWN = 8  # parts of a nest, names of parameters
 
 
 def batch_size(batch: Batch) -> int:
-    """Return the number of samples B: the first dimension of the first tensor, unless `note_size` said another. Never reads the device.
-
-    Raises:
-        TypeError: the batch holds no tensor with a leading dimension.
-    """
+    """Return B: the first dimension of the first tensor (or a TypeError), unless `note_size` said another. Never reads the device."""
     if _noted is not None:
         return _noted
     first = batch

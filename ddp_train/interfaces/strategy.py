@@ -78,11 +78,7 @@ class Strategy:
         return False
 
     def share(self, optimizer: Optimizer) -> None:
-        """Let the optimizer step as the ranks share its work: by its hooks. Called once, before its first step; not for one rank alone.
-
-        Raises:
-            ConfigError: the strategy cannot do it with this optimizer.
-        """
+        """Let the optimizer step as the ranks share its work, by its hooks, or refuse it; once, before its first step, not for one rank."""
 
     def state_like(self, parameter: nn.Parameter) -> Tensor:
         """Return a tensor that is cut among the ranks as what the optimizer keeps for a parameter: itself, or a shard of it."""

@@ -78,10 +78,7 @@ def plain_name(name: str) -> str:
 def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> set[str]:
     """Return the parameters that patterns choose: by their whole name, or by that of a module that they are in.
 
-    `head` and `layers.0` are all in them, `*.bias` every bias (`*` is any text, dots too), `layers.[0-3]` four layers.
-
-    Args:
-        key: the config key that has the patterns, for errors.
+    `head` and `layers.0` are all in them, `*.bias` every bias (`*` is any text, dots too), `layers.[0-3]` four layers. Errors have the key.
     """
     chosen: set[str] = set()
     for pattern in patterns:

@@ -107,10 +107,7 @@ _FILTER_NONE = b"\0"  # before each row
 
 
 def as_png(image: Tensor) -> bytes:
-    """Return a picture [C, H, W] with C 1 or 3 as a PNG file; floats are clamped to [0, 1], and NaN is black.
-
-    Source: W3C, Portable Network Graphics, third edition.
-    """
+    """Return a picture [C, H, W] with C 1 or 3 as a PNG file (W3C, third edition); floats are clamped to [0, 1], and NaN is black."""
     channels, height, width = image.shape
     pixels = b"".join(_FILTER_NONE + row_WC.tobytes() for row_WC in as_pixels(image))
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)

@@ -63,11 +63,7 @@ class GPT(nn.Module):
         self._init_like_gpt2(num_layers)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return the logits of the next token at every position, shape [B, T, V].
-
-        Raises:
-            ValueError: T is larger than `context_length`.
-        """
+        """Return the logits of the next token at every position, shape [B, T, V]; T above `context_length` is a ValueError."""
         num_tokens = tokens_BT.shape[1]
         if num_tokens > self.context_length:
             raise ValueError(

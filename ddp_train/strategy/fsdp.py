@@ -138,10 +138,7 @@ class FSDP(Strategy):
         return mesh
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the modules whose weights come together at a time, each before those within it.
-
-        Not those with weights that others have, too: these are together for a whole forward.
-        """
+        """Return the modules whose own weights come together at a time, each before those within it; not those that share weights."""
         modules = [module for module in model.modules() if module is not model]
         if self._blocks == "auto":
             found = list(_repeated(model))
