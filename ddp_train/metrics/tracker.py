@@ -91,6 +91,7 @@ class Tracker(ABC):
         self.run_name = run_name or self.folder.name
         self.group = self.folder.parent.name if run_name else None  # of a sweep's jobs: the sweep
         self.close_timeout_s, self.closing = close_timeout_s, Event()
+        self.run: Any = None  # the client's own, once it is connected
         self._first_step = step
         self._state_file = self.folder / "trackers" / f"{self.file}.json"
         known = json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
@@ -108,9 +109,10 @@ class Tracker(ABC):
     def connect(self, run_id: str | None) -> int | None:
         """Open the run, a new one or that with this id, `remember` its id, and return the newest step that is there; None: not known."""
 
-    @abstractmethod
     def send(self, rows: Sequence[Row]) -> None:
-        """Hand over rows, in the order of their steps."""
+        """Hand over rows, in the order of their steps; here to a run that has `log`, as W&B's and those that are made like them."""
+        for row in rows:
+            self.run.log(dict(row.values), step=row.step)
 
     @abstractmethod
     def show(self, shown: Shown, step: int) -> None:

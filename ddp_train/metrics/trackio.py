@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ddp_train.metrics.tracker import Row, Shown, Tracker, require
+from ddp_train.metrics.tracker import Shown, Tracker, require
 
 require("trackio")
 
@@ -33,7 +33,6 @@ class Trackio(Tracker):
         close_timeout_s: float = 30.0,
     ) -> None:
         self._space_id = space_id
-        self._run: Any = None
         super().__init__(run_dir, config, run_name=run_name, step=step, project=project, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
@@ -43,7 +42,7 @@ class Trackio(Tracker):
         if run_id is None:
             run_id = f"{self.run_name}-{secrets.token_hex(3)}"
             self.remember(run_id)
-        self._run = trackio.init(
+        self.run = trackio.init(
             project=self.project,
             name=run_id,
             space_id=self._space_id,
@@ -54,15 +53,11 @@ class Trackio(Tracker):
         )
         return None
 
-    def send(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            self._run.log(dict(row.values), step=row.step)
-
     def show(self, shown: Shown, step: int) -> None:
         import trackio
 
         what = trackio.Markdown(shown.content) if isinstance(shown.content, str) else trackio.Image(shown.content)
-        self._run.log({shown.name: what}, step=step)
+        self.run.log({shown.name: what}, step=step)
 
     def finish(self) -> None:
-        self._run.finish()
+        self.run.finish()

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ddp_train.metrics.tracker import Row, Shown, Tracker, require
+from ddp_train.metrics.tracker import Shown, Tracker, require
 
 require("wandb")
 
@@ -40,7 +40,6 @@ class WandB(Tracker):
         close_timeout_s: float = 30.0,
     ) -> None:
         self._entity, self._mode, self._tags = entity, mode, list(tags)
-        self._run: Any = None
         super().__init__(run_dir, config, run_name=run_name, step=step, project=project, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
@@ -59,7 +58,7 @@ class WandB(Tracker):
             finish_timeout_raises=True,
         )
         (self.folder / "wandb").mkdir(exist_ok=True)  # else W&B takes another folder
-        self._run = wandb.init(
+        self.run = wandb.init(
             project=self.project,
             entity=self._entity,
             mode=self._mode,
@@ -73,25 +72,20 @@ class WandB(Tracker):
             reinit="create_new",
             settings=settings,
         )
-        is_online = not self._run.settings._offline
-        return self._run.starting_step - 1 if is_online and self._run.resumed else None
-
-    def send(self, rows: Sequence[Row]) -> None:
-        """Hand the rows to W&B's own process, which keeps them on disk until they are sent."""
-        for row in rows:
-            self._run.log(dict(row.values), step=row.step)
+        is_online = not self.run.settings._offline
+        return self.run.starting_step - 1 if is_online and self.run.resumed else None
 
     def show(self, shown: Shown, step: int) -> None:
         import wandb
 
         if isinstance(shown.content, str):
-            page: Any = wandb.Html(f'<pre style="white-space: pre-wrap">{html.escape(shown.content)}</pre>', inject=False)
-            self._run.log({shown.name: page}, step=step)
+            what: Any = wandb.Html(f'<pre style="white-space: pre-wrap">{html.escape(shown.content)}</pre>', inject=False)
         else:
-            self._run.log({shown.name: wandb.Image(shown.content)}, step=step)
+            what = wandb.Image(shown.content)
+        self.run.log({shown.name: what}, step=step)
 
     def finish(self) -> None:
-        self._run.finish(exit_code=0)
+        self.run.finish(exit_code=0)
 
     def lost(self) -> str:
-        return f"`wandb sync {self.folder}/wandb/*run-*` sends what is there" if self._run is not None else super().lost()
+        return f"`wandb sync {self.folder}/wandb/*run-*` sends what is there" if self.run is not None else super().lost()
