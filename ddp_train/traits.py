@@ -42,6 +42,14 @@ def has_modes(optimizer: object) -> bool:
     return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
 
 
+def refuse_modes(optimizer: object, why: str) -> None:
+    """Raise a ConfigError for an optimizer that evaluates other weights than it trains."""
+    if has_modes(optimizer):
+        happened = f"is {type(optimizer).__name__}, with other weights to evaluate than to train, {why}"
+        expected = "an optimizer that trains the weights that are evaluated"
+        raise ConfigError(key="optimizer", happened=happened, expected=expected, fix="optimizer=adamw, or strategy=ddp")
+
+
 _LOSS_UNITS: dict[str, Literal["sample", "token", "next_token"]] = {  # what the loss is the mean over, by what the class is called
     r"CausalLM|LMHead|DoubleHeads": "next_token",
     r"MaskedLM|TokenClassification|ConditionalGeneration|Seq2SeqLM|MaskedImage": "token",

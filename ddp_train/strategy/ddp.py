@@ -44,12 +44,9 @@ class DDP(Strategy):
         reduce_dtype: Literal["bfloat16", "float16"] | None = None,
         sync_batchnorm: bool = False,
     ) -> None:
-        self.gradient_as_bucket_view = gradient_as_bucket_view
-        self.static_graph = static_graph
-        self.find_unused_parameters = find_unused_parameters
-        self.bucket_cap_mb = bucket_cap_mb
-        self.reduce_dtype = reduce_dtype
-        self.sync_batchnorm = sync_batchnorm
+        self.gradient_as_bucket_view, self.bucket_cap_mb = gradient_as_bucket_view, bucket_cap_mb
+        self.static_graph, self.find_unused_parameters = static_graph, find_unused_parameters
+        self.reduce_dtype, self.sync_batchnorm = reduce_dtype, sync_batchnorm
         self._nothing_to_skip: AbstractContextManager[None] = nullcontext()
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:

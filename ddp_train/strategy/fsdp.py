@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Joint, Shards, Strategy, is_cut
+from ddp_train.interfaces import Joint, Shards, Strategy, few, is_cut
 from ddp_train.strategy.means import take_main
 from ddp_train.system import handover
 
@@ -145,11 +145,8 @@ class FSDP(Strategy):
         else:
             classes = {type(module).__name__ for module in modules}
             if unknown := [name for name in self._blocks if name not in classes]:
-                raise ConfigError(
-                    key="strategy.blocks",
-                    happened=f"the model has no module of the class {unknown[0]}",
-                    expected=f"some of {', '.join(sorted(classes)[:20])}",
-                )
+                happened = f"the model has no module of the class {unknown[0]}"
+                raise ConfigError(key="strategy.blocks", happened=happened, expected=f"some of {few(sorted(classes))}")
             found = [module for module in modules if type(module).__name__ in self._blocks]
         every = _uses(model)
         return [block for block in found if (own := _uses(block)) and all(every[each] == count for each, count in own.items())]

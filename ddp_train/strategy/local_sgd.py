@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Place, Strategy, place_of, plain_name
 from ddp_train.strategy.means import means, take_main, wide
-from ddp_train.traits import has_modes
+from ddp_train.traits import refuse_modes
 
 
 class LocalSGD(Strategy):
@@ -99,13 +98,7 @@ class LocalSGD(Strategy):
 
     def share(self, optimizer: Optimizer) -> None:
         """Share nothing: ranks step alone. What an optimizer keeps to evaluate other weights, no synchronisation would put together."""
-        if has_modes(optimizer):
-            raise ConfigError(
-                key="optimizer",
-                happened=f"is {type(optimizer).__name__}, whose weights to evaluate would differ between the ranks",
-                expected="an optimizer that trains the weights that are evaluated, with strategy=local_sgd",
-                fix="optimizer=adamw, or strategy=ddp",
-            )
+        refuse_modes(optimizer, "which would differ between the ranks with strategy=local_sgd")
 
     def num_copies(self, world_size: int) -> int:
         return 1 + bool(self._momentum) if self._is_outer or world_size > 1 else 0

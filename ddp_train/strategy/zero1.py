@@ -12,11 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Shards, as_cut, own_rows
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.means import buckets
-from ddp_train.traits import has_modes
+from ddp_train.traits import refuse_modes
 
 
 @dataclass
@@ -29,10 +28,8 @@ class _Shard:
     most: int  # rows that a rank has
 
     def gradient(self) -> Tensor | None:
-        """Return the rows of the parameter's gradient."""
-        if self.whole.grad is None:
-            return None
-        return as_cut(self.whole.grad[self.first : self.first + own_rows(self.rows).shape[0]], self.rows)
+        gradient = self.whole.grad
+        return None if gradient is None else as_cut(gradient[self.first : self.first + own_rows(self.rows).shape[0]], self.rows)
 
 
 class Zero1(DDP):
@@ -49,13 +46,7 @@ class Zero1(DDP):
     _shards: Mapping[Tensor, _Shard] = MappingProxyType({})  # of one rank alone
 
     def share(self, optimizer: Optimizer) -> None:
-        if has_modes(optimizer):
-            raise ConfigError(
-                key="optimizer",
-                happened=f"is {type(optimizer).__name__}, with other weights to evaluate than to train; strategy=zero1 has a part of them",
-                expected="an optimizer that trains the weights that are evaluated",
-                fix="strategy=ddp or fsdp",
-            )
+        refuse_modes(optimizer, "of which strategy=zero1 has a part")
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._shards = {shard.whole: shard for shard in _cut(parameter for parameter in parameters if parameter.ndim)}
         together = list(buckets(self._shards.values(), lambda shard: shard.whole.dtype, lambda shard: shard.whole.nbytes))
