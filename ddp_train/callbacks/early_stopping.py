@@ -34,21 +34,16 @@ class EarlyStopping:
         self._metric = self._metric or next(iter(run.goals), "")
         self._goal = self._goal or run.goals.get(self._metric)
         if self._goal is None:
-            raise ConfigError(
-                key="callbacks.early_stopping.metric",
-                happened=f"is {self._metric!r}, of which this run does not know which way is better",
-                expected=f"one of {', '.join(run.goals)}, or callbacks.early_stopping.goal=min or max",
-            )
+            happened = f"is {self._metric!r}, of which this run does not know which way is better"
+            expected = f"one of {', '.join(run.goals)}, or callbacks.early_stopping.goal=min or max"
+            raise ConfigError(key="callbacks.early_stopping.metric", happened=happened, expected=expected)
         self._judge(run)
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         assert self._metric is not None
         if self._metric not in metrics:
-            raise ConfigError(
-                key="callbacks.early_stopping.metric",
-                happened=f"is {self._metric!r}, which the evaluation does not measure",
-                expected=f"one of {', '.join(metrics)}",
-            )
+            happened = f"is {self._metric!r}, which the evaluation does not measure"
+            raise ConfigError(key="callbacks.early_stopping.metric", happened=happened, expected=f"one of {', '.join(metrics)}")
         value = metrics[self._metric]
         if self._is_better(value):
             self._best, self._best_step, self._num_bad = value, run.step, 0

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from ddp_train import torch_internals
 from ddp_train.config.schema import ActivationCheckpointingConfig
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import blocks_of, few
 
 _KEY = "activation_checkpointing"
@@ -33,12 +33,8 @@ def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConf
         raise ConfigError(key=_KEY, happened=lacks[0], fix=f"{_KEY}=off")
     found = blocks_of(model, config.blocks, key=f"{_KEY}.blocks")
     if not found:
-        raise ConfigError(
-            key=f"{_KEY}.blocks",
-            happened=f"is auto, and nothing repeats in the {type(model).__name__}",
-            expected="names of classes of the model's parts",
-            fix=f"{_KEY}.blocks=[CLASS], or {_KEY}=off",
-        )
+        happened = f"is auto, and nothing repeats in the {type(model).__name__}"
+        raise conflict(f"{_KEY}.blocks", happened, f"[CLASS], or {_KEY}=off", expected="names of classes of the model's parts")
     saved = [overload for name in config.save_ops for overload in _operation(name)]
     chosen = [module for number, module in enumerate(found.values()) if number % config.every == 0]
     classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -59,11 +55,8 @@ def _operation(name: str) -> list[Any]:
             found = getattr(found, part)
         return [found] if isinstance(found, torch._ops.OpOverload) else [getattr(found, each) for each in found.overloads()]
     except (AttributeError, RuntimeError):
-        raise ConfigError(
-            key=f"{_KEY}.save_ops",
-            happened=f"torch has no operation {name}",
-            expected="names below torch.ops: aten.mm, aten._scaled_dot_product_flash_attention",
-        ) from None
+        expected = "names below torch.ops: aten.mm, aten._scaled_dot_product_flash_attention"
+        raise ConfigError(key=f"{_KEY}.save_ops", happened=f"torch has no operation {name}", expected=expected) from None
 
 
 def _checkpointed(kind: Any, saved: list[Any]) -> type[nn.Module]:
@@ -110,9 +103,6 @@ def _unchanged_buffers(block: nn.Module) -> Iterator[None]:
             module._buffers.update(kept)
         for name, buffer, version in others:
             if buffer._version != version:
-                raise ConfigError(
-                    key=f"{_KEY}.blocks",
-                    happened=f"the forward of {type(block).__name__} changes its buffer {name}, and is computed twice",
-                    expected="blocks that change no buffer but averages of batch norm",
-                    fix=f"{_KEY}.blocks=[CLASS] with other blocks, or {_KEY}=off",
-                )
+                happened = f"the forward of {type(block).__name__} changes its buffer {name}, and is computed twice"
+                expected = "blocks that change no buffer but averages of batch norm"
+                raise conflict(f"{_KEY}.blocks", happened, f"[CLASS] with other blocks, or {_KEY}=off", expected=expected)

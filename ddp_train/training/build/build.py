@@ -222,19 +222,13 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
     made = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
     for name, each in made.items():
         if not any(callable(getattr(each, event, None)) for event in EVENTS):
-            raise ConfigError(
-                key=f"callbacks.{name}._target_",
-                happened=f"gave a {type(each).__name__}, which has none of the methods {', '.join(EVENTS)}",
-                expected="a callback (ddp_train.interfaces.Callback), with at least one of them",
-            )
+            happened = f"gave a {type(each).__name__}, which has none of the methods {', '.join(EVENTS)}"
+            expected = "a callback (ddp_train.interfaces.Callback), with at least one of them"
+            raise ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
     averaging = [name for name, each in made.items() if overrides(each, "evaluation_weights")]
     if len(averaging) > 1:
-        raise ConfigError(
-            key=f"callbacks.{averaging[1]}",
-            happened=f"has weights for evaluation, and callbacks.{averaging[0]} has, too",
-            expected="one of them",
-            fix=f"~callbacks.{averaging[1]}",
-        )
+        key, happened = f"callbacks.{averaging[1]}", f"has weights for evaluation, and callbacks.{averaging[0]} has, too"
+        raise ConfigError(key=key, happened=happened, expected="one of them", fix=f"~{key}")
     return made
 
 

@@ -233,8 +233,5 @@ def require_same_facts(train: Mapping[str, Any], evaluation: Mapping[str, Any], 
     """Refuse splits of two kinds: a class folder that one of them lacks would shift the labels without a word."""
     for name in train.keys() & evaluation.keys():
         if train[name] != evaluation[name]:
-            raise ConfigError(
-                key=key,
-                happened=f"the evaluation split has {name} {evaluation[name]}, the training split {train[name]}",
-                expected="the same in both",
-            )
+            happened = f"the evaluation split has {name} {evaluation[name]}, the training split {train[name]}"
+            raise ConfigError(key=key, happened=happened, expected="the same in both")

@@ -45,12 +45,8 @@ def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
     if factor != 1.0:
         for group in optimizer.param_groups:
             if group.get("lr") is None:
-                raise ConfigError(
-                    key="optimizer.lr_scale",
-                    happened=f"is given, and a {type(optimizer).__name__} finds its rate itself",
-                    expected="an optimizer with a rate",
-                    fix="optimizer.lr_scale=null optimizer.base_batch_size=null",
-                )
+                happened = f"is given, and a {type(optimizer).__name__} finds its rate itself"
+                raise conflict("optimizer.lr_scale", happened, "null optimizer.base_batch_size=null", expected="an optimizer with a rate")
             group["lr"] = group["lr"] * factor
     return optimizer
 
@@ -75,11 +71,11 @@ def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Ma
         return EveryEpoch(scheduler) if ours.get("every") == "epoch" else cast(Scheduler, scheduler)
     metric = ours.get("metric") or next(iter(goals), "")
     if metric not in goals:
-        raise ConfigError(
-            key="scheduler.metric",
-            happened=f"is {metric!r}, which the objective does not measure",
-            expected=f"one of {', '.join(goals) or 'its metrics: it has none'}",
+        happened, expected = (
+            f"is {metric!r}, which the objective does not measure",
+            f"one of {', '.join(goals) or 'its metrics: it has none'}",
         )
+        raise ConfigError(key="scheduler.metric", happened=happened, expected=expected)
     mode = theirs.get("mode", goals[metric])
     if mode != goals[metric]:
         better = "larger" if goals[metric] == "max" else "smaller"

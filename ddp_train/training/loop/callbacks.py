@@ -161,11 +161,8 @@ class Callbacks:
         if view.is_changed:
             view.is_changed = False
             if not any(parameter.requires_grad for group in view.optimizer.param_groups for parameter in group["params"]):
-                raise ConfigError(
-                    key=f"callbacks.{view.caller}",
-                    happened=f"no parameter is left to train after step {view.step}",
-                    expected="at least one that is not frozen",
-                )
+                happened = f"no parameter is left to train after step {view.step}"
+                raise ConfigError(key=f"callbacks.{view.caller}", happened=happened, expected="at least one that is not frozen")
             _wrap_again(view.components, view.world)
 
 

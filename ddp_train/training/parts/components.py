@@ -116,11 +116,8 @@ class Components(Evaluated):
             return list(self.turns.values())
         names = turns_at(step)
         if not names or any(name not in self.turns for name in names):
-            raise ConfigError(
-                key="objective",
-                happened=f"{type(self.objective).__name__}.turns_at({step}) gives {list(names)}",
-                expected=f"one at least of {', '.join(self.turns)}",
-            )
+            happened = f"{type(self.objective).__name__}.turns_at({step}) gives {list(names)}"
+            raise ConfigError(key="objective", happened=happened, expected=f"one at least of {', '.join(self.turns)}")
         return [self.turns[name] for name in names]
 
     def zero_gradients(self) -> None:

@@ -136,11 +136,8 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
             fix=f"`compare` beside the `score` of {type(objective).__name__}, or {left_out}",
         )
     if taken := [name for name in wanted if name in objective.goals]:
-        raise ConfigError(
-            key=f"{EVALUATION_METRICS}.{taken[0]}",
-            happened=f"{type(objective).__name__} has a metric of this name",
-            expected="another name",
-        )
+        happened = f"{type(objective).__name__} has a metric of this name"
+        raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")
     made = {name: instantiate(node, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, node in wanted.items()}
     return {name: as_metric(each, name, world.device) for name, each in made.items()}
 

@@ -53,17 +53,11 @@ def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: Wo
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
     if idle := [turn for turn, names in chosen.items() if not names]:
-        raise ConfigError(
-            key="objective",
-            happened=f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen",
-            expected="a turn that trains something; `turns_at` leaves a turn out",
-        )
+        happened = f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen"
+        raise ConfigError(key="objective", happened=happened, expected="a turn that trains something; `turns_at` leaves a turn out")
     if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
-        raise ConfigError(
-            key="objective",
-            happened=f"{len(left)} parameters are in no turn of {type(objective).__name__}: {few(left)}",
-            expected="each in one at least, or requires_grad=False",
-        )
+        happened = f"{len(left)} parameters are in no turn of {type(objective).__name__}: {few(left)}"
+        raise ConfigError(key="objective", happened=happened, expected="each in one at least, or requires_grad=False")
     if getattr(strategy, "static_graph", False) and sum(map(len, chosen.values())) > len(parameters):
         happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
         raise conflict("strategy.static_graph", happened, "false")
