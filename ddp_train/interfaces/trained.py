@@ -84,11 +84,8 @@ def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> se
     for pattern in patterns:
         found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
         if not found:
-            raise ConfigError(
-                key=key,
-                happened=f"{pattern!r} matches no parameter",
-                expected=f"the name of a parameter or of a module that holds some, with * and ? as in file names: {few(sorted(names))}",
-            )
+            expected = f"the name of a parameter or of a module that holds some, with * and ? as in file names: {few(sorted(names))}"
+            raise ConfigError(key=key, happened=f"{pattern!r} matches no parameter", expected=expected)
         chosen |= found
     return chosen
 
@@ -120,10 +117,9 @@ def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str) -> dic
     for kind in chosen:
         if not any(type(module).__name__ == kind for module in found.values()):
             kinds = dict.fromkeys(type(module).__name__ for module in model.modules() if _is_made_of_parts(module))
+            happened = f"the {type(model).__name__} has no module of a class {kind}"
             raise ConfigError(
-                key=key,
-                happened=f"the {type(model).__name__} has no module of a class {kind}",
-                expected=f"auto, or classes of its modules: {few(list(kinds)[1:] or list(kinds))}",
+                key=key, happened=happened, expected=f"auto, or classes of its modules: {few(list(kinds)[1:] or list(kinds))}"
             )
     return _outermost(found)
 

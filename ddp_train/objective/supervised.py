@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, Goal, batch_size, describe
 
 
@@ -86,12 +86,10 @@ class Supervised(ByCompare, ABC):
         given, targets = call(model, batch)
         outputs, auxiliary = (given, []) if isinstance(given, Tensor) else unwrap(given)
         if outputs.ndim and len(outputs) != batch_size(batch):
-            raise ConfigError(
-                key="loader.collate",
-                happened=f"the model gives {len(outputs)} outputs for the {batch_size(batch)} samples that the loader asked for",
-                expected="one for each sample; a collate that drops or repeats samples says how many its batch has",
-                fix="return ddp_train.interfaces.Counted(batch, number) from it",
-            )
+            happened = f"the model gives {len(outputs)} outputs for the {batch_size(batch)} samples that the loader asked for"
+            expected = "one for each sample; a collate that drops or repeats samples says how many its batch has"
+            fix = "return ddp_train.interfaces.Counted(batch, number) from it"
+            raise ConfigError(key="loader.collate", happened=happened, expected=expected, fix=fix)
         total = self.total_loss(at_least_float32(outputs), targets)
         for aux, weight in weighed(auxiliary, self.aux_weight) if auxiliary else ():
             part = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
@@ -116,12 +114,9 @@ class Supervised(ByCompare, ABC):
 def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
     """Return the losses that a model returns in addition to its output, each with its weight."""
     if auxiliary and aux_weight is None:
-        raise ConfigError(
-            key="objective.aux_weight",
-            happened=f"is null, and the model returns {len(auxiliary)} more, the first of shape {[*auxiliary[0].shape]}",
-            expected="how much of it the training loss has: a loss (shape []) or further outputs; 0: nothing",
-            fix="+objective.aux_weight=0.4, or 0",
-        )
+        happened = f"is null, and the model returns {len(auxiliary)} more, the first of shape {[*auxiliary[0].shape]}"
+        expected = "how much of it the training loss has: a loss (shape []) or further outputs; 0: nothing"
+        raise ConfigError(key="objective.aux_weight", happened=happened, expected=expected, fix="+objective.aux_weight=0.4, or 0")
     return [(aux, aux_weight) for aux in auxiliary] if aux_weight else []
 
 
@@ -161,19 +156,13 @@ def split(batch: Batch) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         names = [name for name in TARGETS if name in batch]
         if len(names) != 1:
-            raise ConfigError(
-                key="loader.fields",
-                happened=f"is null, and {len(names)} of a batch's keys ({', '.join(map(str, batch))}) are called {', '.join(TARGETS)}",
-                expected="one that has the targets; or the keys to train on, the targets last",
-                fix="loader.fields=[INPUT,TARGET]",
-            )
+            happened = f"is null, and {len(names)} of a batch's keys ({', '.join(map(str, batch))}) are called {', '.join(TARGETS)}"
+            expected = "one that has the targets; or the keys to train on, the targets last"
+            raise conflict("loader.fields", happened, "[INPUT,TARGET]", expected=expected)
         return {name: value for name, value in batch.items() if name != names[0]}, batch[names[0]]
-    raise ConfigError(
-        key="data",
-        happened=f"a batch is {describe(batch)}",
-        expected="(inputs, targets), with several inputs (a, b, targets), or a dict",
-        fix="an objective of your own for other batches (ddp_train.interfaces.Objective)",
-    )
+    expected = "(inputs, targets), with several inputs (a, b, targets), or a dict"
+    fix = "an objective of your own for other batches (ddp_train.interfaces.Objective)"
+    raise ConfigError(key="data", happened=f"a batch is {describe(batch)}", expected=expected, fix=fix)
 
 
 def give(model: nn.Module, inputs: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Batch, Goal, batch_size, describe
 from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
 from ddp_train.traits import loss_unit
@@ -83,12 +83,8 @@ class Transformers(ByCompare):
         given = model(**batch)
         mean = given.get("loss") if isinstance(given, Mapping) else getattr(given, "loss", None)
         if not isinstance(mean, Tensor) or mean.ndim:
-            raise ConfigError(
-                key="objective",
-                happened=f"the model gives no loss: {describe(given)}",
-                expected="a model that returns its `loss`, shape [], when it gets labels",
-                fix="another objective, as objective=classification",
-            )
+            expected = "a model that returns its `loss`, shape [], when it gets labels"
+            raise conflict("objective", f"the model gives no loss: {describe(given)}", "classification, or another one", expected=expected)
         units = self.weight(batch)
         total = mean * units
         # Of no units the mean is 0/0, and so would be the step.

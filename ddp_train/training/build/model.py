@@ -25,8 +25,6 @@ from ddp_train.training.seeding import random_state, seed_all, set_random_state
 
 logger = logging.getLogger(__name__)
 
-_OF_LIGHTNING = ("training_step", "validation_step", "configure_optimizers")
-_TORCHS_OWN = "highest"
 _HOST = torch.device("cpu")
 
 
@@ -118,7 +116,7 @@ def has_state(objective: Objective) -> bool:
 
 def note_methods_not_called(model: nn.Module) -> str:
     """Return a line for a model that brings a training step of its own, as LightningModules do; "" for any other."""
-    own = [name for name in _OF_LIGHTNING if callable(getattr(model, name, None))]
+    own = [name for name in ("training_step", "validation_step", "configure_optimizers") if callable(getattr(model, name, None))]
     if "training_step" not in own:
         return ""
     return f"model    {', '.join(own)} of {type(model).__name__} are not called: the objective, optimizer and scheduler of this run are"
@@ -126,7 +124,7 @@ def note_methods_not_called(model: nn.Module) -> str:
 
 def use_precision(config: PrecisionConfig) -> None:
     """Set what holds for the whole process."""
-    if config.float32_matmul_precision != _TORCHS_OWN:  # else setting it would cut off what follows `torch.backends.fp32_precision`
+    if config.float32_matmul_precision != "highest":  # torch's own; setting it would cut off what follows `torch.backends.fp32_precision`
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
 

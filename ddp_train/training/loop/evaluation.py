@@ -260,10 +260,7 @@ def in_step(batches: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]
     asked; so all ranks tell each other before every batch.
     """
     newest = None
-    while True:
-        batch = next(batches, None)
-        if not _any(batch is not None, world):
-            return
+    while _any((batch := next(batches, None)) is not None, world):
         if batch is None:
             assert newest is not None  # each rank has one at least
             batch = newest._replace(counts=False, skipped=())
