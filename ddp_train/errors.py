@@ -80,3 +80,9 @@ class NonFiniteLossError(RunError):
 def printable(text: str) -> str:
     """Return text that a terminal shows and does not obey: control characters, but for line ends and tabs, are spelled out."""
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return a text as one line, cut after so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}..."

@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ddp_train import FOLDER
-from ddp_train.errors import FAILED, UserError, printable
+from ddp_train.errors import FAILED, UserError, one_line, printable
 from ddp_train.redaction import redact_code
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, Status
@@ -136,12 +136,6 @@ class Failure:
         ]
         room = _SCREEN_LINES - 1 - sum(map(bool, rest))
         return printable("\n".join(["", head, "", *(_fit(self.traceback, room) or self.message.splitlines()), *rest]))
-
-
-def one_line(text: str, most: int) -> str:
-    """Return a text as one line, cut after so many characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}..."
 
 
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:

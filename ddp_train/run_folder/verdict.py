@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple
 
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, one_line
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, Status
@@ -61,7 +61,7 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
             marker = json.loads(run_folder.cancelled.read_text())
             by = f" by {marker['by']} at {marker['time']}"
         return Verdict(Outcome.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
-    error = failure.one_line((result.error if result is not None else None) or "", _SHOWN)
+    error = one_line((result.error if result is not None else None) or "", _SHOWN)
     if error.startswith(NO_PROGRESS_ERROR):
         return Verdict(Outcome.NEVER, f"{error}; mend it, then `ddp-train resume {shown}`", NO_PROGRESS)
     report = failure.load(run_folder.failure)

@@ -24,7 +24,7 @@ from torch import nn
 
 from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, RunError
+from ddp_train.errors import ConfigError, RunError, one_line
 from ddp_train.interfaces import blocks_of, few
 from ddp_train.system.folder_lock import is_shared
 
@@ -76,7 +76,7 @@ def _copy_new(source: Path, target: Path) -> None:
                 new.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(shutil.copyfile(path, f"{new}.{os.getpid()}.tmp"), new)  # others may read there
     except OSError as error:
-        logger.info("not all that was compiled is copied from %s to %s: %s", source, target, _one_line(str(error)))
+        logger.info("not all that was compiled is copied from %s to %s: %s", source, target, one_line(str(error), _SHOWN))
 
 
 class Compiled:
@@ -142,9 +142,8 @@ class Compiled:
                 module.compile(**options)
             except (RuntimeError, AssertionError) as error:
                 happened = f"torch does not know {config.backend!r}: {str(error)[:_SHOWN]}"
-                raise ConfigError(
-                    key="compile.backend", happened=happened, expected=f"one of {', '.join(dynamo.list_backends())}"
-                ) from None
+                known = ", ".join(dynamo.list_backends())
+                raise ConfigError(key="compile.backend", happened=happened, expected=f"one of {known}") from None
             module._compiled_call_impl = _Region(self, module, name or type(module).__name__, goes_on=config.on_failure == "eager")
 
     def _begins(self, found: Any) -> None:
@@ -164,7 +163,7 @@ class Compiled:
         from torch._dynamo.utils import counters
 
         self.graphs = counters["stats"]["unique_graphs"] - self._counted["graphs"]
-        found = {_one_line(reason): number - self._counted.get(reason, 0) for reason, number in counters["graph_break"].items()}
+        found = {one_line(reason, _SHOWN): number - self._counted.get(reason, 0) for reason, number in counters["graph_break"].items()}
         self.breaks = {reason: number for reason, number in found.items() if number > 0}
 
 
@@ -185,14 +184,14 @@ class _Region:
         except TorchDynamoException as error:
             if _is_of_a_signal(error):  # a stop: the step is finished, and saved
                 return self(*given, **named)
-            where = _users_line(error)
+            where, what = _users_line(error), f"{type(error).__name__}: {one_line(str(error), _SHOWN)}"
             if not self._goes_on:
                 raise RunError(
                     key="compile",
-                    happened=f"{self._name} cannot be compiled{where}\n  {type(error).__name__}: {_one_line(str(error))}",
+                    happened=f"{self._name} cannot be compiled{where}\n  {what}",
                     fix="compile.on_failure=eager runs it as it is written; compile.regions=[CLASS] compiles other parts; compile=off",
                 ) from error
-            logger.warning("%s is not compiled%s: %s: %s", self._name, where, type(error).__name__, _one_line(str(error)), exc_info=error)
+            logger.warning("%s is not compiled%s: %s", self._name, where, what, exc_info=error)
         self._compiled.given_up += 1
         self._call = self._as_written
         return self._call(*given, **named)
@@ -259,8 +258,3 @@ def _users_line(error: BaseException) -> str:
     stack: Sequence[FrameSummary] = getattr(error, "real_stack", None) or ()
     own = [frame for frame in stack if f"{os.sep}torch{os.sep}" not in frame.filename]
     return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
