@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from subprocess import CalledProcessError
 from threading import Thread
@@ -137,7 +138,9 @@ class Compiled:
         callback_handler.register_start_callback(self._begins)
         callback_handler.register_end_callback(self._ends)
         for name, module in regions.items():
-            _give_forward(module)
+            kind: Any = type(module)
+            if kind.forward.__module__.startswith("torch."):  # as nn.Sequential's: torch compiles none of its own files
+                module.__class__ = _with_forward(kind)
             try:
                 module.compile(**options)
             except (RuntimeError, AssertionError) as error:
@@ -215,25 +218,15 @@ def compile_model(model: nn.Module, config: CompileConfig, world: World, *, part
     return compiled
 
 
-def _give_forward(module: Any) -> None:
-    """Give a module whose forward is torch's own (nn.Sequential) one that torch compiles: it skips its own files.
+@cache
+def _with_forward(kind: Any) -> type[nn.Module]:
+    """Return a subclass of the same name, as for `activation_checkpointing`, whose forward is not in torch; alike ones share a graph."""
 
-    It comes by a subclass of the same name, as for `activation_checkpointing`, so that modules that are alike share a graph.
-    """
-    kind: Any = type(module)
-    if not kind.forward.__module__.startswith("torch."):
-        return
-    if kind not in _with_forward:
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        return kind.forward(self, *given, **named)
 
-        def forward(self: Any, *given: Any, **named: Any) -> Any:
-            return kind.forward(self, *given, **named)
-
-        own = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        _with_forward[kind] = type(kind.__name__, (kind,), own)
-    module.__class__ = _with_forward[kind]
-
-
-_with_forward: dict[Any, type[nn.Module]] = {}
+    own = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), own)
 
 
 def note(compiled: Compiled, config: CompileConfig) -> str:
