@@ -6,7 +6,7 @@ import copy
 import gc
 import json
 from collections.abc import Callable, Collection, Mapping
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +138,9 @@ class Callbacks:
         with as_evaluated(view.components):
             self._call("evaluation", add, view.world.from_main(dict(metrics)))  # else a last bit could part the ranks' decisions
         view.logged.agree(view.world)
-        every: dict[str, list[float]] = {}
-        for found in view.world.gather(values):
-            for name, each in found.items():
-                every.setdefault(name, []).extend(each)
-        metrics |= {name: mean(each) for name, each in every.items()}
+        every = view.world.gather(values)
+        names = dict.fromkeys(chain.from_iterable(every))
+        metrics |= {name: mean(chain.from_iterable(found.get(name, ()) for found in every)) for name in names}
 
     def end(self, status: str) -> None:
         """Called when the run has ended in good order. Collective."""
