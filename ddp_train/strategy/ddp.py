@@ -77,9 +77,7 @@ class DDP(Strategy):
         if not isinstance(module, DistributedDataParallel):
             return self._nothing_to_skip
         if self.static_graph:
-            happened = (
-                "is true, and the step accumulates several micro-batches, whose gradients torch reduces wrongly (pytorch issue 143580)"
-            )
+            happened = "is true, and the step accumulates micro-batches, whose gradients torch reduces wrongly (pytorch issue 143580)"
             raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
         context: AbstractContextManager[None] = module.no_sync()
         return context

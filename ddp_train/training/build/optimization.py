@@ -71,11 +71,8 @@ def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Ma
         return EveryEpoch(scheduler) if ours.get("every") == "epoch" else cast(Scheduler, scheduler)
     metric = ours.get("metric") or next(iter(goals), "")
     if metric not in goals:
-        happened, expected = (
-            f"is {metric!r}, which the objective does not measure",
-            f"one of {', '.join(goals) or 'its metrics: it has none'}",
-        )
-        raise ConfigError(key="scheduler.metric", happened=happened, expected=expected)
+        happened = f"is {metric!r}, which the objective does not measure"
+        raise ConfigError(key="scheduler.metric", happened=happened, expected=f"one of {', '.join(goals) or 'its metrics: it has none'}")
     mode = theirs.get("mode", goals[metric])
     if mode != goals[metric]:
         better = "larger" if goals[metric] == "max" else "smaller"
