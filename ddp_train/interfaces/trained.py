@@ -116,11 +116,9 @@ def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str) -> dic
     found = {name: module for name, module in model.named_modules() if type(module).__name__ in chosen and name}
     for kind in chosen:
         if not any(type(module).__name__ == kind for module in found.values()):
-            kinds = dict.fromkeys(type(module).__name__ for module in model.modules() if _is_made_of_parts(module))
-            happened = f"the {type(model).__name__} has no module of a class {kind}"
-            raise ConfigError(
-                key=key, happened=happened, expected=f"auto, or classes of its modules: {few(list(kinds)[1:] or list(kinds))}"
-            )
+            kinds = list(dict.fromkeys(type(module).__name__ for module in model.modules() if _is_made_of_parts(module)))
+            expected = f"auto, or classes of its modules: {few(kinds[1:] or kinds)}"
+            raise ConfigError(key=key, happened=f"the {type(model).__name__} has no module of a class {kind}", expected=expected)
     return _outermost(found)
 
 
