@@ -54,11 +54,9 @@ class LanguageModeling(ByCompare):
     ) -> None:
         if chunk_tokens is not None and chunk_tokens < 1:
             raise ConfigError(key="objective.chunk_tokens", happened=f"is {chunk_tokens}", expected="at least 1, or null: all at once")
-        self.chunk_tokens, self.head = chunk_tokens, head
+        self.chunk_tokens, self.head, self.aux_weight = chunk_tokens, head, aux_weight
+        self.ignore_index, self.bytes_per_token = ignore_index, bytes_per_token
         self._chunked: ChunkedHead | None = None
-        self.aux_weight = aux_weight
-        self.ignore_index = ignore_index
-        self.bytes_per_token = bytes_per_token
         if bytes_per_token is not None:
             self.goals = {**self.goals, "bits_per_byte": "min"}
 

@@ -77,9 +77,6 @@ def weights_to_evaluate(components: Components) -> Iterator[SetAside]:
     """Let the weights be those to evaluate and to save, the same on all ranks, and then those that are trained again. Collective.
 
     They are others where the optimizer keeps such (`evaluation_mode`), and where ranks take steps of their own.
-
-    Yields:
-        What this rank goes on with.
     """
     with (
         evaluation_mode(components.optimizer) as trained,

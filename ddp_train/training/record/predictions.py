@@ -44,13 +44,10 @@ class PredictionFiles:
         world.barrier()
 
     def add(self, rows: Mapping[str, Tensor], *, skips: Sequence[int] = ()) -> None:
-        """Write the rows of this rank's next samples, each tensor of shape [B, ...]. `close` tells all ranks of a full disk.
+        """Write the rows of this rank's next samples, each tensor of shape [B, ...], alike in every batch. `close` tells of a full disk.
 
         Args:
             skips: samples among them that could not be read; their rows are NaN, or -1 where the others are integers.
-
-        Raises:
-            ValueError: the tensors are not one row per sample, or other ones than before.
         """
         arrays = {name: _to_numpy(name, tensor) for name, tensor in rows.items()}
         layouts = {name: (array.dtype.str, array.shape[1:]) for name, array in arrays.items()}
