@@ -37,6 +37,7 @@ class Evaluated:
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
     computes_together: bool = False  # every forward is a collective
+    compiled: Compiled = field(default_factory=Compiled)  # of the model
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -63,6 +64,7 @@ class Evaluated:
 
     def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
         """Return from one forward what evaluation adds up, what it saves of each sample, and what metrics compare, as far as wanted."""
+        self.compiled.begin_batch()
         if self.metrics:
             return cast(SupportsCompare, self.objective).compare(self.model, batch)
         if predicts:
@@ -90,7 +92,6 @@ class Components(Evaluated):
     throughput: Throughput
     fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
     answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
-    compiled: Compiled = field(default_factory=Compiled)
     lengths: LengthPlan | None = None  # of windows of tokens, by the step; None: they are not cut
     steps_in_backward: bool = False  # the optimizer steps in backward, and not after it (`loop/other_steps.py`)
     identity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the data (`state/data_identity.py`)
@@ -104,10 +105,6 @@ class Components(Evaluated):
         self.compiled.begin_batch()
         loss: Tensor = (self.module if turn is None else turn.module)(batch)
         return loss
-
-    def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
-        self.compiled.begin_batch()
-        return super().examine(batch, predicts=predicts)
 
     def turns_at(self, step: int) -> list[Turn]:
         """Return the turns of the step that comes after `step` steps, one at least of those that the objective has."""
