@@ -40,9 +40,8 @@ from ddp_train.system.files import write_json
 _POLL_S = 0.02
 _NUM_VALUES = 1000
 _TIMES = 5
-_LINK_TIMES = 4
 _ALL_REDUCE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
-_LINK_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # four times at 10 Mbit/s: seven seconds
+_LINK_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # five times at 10 Mbit/s: eight seconds
 _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 
 _Said = TypeVar("_Said")
@@ -74,13 +73,8 @@ class _Checkup:
         os.environ.update(cluster.environment_of(self._job.config.cluster.env, given=os.environ))
         examination = None
         if torchrun_env.local_rank() == 0:
-            examination = Examination(
-                self._job,
-                number=self._machine,
-                count=self._count,
-                processes=torchrun_env.local_world_size(),
-                first=torchrun_env.store_address()[0] if self._count > 1 else "",
-            )
+            first, processes = torchrun_env.store_address()[0] if self._count > 1 else "", torchrun_env.local_world_size()
+            examination = Examination(self._job, number=self._machine, count=self._count, processes=processes, first=first)
             self._store.set(f"machine/{self._machine}", examination.examine().to_json())
         try:
             return self._judge(examination) if self._rank == 0 and examination is not None else self._follow(examination)
@@ -91,19 +85,19 @@ class _Checkup:
     def _judge(self, examination: Examination) -> int:
         """Hear what all have to say, judge it, show it, and tell the verdict (rank 0)."""
         machines = self._collect("machine", range(self._count), MachineReport.from_json, within_s=LOOK_WITHIN_S)
-        utc = time.time()
+        began = time.time()
         self._store.set("met", json.dumps({number: machine.address for number, machine in machines.items()}))
         others = [number for number in machines if number != self._machine]
-        heard = self._collect("heard", others, lambda text: time.time(), within_s=MEET_WITHIN_S)
-        self._probe_peers(examination, utc)
+        clocks = self._collect("heard", others, lambda text: _ahead(float(text), began=began, heard=time.time()), within_s=MEET_WITHIN_S)
+        self._probe_peers(examination)
         ways = self._collect("way", machines, PeerReport.from_json, within_s=MEET_WITHIN_S)
         examined = Examined(
             count=self._count,
             processes=self._size,
             folder=self._job.run_folder.shown(),
             machines=machines,
-            ways={number: _on_time(way, began=utc, heard=heard.get(number, utc)) for number, way in ways.items()},
-            utc=utc,
+            ways=ways,
+            clocks={self._machine: 0.0, **clocks},
             measured=None,
             downloads=getattr(locate(self._job.config.data["_target_"]), "downloads", False),
             expects_equal=self._job.config.cluster.processes_per_node is None,
@@ -111,7 +105,7 @@ class _Checkup:
         tries_sums = not blocks_all_reduce(examined)
         self._store.set("next", "sums" if tries_sums else "verdict")
         if tries_sums:
-            self._begin_sums()
+            threading.Thread(target=self._measure, daemon=True).start()
             measured = self._collect("sum", range(self._size), lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s)
             examined = replace(examined, measured=measured)
         found = problems(examined)
@@ -126,11 +120,10 @@ class _Checkup:
     def _follow(self, examination: Examination | None) -> int:
         """Do what rank 0 says, and return its verdict (other ranks)."""
         if self._wait("met", within_s=LOOK_WITHIN_S + MEET_WITHIN_S) and examination is not None:
-            utc = time.time()
-            self._store.set(f"heard/{self._machine}", "")
-            self._probe_peers(examination, utc)
+            self._store.set(f"heard/{self._machine}", str(time.time()))
+            self._probe_peers(examination)
         if self._wait("next", within_s=3 * MEET_WITHIN_S) == "sums":
-            self._begin_sums()
+            threading.Thread(target=self._measure, daemon=True).start()
         if not (told := self._wait("verdict", within_s=self._sums_within_s + MEET_WITHIN_S)):
             print("doctor   rank 0 has come to no verdict; its terminal may say why", flush=True)
             return ENVIRONMENT_REFUSES
@@ -139,17 +132,13 @@ class _Checkup:
             print(f"doctor   {verdict['problems']} to mend; the terminal of {verdict['host']} names them", flush=True)
         return int(verdict["code"])
 
-    def _probe_peers(self, examination: Examination, utc: float) -> None:
+    def _probe_peers(self, examination: Examination) -> None:
         addresses = {int(number): address for number, address in json.loads(self._store.get("met")).items()}
-        self._store.set(f"way/{self._machine}", examination.probe_peers(addresses, utc=utc).to_json())
-
-    def _begin_sums(self) -> None:
-        """Start the sums with the others in a thread: they may wait for ever."""
-        threading.Thread(target=self._measure, daemon=True).start()
+        self._store.set(f"way/{self._machine}", examination.probe_peers(addresses).to_json())
 
     def _measure(self) -> None:
-        # A connection of its own: while one waits in the store, no other thread can use the same one.
-        store = join_store_again(self._attempt.prefix)
+        """Add known values with the others, and tell what came of it: in a thread, since they may wait for ever."""
+        store = join_store_again(self._attempt.prefix)  # while a thread waits in a store, no other can use its connection
         try:
             found = self._sums(dist.PrefixStore("sums", store))
         except Exception as error:  # whatever torch, gloo, NCCL or CUDA raise
@@ -164,18 +153,15 @@ class _Checkup:
         speeds = self._speeds(world) if self._is_full and not wrong else {}
         return Measurement(rank=self._rank, machine=self._machine, device=str(world.device), wrong=wrong, **speeds)
 
-    def _speeds(self, world: World) -> dict[str, float]:
+    def _speeds(self, world: World) -> dict[str, float | None]:
         kind = world.device.type
-        speeds = {"matmul_tflops": _matmul(world.device, _MATMUL_SIZE[kind])}
+        matmul_tflops = _matmul(world.device, _MATMUL_SIZE[kind])
         world.barrier()
-        count = _ALL_REDUCE_BYTES[kind] // 4
-        values = torch.zeros(count, device=world.device)
-        speeds["all_reduce_gb_s"] = 4 * count / 1e9 / _seconds(lambda: world.sum(values), world.device)
-        if self._count > 1:
-            world.barrier()
-            if (speed := self._link(world, _LINK_BYTES[kind])) is not None:
-                speeds["link_mb_s"] = speed
-        return speeds
+        values = torch.zeros(_ALL_REDUCE_BYTES[kind] // 4, device=world.device)
+        all_reduce_gb_s = values.nbytes / 1e9 / _seconds(lambda: world.sum(values), world.device)
+        world.barrier()
+        link_mb_s = self._link(world, _LINK_BYTES[kind]) if self._count > 1 else None
+        return {"matmul_tflops": matmul_tflops, "all_reduce_gb_s": all_reduce_gb_s, "link_mb_s": link_mb_s}
 
     def _link(self, world: World, num_bytes: int) -> float | None:
         """Send to the next machine and receive from the one before, all at once; return the speed of the second (first ranks)."""
@@ -187,11 +173,11 @@ class _Checkup:
         after, before = firsts[(place + 1) % len(firsts)], firsts[place - 1]
         out, into = (torch.zeros(num_bytes // 4, device=world.device) for _ in range(2))
         best = float("inf")  # what else runs on the machines disturbs single times
-        for _ in range(_LINK_TIMES):
+        for _ in range(_TIMES):
             started = time.monotonic()
             receives, *sends = dist.batch_isend_irecv([dist.P2POp(dist.irecv, into, before), dist.P2POp(dist.isend, out, after)])
             receives.wait()  # of gloo's requests each is waited for once: a second time never ends
-            _synchronize(world.device)
+            torch.get_device_module(world.device).synchronize(world.device)
             best = min(best, time.monotonic() - started)
             for request in sends:
                 request.wait()
@@ -203,10 +189,9 @@ class _Checkup:
         said: dict[int, _Said] = {}
 
         def is_complete() -> bool:
-            absent = [number for number in numbers if number not in said]
-            said.update(
-                {number: read(self._store.get(f"{what}/{number}").decode()) for number in absent if self._store.check([f"{what}/{number}"])}
-            )
+            for number in numbers:
+                if number not in said and self._store.check([f"{what}/{number}"]):
+                    said[number] = read(self._store.get(f"{what}/{number}").decode())
             return len(said) == len(numbers)
 
         wait_until(is_complete, within_s=within_s, every_s=_POLL_S)
@@ -219,10 +204,10 @@ class _Checkup:
         return ""
 
 
-def _on_time(way: PeerReport, *, began: float, heard: float) -> PeerReport:
-    """Return what a machine has said, with what a busy one was late in hearing taken out of its clock: it heard between these times."""
-    ahead = way.utc - min(max(way.utc, began), heard)
-    return way if abs(ahead) > SKEW_S else replace(way, utc=began + ahead)
+def _ahead(clock: float, *, began: float, heard: float) -> float:
+    """Return by how many seconds a machine's clock is ahead. It heard between these times: a busy one that was late has no other clock."""
+    ahead = clock - min(max(clock, began), heard)
+    return clock - began if abs(ahead) > SKEW_S else ahead
 
 
 def check_sums(world: World, device: torch.device) -> str:
@@ -258,16 +243,11 @@ def _matmul(device: torch.device, size: int) -> float:
 
 def _seconds(work: Callable[[], Any], device: torch.device) -> float:
     """Return how long it takes once it is warm: the median of some times."""
-    times = []
+    times, module = [], torch.get_device_module(device)
     for _ in range(_TIMES + 1):
-        _synchronize(device)
+        module.synchronize(device)
         started = time.monotonic()
         work()
-        _synchronize(device)
+        module.synchronize(device)
         times.append(time.monotonic() - started)
     return sorted(times[1:])[_TIMES // 2]
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

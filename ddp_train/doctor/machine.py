@@ -7,10 +7,11 @@ import math
 import os
 import resource
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,6 @@ class MachineReport:
 class PeerReport:
     """What a machine says when it has heard of the others."""
 
-    utc: float  # its clock when it heard that all are there, in seconds since the epoch
     gloo: str  # the interface that gloo takes
     unresolved: Sequence[str] = ()  # names that mean nothing here, of the first machine and its own
     unreached: Mapping[int, str] = field(default_factory=dict)  # machine -> why no connection to it came about
@@ -117,8 +117,7 @@ class Examination:
         told = Facts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
         facts = told or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        folder, shared = self._job.run_folder.root, _file_system(_SHARED_MEMORY)
-        writes, free = self._write(), _file_system(folder)
+        writes, free, shared = _refusal(self._write), _file_system(self._job.run_folder.root), _file_system(_SHARED_MEMORY)
         return MachineReport(
             facts=facts,
             address=self._listen(),
@@ -132,30 +131,23 @@ class Examination:
             nccl=[] if facts.device == "cpu" else taken_by_nccl(self._environment.get(NCCL, ""), network.interfaces()),
         )
 
-    def probe_peers(self, addresses: Mapping[int, Address], *, utc: float) -> PeerReport:
-        """Try the way to the others.
-
-        Args:
-            addresses: of all machines.
-            utc: this machine's clock as soon as all were known to have looked.
-        """
+    def probe_peers(self, addresses: Mapping[int, Address]) -> PeerReport:
+        """Try the way to the others, by the addresses of all machines."""
         others = [number % self._count for number in range(self._number + 1, self._number + self._count)]
         tried = [other for other in others if other in addresses][:_MAX_REACHED]
+
+        def connect(host: str, port: int) -> None:
+            socket.create_connection((host, port), timeout=_CONNECT_S).close()
+
         with ThreadPoolExecutor(max_workers=max(1, len(tried))) as pool:
-            reached = list(pool.map(lambda other: _reach(addresses[other]), tried))
-        unseen: list[int] = []
-
-        def sees_all() -> bool:
-            unseen[:] = [other for other in others if not self._file_of(other).exists()]
-            return not unseen
-
-        wait_until(sees_all, within_s=_SHARED_WITHIN_S, every_s=0.1)
+            reached = list(pool.map(lambda other: _refusal(partial(connect, *addresses[other])), tried))
+        names = (self._first, socket.gethostname()) if others else ()
+        wait_until(lambda: all(self._file_of(other).exists() for other in others), within_s=_SHARED_WITHIN_S, every_s=0.1)
         return PeerReport(
-            utc=utc,
             gloo=self._gloo(addresses),
-            unresolved=[name for name in (self._first, socket.gethostname()) if others and not _resolves(name)],
+            unresolved=[name for name in names if _refusal(partial(socket.getaddrinfo, name.strip("[]"), None))],
             unreached={other: why for other, why in zip(tried, reached, strict=True) if why},
-            unseen=unseen,
+            unseen=[other for other in others if not self._file_of(other).exists()],
         )
 
     def close(self) -> None:
@@ -168,16 +160,12 @@ class Examination:
     def _file_of(self, number: int) -> Path:
         return self._job.run_folder.root / f"machine_{number}"
 
-    def _write(self) -> str:
-        """Write a file into the run's folder; return why that fails."""
-        try:
-            with self._file_of(self._number).open("wb") as stream:
-                stream.write(bytes(1 << 16))
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            return error.strerror or str(error)
-        return ""
+    def _write(self) -> None:
+        """Write this machine's file into the run's folder."""
+        with self._file_of(self._number).open("wb") as stream:
+            stream.write(bytes(1 << 16))
+            stream.flush()
+            os.fsync(stream.fileno())
 
     def _listen(self) -> Address:
         """Listen, and return where the others may find this machine: they connect, and nothing is said."""
@@ -196,21 +184,13 @@ class Examination:
         return "lo"
 
 
-def _reach(address: Address) -> str:
-    """Connect to another machine; return why that fails."""
-    host, port = address
+def _refusal(attempt: Callable[[], object]) -> str:
+    """Try something, and return why the system refuses it; "" where it does not."""
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        attempt()
     except OSError as error:
         return error.strerror or str(error)
     return ""
-
-
-def _resolves(name: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(name.strip("[]"), None))
-    except OSError:
-        return False
 
 
 def _file_system(path: Path) -> os.statvfs_result | None:

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from statistics import median
 from typing import Any
 
 from ddp_train.doctor.machine import MachineReport, PeerReport
-from ddp_train.errors import printable
+from ddp_train.errors import UserError
 from ddp_train.launch.node.differences import SKEW_S, differences, fingerprint
 from ddp_train.launch.node.facts import GLOO, NCCL
 
@@ -22,7 +21,6 @@ _MIN_OPEN_FILES = 1024
 _MIN_LOCKED_BYTES = _GIB
 _SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared with whatever else runs, GPUs are not
 _SLOW_LINK = {"cpu": 0.2, "cuda": 0.5}
-_MAX_COMPARED = 16  # groups of machines that are alike, each with each, to find the one that most agree with
 
 _ADVICE = {  # by the beginning of a sentence
     "code: ": "the same code on each machine: stand in a folder that all share, or check out the same commit",
@@ -33,34 +31,6 @@ _ADVICE = {  # by the beginning of a sentence
     "and ": "as for those before",
     "": "the same command on each machine; only cluster.node_rank is another one",
 }
-_Rule = tuple[Callable[[MachineReport], Any], str, str]  # a value that all machines should have in common, what is wrong, what to do
-_SAME: tuple[_Rule, ...] = (
-    (
-        lambda machine: machine.facts.uid,
-        "runs as user {own}, the others as {usual}: they cannot read each other's files",
-        "the same user, with the same number, on each machine",
-    ),
-    (
-        lambda machine: machine.facts.device,
-        "has {own}, the others have {usual}: all wait for the slowest at each step",
-        "machines of one kind; cluster.device says what is used",
-    ),
-    (
-        lambda machine: machine.facts.driver or "none",
-        "has the NVIDIA driver {own}, the others have {usual}",
-        "the same driver on each machine",
-    ),
-    (
-        lambda machine: machine.active_adapters,
-        "has {own} active adapters for InfiniBand, the others have {usual}",
-        "ibstat there says which port is down",
-    ),
-)
-_GPUS: _Rule = (
-    lambda machine: machine.facts.device_count if machine.facts.device != "cpu" else 0,
-    "has {own} GPUs, the others have {usual}",
-    "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so",
-)
 
 _Found = tuple[int | str, str, str]  # which machine, or the names of several; what is wrong; what to do
 
@@ -87,7 +57,7 @@ class Examined:
     folder: str
     machines: Mapping[int, MachineReport]
     ways: Mapping[int, PeerReport]
-    utc: float  # the first machine's clock when it told the others that all are there
+    clocks: Mapping[int, float]  # by how many seconds each is ahead of the first one's
     measured: Mapping[int, Measurement] | None  # by rank; None: it was not tried
     downloads: bool = False  # the data set fetches what is missing
     expects_equal: bool = True  # no number of processes was given: each machine should have as many GPUs as the others
@@ -104,38 +74,19 @@ class Examined:
 
     @cached_property
     def usual(self) -> int:
-        """A machine that as many others as possible agree with: who differs from it is the odd one out."""
-        alike: dict[str, list[int]] = {}
-        for number, machine in sorted(self.machines.items()):
-            alike.setdefault(fingerprint(machine.facts), []).append(number)
-        groups = sorted(alike.values(), key=len, reverse=True)[:_MAX_COMPARED]
-        apart = Counter({group[0]: 0 for group in groups})
-        for one, other in combinations(groups, 2):
-            ours, theirs = self.machines[one[0]].facts, self.machines[other[0]].facts
-            if differences(ours, theirs) or differences(theirs, ours):  # what is missing on the first counts for neither
-                apart.update({one[0]: len(other), other[0]: len(one)})
-        return min(sorted(apart), key=lambda number: apart[number])
+        """The first machine of those that are alike and most: who differs from it is the odd one out."""
+        alike = {number: fingerprint(machine.facts) for number, machine in sorted(self.machines.items())}
+        usual = most_common(list(alike.values()))
+        return next(number for number, each in alike.items() if each == usual)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """Something to mend."""
-
-    host: str
-    what: str
-    advice: str
-
-    def __str__(self) -> str:
-        return printable(f"{self.host}: {self.what}\n  fix: {self.advice}")
-
-
-def problems(examined: Examined) -> list[Problem]:
-    """Return everything that is wrong; [] for machines that are fit."""
+def problems(examined: Examined) -> list[UserError]:
+    """Return everything that is wrong, each with the host as its key; [] for machines that are fit."""
     silent = [number for number in range(examined.count) if number not in examined.machines]
     found: list[_Found] = [(number, "has said nothing", "its terminal or its log says why") for number in silent]
-    for part in (_told, _data, _devices, _folder, _limits, _clock, _network, _odd, _sums, _speed) if examined.machines else ():
+    for part in (_told, _data, _limits, _folder, _clock, _network, _odd, _sums, _speed) if examined.machines else ():
         found += part(examined)
-    return [Problem(host=examined.name(where), what=what, advice=advice) for where, what, advice in found]
+    return [UserError(key=examined.name(where), happened=what, fix=advice) for where, what, advice in found]
 
 
 def blocks_all_reduce(examined: Examined) -> bool:
@@ -164,50 +115,56 @@ def _data(examined: Examined) -> Iterator[_Found]:
             yield hosts, f"{key}: there is nothing at this path", f"put the data there, or {key}=PATH"
 
 
-def _devices(examined: Examined) -> Iterator[_Found]:
-    for number, machine in sorted(examined.machines.items()):
-        facts = machine.facts
-        if facts.device != "cpu" and facts.device_count < facts.processes:
-            what = f"{facts.processes} processes want a GPU each; it shows {facts.device_count}"
-            yield number, what, "nvidia-smi there says which are missing, and dmesg why; or fewer cluster.processes_per_node"
-
-
 def _odd(examined: Examined) -> Iterator[_Found]:
     """Each machine that has another value than most; of two the first is right."""
-    for value, what, advice in (*_SAME, *((_GPUS,) if examined.expects_equal else ())):
-        values = {number: value(machine) for number, machine in sorted(examined.machines.items())}
-        usual = most_common(list(values.values()))
-        yield from ((number, what.format(own=own, usual=usual), advice) for number, own in values.items() if own != usual)
+    machines = dict(sorted(examined.machines.items()))
+    facts = [machine.facts for machine in machines.values()]
+
+    def odd(values: Sequence[Any], what: str, advice: str) -> Iterator[_Found]:
+        usual = most_common(values)
+        return ((number, what.format(own=own, usual=usual), advice) for number, own in zip(machines, values, strict=True) if own != usual)
+
+    what = "runs as user {own}, the others as {usual}: they cannot read each other's files"
+    yield from odd([each.uid for each in facts], what, "the same user, with the same number, on each machine")
+    what = "has {own}, the others have {usual}: all wait for the slowest at each step"
+    yield from odd([each.device for each in facts], what, "machines of one kind; cluster.device says what is used")
+    what = "has the NVIDIA driver {own}, the others have {usual}"
+    yield from odd([each.driver or "none" for each in facts], what, "the same driver on each machine")
+    what = "has {own} active adapters for InfiniBand, the others have {usual}"
+    yield from odd([each.active_adapters for each in machines.values()], what, "ibstat there says which port is down")
+    if examined.expects_equal:
+        advice = "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so"
+        gpus = [each.device_count if each.device != "cpu" else 0 for each in facts]
+        yield from odd(gpus, "has {own} GPUs, the others have {usual}", advice)
 
 
 def _folder(examined: Examined) -> Iterator[_Found]:
-    """The run's folder: every machine writes there, and sees what the others write."""
-    folder = examined.folder
-    for number, machine in sorted(examined.machines.items()):
-        if machine.writes:
-            advice = "hydra.run.dir=FOLDER on a file system that every machine can write to"
-            yield number, f"cannot write into {folder}: {machine.writes}", advice
-        elif machine.free_bytes < _MIN_FREE_BYTES:
-            advice = "remove old runs, checkpoint.keep_last=1, or hydra.run.dir=FOLDER elsewhere"
-            yield number, f"{machine.free_bytes / _MIB:.0f} MiB are free where {folder} lies", advice
+    """The run's folder: every machine sees what the others write there."""
     writers = {number for number, machine in examined.machines.items() if not machine.writes}
     unseen = {number: set(way.unseen) & writers for number, way in examined.ways.items()}
     if not any(unseen.values()):
         return
     # Who shares the folder with most of the others is right; a machine that does not share it with that one is named.
-    apart = Counter(dict.fromkeys(examined.ways, 0))
-    for number, others in unseen.items():
-        apart.update({number: len(others), **dict.fromkeys(others - {number}, 1)})
-    right = min(sorted(apart), key=lambda number: apart[number])
-    what = f"does not share {folder} with {examined.name(right)}: what one writes there the other does not see"
+    apart = Counter(machine for number, others in unseen.items() for other in others for machine in (number, other))
+    right = min(sorted(examined.ways), key=lambda number: apart[number])
+    what = f"does not share {examined.folder} with {examined.name(right)}: what one writes there the other does not see"
     for number in sorted(set(examined.ways) - {right}):
         if right in unseen[number] or number in unseen[right]:
             yield number, what, "hydra.run.dir=FOLDER on a file system that every machine has mounted (NFS, Lustre), and mounted there"
 
 
 def _limits(examined: Examined) -> Iterator[_Found]:
-    """What the operating system lets a process have."""
+    """What a machine has too little of, or does not let a process have."""
     for number, machine in sorted(examined.machines.items()):
+        if machine.facts.device != "cpu" and machine.facts.device_count < machine.facts.processes:
+            what = f"{machine.facts.processes} processes want a GPU each; it shows {machine.facts.device_count}"
+            yield number, what, "nvidia-smi there says which are missing, and dmesg why; or fewer cluster.processes_per_node"
+        if machine.writes:
+            advice = "hydra.run.dir=FOLDER on a file system that every machine can write to"
+            yield number, f"cannot write into {examined.folder}: {machine.writes}", advice
+        elif machine.free_bytes < _MIN_FREE_BYTES:
+            advice = "remove old runs, checkpoint.keep_last=1, or hydra.run.dir=FOLDER elsewhere"
+            yield number, f"{machine.free_bytes / _MIB:.0f} MiB are free where {examined.folder} lies", advice
         if (size := machine.shared_memory_bytes) is None or size < _MIN_SHARED_BYTES:
             what = "there is no /dev/shm" if size is None else f"/dev/shm has {size / _MIB:.0f} MiB; NCCL and data loaders need more"
             yield number, what, "docker run --shm-size=8g (or --ipc=host); mount -o remount,size=8G /dev/shm"
@@ -217,12 +174,14 @@ def _limits(examined: Examined) -> Iterator[_Found]:
         if machine.adapters and machine.locked_bytes is not None and machine.locked_bytes < _MIN_LOCKED_BYTES:
             what = f"a process may lock {machine.locked_bytes / _MIB:.0f} MiB of memory; InfiniBand locks what it sends"
             yield number, what, "ulimit -l unlimited; docker run --ulimit memlock=-1; under SLURM in slurmd's service (LimitMEMLOCK)"
+        if machine.network == "IB" and not machine.active_adapters:
+            what = f"NCCL_NET=IB, and no adapter for InfiniBand is active ({machine.adapters or 'there is none'})"
+            yield number, what, "ibstat there says why; cluster=ethernet goes without InfiniBand"
 
 
 def _clock(examined: Examined) -> Iterator[_Found]:
-    ahead = {number: way.utc - examined.utc for number, way in examined.ways.items()}
-    usual = median(ahead.values()) if len(ahead) > 2 else 0.0  # of three clocks two are right
-    for number, seconds in sorted(ahead.items()):
+    usual = median(examined.clocks.values()) if len(examined.clocks) > 2 else 0.0  # of three clocks two are right
+    for number, seconds in sorted(examined.clocks.items()):
         if abs(seconds - usual) > SKEW_S:
             what = f"its clock is {abs(seconds - usual):.1f} s {'ahead of' if seconds > usual else 'behind'} the others'"
             yield number, what, "let chronyd or ntpd set the clock there"
@@ -230,22 +189,16 @@ def _clock(examined: Examined) -> Iterator[_Found]:
 
 def _network(examined: Examined) -> Iterator[_Found]:
     is_apart = len({machine.facts.host for machine in examined.machines.values()}) > 1
-    failed: dict[int, dict[int, str]] = {}
     for number, way in sorted(examined.ways.items()):
         for name in way.unresolved:
             yield number, f"the name {name} means nothing there", "names that every machine knows (/etc/hosts, DNS), or addresses"
         if is_apart and way.gloo == "lo":
             yield number, "gloo takes the loopback interface, through which no other machine is reached", _ADVICE["GLOO_"]
-        for other, why in way.unreached.items():
-            failed.setdefault(other, {})[number] = why
-    for other, callers in sorted(failed.items()):
-        from_ = ", ".join(examined.name(number) for number in sorted(callers))
-        what = f"cannot be reached at {':'.join(map(str, examined.machines[other].address))} from {from_}: {next(iter(callers.values()))}"
+    for other in sorted({other for way in examined.ways.values() for other in way.unreached}):
+        why = {examined.name(number): way.unreached[other] for number, way in sorted(examined.ways.items()) if other in way.unreached}
+        address = ":".join(map(str, examined.machines[other].address))
+        what = f"cannot be reached at {address} from {', '.join(why)}: {next(iter(why.values()))}"
         yield other, what, "open all TCP ports between the machines, not that of the endpoint alone: gloo and NCCL take any that is free"
-    for number, machine in sorted(examined.machines.items()):
-        if machine.network == "IB" and not machine.active_adapters:
-            what = f"NCCL_NET=IB, and no adapter for InfiniBand is active ({machine.adapters or 'there is none'})"
-            yield number, what, "ibstat there says why; cluster=ethernet goes without InfiniBand"
 
 
 def _sums(examined: Examined) -> Iterator[_Found]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from ddp_train.doctor.problems import Examined, Problem, most_common
-from ddp_train.errors import printable
+from ddp_train.doctor.problems import Examined, most_common
+from ddp_train.errors import UserError, printable
 from ddp_train.launch.node.files import FileList
 
 _MAX_NAMED = 6
@@ -14,12 +14,8 @@ _MAX_COLUMN = 40  # characters: a longer text moves its own line alone
 _GIB = 1 << 30
 
 
-def screen(examined: Examined, found: list[Problem], *, seconds: float) -> str:
-    """Return the table, and below it the problems with what to do.
-
-    Args:
-        seconds: how long it took.
-    """
+def screen(examined: Examined, found: list[UserError], *, seconds: float) -> str:
+    """Return the table with how long it took, and below it the problems with what to do."""
     rows = [("examined", "on most machines", "the odd one out") if examined.count > 1 else ("examined", "here", "")]
     for title, values in _lines(examined):
         if values:
@@ -57,7 +53,7 @@ def _lines(examined: Examined) -> Iterator[tuple[str, Mapping[int, str]]]:
     yield "locked memory", {number: _size(machine.locked_bytes, "unlimited") for number, machine in infiniband.items()}
     yield "InfiniBand", {number: f"{each.active_adapters} of {len(each.adapters)} active" for number, each in infiniband.items()}
     if examined.count > 1:
-        yield "clock", {number: f"{way.utc - examined.utc:+.0f} s".replace("-0 ", "+0 ") for number, way in ways.items()}
+        yield "clock", {number: f"{ahead:+.0f} s".replace("-0 ", "+0 ") for number, ahead in examined.clocks.items()}
         yield "reaches", {number: f"not {len(way.unreached)}" if way.unreached else "all others" for number, way in ways.items()}
     yield "gloo takes", {number: way.gloo for number, way in ways.items()}
     yield "NCCL may take", {number: ", ".join(machine.nccl) for number, machine in machines.items() if machine.nccl}

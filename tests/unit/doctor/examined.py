@@ -18,7 +18,7 @@ HEALTHY = MachineReport(
     open_files=65536,
     locked_bytes=None,
 )
-WAY = PeerReport(utc=1000.0, gloo="eth0")
+WAY = PeerReport(gloo="eth0")
 
 
 def three(
@@ -38,7 +38,7 @@ def three(
         "count": 3,
         "processes": 3,
         "folder": "outputs/x",
-        "utc": 1000.0,
+        "clocks": dict.fromkeys(range(3), 0.0),
         "machines": {
             number: replace(
                 HEALTHY,

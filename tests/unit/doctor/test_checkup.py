@@ -12,7 +12,6 @@ from torch import Tensor
 from ddp_train.distributed.world import World, alone
 from ddp_train.doctor import checkup
 from ddp_train.doctor.checkup import check_sums
-from ddp_train.doctor.machine import PeerReport
 
 CPU = torch.device("cpu")
 
@@ -65,7 +64,7 @@ def test_so_many_ranks_as_there_can_be_add_up_exactly_in_float32() -> None:
 @pytest.mark.parametrize(("clock", "seen"), [(7.0, 0.0), (-60.0, -60.0), (75.0, 75.0), (1.0, 0.0), (-1.0, -1.0)])
 def test_a_machine_that_is_late_in_hearing_has_no_other_clock(clock: float, seen: float) -> None:
     """That all are there was said at 1000, and its answer came at 1008."""
-    assert checkup._on_time(PeerReport(utc=1000.0 + clock, gloo="lo"), began=1000.0, heard=1008.0).utc - 1000.0 == seen
+    assert checkup._ahead(1000.0 + clock, began=1000.0, heard=1008.0) == seen
 
 
 def test_speeds_are_positive_numbers() -> None:

@@ -37,7 +37,7 @@ def test_two_machines_reach_each_other_and_see_each_others_files(two: list[Exami
         assert MachineReport.from_json(each.to_json()) == each
     addresses = {number: each.address for number, each in enumerate(told)}
     for each in two:
-        way = each.probe_peers(addresses, utc=1.0)
+        way = each.probe_peers(addresses)
         assert (way.unreached, way.unseen, way.unresolved, way.gloo) == ({}, [], [], "lo")
         assert PeerReport.from_json(way.to_json()) == way
 
@@ -47,7 +47,7 @@ def test_what_is_not_there_is_told(two: list[Examination], monkeypatch: pytest.M
     first = two[0].examine()
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()
-    way = two[0].probe_peers({0: first.address, 1: ("127.0.0.1", closed[1])}, utc=1.0)
+    way = two[0].probe_peers({0: first.address, 1: ("127.0.0.1", closed[1])})
     assert way.unseen == [1]
     assert way.unreached == {1: "Connection refused"}
     assert PeerReport.from_json(way.to_json()) == way
