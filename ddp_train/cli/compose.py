@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -69,15 +68,7 @@ class _Command:
         before, checked = _checked.pop() if _checked else (None, None)
         if checked is None or before is None or before != _without_hydra(composed):
             checked = check_composed(composed, hydra_config, trains_here=_trains_here(composed))
-        resume = Path(checked.resume)
-        job = Job(
-            config=checked,
-            run_folder=RunFolder(Path(hydra_config.runtime.output_dir)),
-            command=list(sys.argv),
-            overrides=texts(hydra_config.overrides.task),
-            options=options_of(hydra_config),
-            checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
-        )
+        job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         record(job.run_folder, job.config)
         self._exit_code = self._launcher.begin(job)
 
@@ -103,6 +94,19 @@ class _Command:
         return self._exit_code if self._multirun is None else self._multirun.exit_code()
 
 
+def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
+    """Return the job of what was composed and checked; the node `hydra` says what was typed."""
+    resume = Path(checked.resume)
+    return Job(
+        config=checked,
+        run_folder=RunFolder(folder),
+        command=list(sys.argv),
+        overrides=texts(hydra_config.overrides.task),
+        options=options_of(hydra_config),
+        checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
+    )
+
+
 class Checked(Callback):
     """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists)."""
 
@@ -116,10 +120,14 @@ class Checked(Callback):
 
                 if (code := machines.follow(checked, run=_typed_folder(config))) is not None:
                     raise Exit(code)  # the first machine claims
-            folder, is_resumed = _claim(config, checked)
+            found = location_of(config, checked)
+            if found.is_continued:
+                folder = _continue(found.folder, checked, key=found.key)
+            else:
+                folder = claim_new(found.folder) if found.is_new else claim_given(found.folder, key=found.key)
             with read_write(config.hydra), open_dict(config.hydra):
                 config.hydra.run.dir = str(folder)
-                if is_resumed:
+                if found.is_continued:
                     config.hydra.output_subdir = None  # `.hydra` says how the run was started, once
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -132,10 +140,9 @@ class Checked(Callback):
             cluster = section(config, ClusterConfig)
             if errors := list(check_copies(cluster, os.environ)):
                 raise ConfigErrors(errors)  # before anything is claimed
-            if cluster.launcher == "machines" and not is_torchrun_worker():
-                code = machines.run_sweep(cluster, sys.argv[1:])
-                if code is not None:
-                    raise Exit(code)  # global rank 0 has composed and claimed
+            is_by_hand = cluster.launcher == "machines" and not is_torchrun_worker()
+            if is_by_hand and (code := machines.run_sweep(cluster, sys.argv[1:])) is not None:
+                raise Exit(code)  # global rank 0 has composed and claimed
             folder = sweep_place(config)
             if not _is_overridden(config, "hydra.sweep.dir"):
                 folder = claim_new(folder)
@@ -205,18 +212,14 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_her
             if hydra_config.job.env_set and "cluster" in job_config:  # Hydra's own way to say it, which reaches this process alone
                 job_config.cluster.env = {**hydra_config.job.env_set, **(job_config.cluster.env or {})}
     if hydra_config.job.chdir:
-        raise ConfigError(
-            key="hydra.job.chdir",
-            happened="is true",
-            expected="false: ranks stand where you stand, so that they find your modules and data",
-        )
+        expected = "false: ranks stand where you stand, so that they find your modules and data"
+        raise ConfigError(key="hydra.job.chdir", happened="is true", expected=expected)
     checked = check_in_torch_process(job_config, hydra=hydra_config, trains_here=trains_here)
     check_pipeline(checked, begins=checked.resume in ("auto", "never") and not RunFolder(Path(hydra_config.run.dir)).config.exists())
     return checked
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunLocation:
+class RunLocation(NamedTuple):
     """Where a run goes."""
 
     folder: Path
@@ -243,25 +246,13 @@ def _typed_folder(config: DictConfig) -> str:
     return typed[-1] if "${" in typed[-1] else str(Path(config.hydra.run.dir).absolute())
 
 
-def _claim(composed: DictConfig, checked: RunConfig) -> tuple[Path, bool]:
-    """Return the run folder, ours alone, and whether a run in it is continued."""
-    found = location_of(composed, checked)
-    if found.is_continued:
-        return _continue(found.folder, checked, key=found.key), True
-    return claim_new(found.folder) if found.is_new else claim_given(found.folder, key=found.key), False
-
-
 def sweep_place(composed: DictConfig) -> Path:
     """Return where a sweep goes. Looks, and touches nothing."""
     return _place(composed.hydra.sweep, key="hydra.sweep.dir", is_typed=_is_overridden(composed, "hydra.sweep.dir"))
 
 
 def require_our_launcher(composed: DictConfig) -> None:
-    """Refuse a launcher of Hydra's, or of a plugin, for the jobs of a sweep.
-
-    Raises:
-        ConfigError: it is not ours.
-    """
+    """Refuse a launcher of Hydra's, or of a plugin, for the jobs of a sweep. ConfigError: it is not ours."""
     if composed.hydra.launcher._target_ != _OUR_LAUNCHER:
         raise ConfigError(key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs")
 
@@ -300,20 +291,12 @@ def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
 
 
 def require_same(folder: Path, checked: RunConfig, *, key: str) -> None:
-    """Refuse to continue a run that is not the user's own, or under a configuration that would give other results.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
+    """Refuse (ConfigError) to continue a run that is not the user's own, or under a configuration that would give other results."""
     require_trust(folder, key=key, accept=f"ddp-train resume {folder} --trust")
-    changed = changes(checked, folder)
-    if changed:
-        raise ConfigError(
-            key=key,
-            happened=f"the run in {folder} has another configuration:\n    " + "\n    ".join(changed[:12]),
-            expected="the configuration that it was started with",
-            fix=f"`ddp-train resume {folder}` takes the saved one (and overrides after it); or start a new run in another folder",
-        )
+    if changed := changes(checked, folder):
+        happened = f"the run in {folder} has another configuration:\n    " + "\n    ".join(changed[:12])
+        fix = f"`ddp-train resume {folder}` takes the saved one (and overrides after it); or start a new run in another folder"
+        raise ConfigError(key=key, happened=happened, expected="the configuration that it was started with", fix=fix)
 
 
 def _is_overridden(composed: DictConfig, key: str) -> bool:

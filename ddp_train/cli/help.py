@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import yaml
 
 from ddp_train import FOLDER
 from ddp_train.config.check import CONF
-from ddp_train.config.command.composition import parse
+from ddp_train.config.command.composition import parse, shown
 from ddp_train.config.schema import SECTIONS, RootConfig, subsection
 from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.locate import hints_of, look_up
@@ -53,8 +54,8 @@ def explain(arguments: list[str], launcher: Launcher) -> int:
     if asked == _DOCS.name or asked.endswith(".md"):
         _show_page(asked)
         return DONE
-    own = [options(Path(args.config_dir).absolute())] if args.config_dir is not None else []
-    known = [option for each in [*own, options(CONF)] for option in each]
+    own = options(Path(args.config_dir).absolute()) if args.config_dir is not None else []
+    known = [*own, *options(CONF)]
     answer = "\n".join(_answer(asked, known))
     print(answer)
     for page in dict.fromkeys(re.findall(r"\bdocs/[\w/]+\.md", answer)):
@@ -63,11 +64,7 @@ def explain(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _show_page(asked: str) -> None:
-    """Show a page of the documentation, laid out on a terminal and as it is elsewhere; of the folder alone the list of all.
-
-    Raises:
-        UserError: there is none of this name.
-    """
+    """Show a page of the documentation, laid out on a terminal; of the folder alone a list of all. UserError: there is none of the name."""
     pages = {f"{_DOCS.name}/{path.relative_to(_DOCS)}": path for path in sorted(_DOCS.rglob("*.md"))}
     if asked == _DOCS.name:
         print("\n".join(pages))
@@ -116,7 +113,7 @@ def _option(option: Option) -> Iterator[str]:
     yield from _paragraph(f"{option.group}={option.name}" if option.group else "the root", option.meaning)
     if option.target:
         yield f"    makes {option.target}"
-    yield f"    stands in {_shown(option.file)}\n"
+    yield f"    stands in {shown(option.file)}\n"
     for key in option.keys:
         yield from _paragraph(f"  {key.name}={key.value}" if key.value else f"  {key.name}", key.meaning)
 
@@ -128,20 +125,16 @@ def _key(found: Sequence[tuple[Option, Key]], chosen: dict[str, str]) -> Iterato
     yield f"{key.name}={key.value}" + (f"    {kind}" if kind else "")
     meanings = [key.meaning, *(other.meaning for _, other in found)]
     yield from _paragraph("", next(filter(None, meanings), "has no comment of its own"))
-    yield f"    stands in {_shown(key.file)}:{key.line}"
+    yield f"    stands in {shown(key.file)}:{key.line}"
     for other, same in found:
         if same is not key:
-            yield f"    {other.group}={other.name} has {same.value or 'keys of its own'}    {_shown(same.file)}:{same.line}"
+            yield f"    {other.group}={other.name} has {same.value or 'keys of its own'}    {shown(same.file)}:{same.line}"
 
 
 def _paragraph(title: str, text: str) -> Iterator[str]:
     if title:
         yield title
     yield from textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-
-
-def _shown(file: Path) -> str:
-    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def _unknown(happened: str, name: str, names: Sequence[str] | dict[str, None], prefix: str) -> ConfigError:
@@ -207,7 +200,7 @@ def _read_option(file: Path, group: str) -> Option:
     with file.open() as stream:  # which names the file where it cannot be read
         tree = yaml.compose(stream)
     lines = file.read_text().splitlines()
-    top = [line.removeprefix("#").strip() for line in lines[: next((i for i, line in enumerate(lines) if not line.startswith("#")), 0)]]
+    top = [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
     is_global = "@package _global_" in top
     prefix = "" if is_global or not group else f"{group.replace('/', '.')}."
     keys = [*_keys(tree, prefix, lines, file)]
@@ -236,12 +229,8 @@ def _meaning(lines: Sequence[str], line: int, start: int = 0) -> str:
     found = _COMMENT.search(lines[line], start)
     if found is None:
         return ""
-    parts = [found[1]]
-    for following in lines[line + 1 :]:
-        if not re.match(r"^\s+#\s", following):
-            break
-        parts.append(following.strip().removeprefix("#").strip())
-    return " ".join(parts)
+    following = takewhile(re.compile(r"\s+#\s").match, lines[line + 1 :])
+    return " ".join([found[1], *(each.strip().removeprefix("#").strip() for each in following)])
 
 
 def kind_of(key: str) -> str:

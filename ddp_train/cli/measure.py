@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -17,10 +16,11 @@ from typing import Any
 
 from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import DONE, ConfigError, UserError
-from ddp_train.system.process import fork
+from ddp_train.system.deadline import wait_until
+from ddp_train.system.process import file_in_memory, fork
 
 WITHIN_S = 60.0  # with torch's import: from a file server of many small files it takes long
-_CHUNK_BYTES = 1 << 16
+_POLL_S = 0.02
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = {
     **dict.fromkeys(("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink"), "writes nothing"),
@@ -38,41 +38,38 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
     It returns the sizes (`training.dry_build.Sizes`), or why they cannot be told here. It raises a ConfigError when the parts of the run do
     not fit together, which its ranks would say as soon as they build it.
     """
-    reading, writing = os.pipe()
+    answer = file_in_memory(b"")
 
     def work() -> int:
-        os.close(reading)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         sys.stdout = sys.stderr = os.fdopen(nowhere, "w")  # what a user's data set prints is no part of a plan
         for number in (1, 2):
             os.dup2(nowhere, number)
-        os.write(writing, json.dumps(_answer(config)).encode())
+        os.write(answer, json.dumps(_answer(config)).encode())
         return DONE
 
+    def sizes() -> dict[str, Any] | str:
+        if not wait_until(lambda: child.exit_code() is not None, within_s=deadline - time.monotonic(), every_s=_POLL_S):
+            return f"building it without values takes longer than {within_s:g} s"
+        if not (text := os.pread(answer, os.fstat(answer).st_size, 0)):
+            return "the process that built it without values has died"
+        said = json.loads(text)
+        if "sizes" in said:
+            return dict(said["sizes"])
+        error = said["error"]
+        if isinstance(error, str):
+            return error
+        if error["key"].partition(".")[0] == "data" or not said["is_config"]:  # it may well be there where the run will be
+            return str(UserError(**{**error, "fix": "", "expected": ""}))
+        raise ConfigError(**error)
+
     deadline, child = time.monotonic() + within_s, fork(work)
-    os.close(writing)
     try:
-        yield lambda: _understood(_read(reading, deadline), within_s)
+        yield sizes
     finally:
-        os.close(reading)
+        os.close(answer)
         child.signal(signal.SIGKILL)
         child.wait()
-
-
-def _understood(answer: bytes | None, within_s: float) -> dict[str, Any] | str:
-    if answer is None:
-        return f"building it without values takes longer than {within_s:g} s"
-    if not answer:
-        return "the process that built it without values has died"
-    said = json.loads(answer)
-    if "sizes" in said:
-        return dict(said["sizes"])
-    error = said["error"]
-    if isinstance(error, str):
-        return error
-    if error["key"].partition(".")[0] == "data" or not said["is_config"]:  # it may well be there where the run will be
-        return str(UserError(**{**error, "fix": "", "expected": ""}))
-    raise ConfigError(**error)
 
 
 def _answer(config: RunConfig) -> dict[str, Any]:
@@ -87,17 +84,6 @@ def _answer(config: RunConfig) -> dict[str, Any]:
         return {"error": fields, "is_config": isinstance(error, ConfigError)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
-
-
-def _read(descriptor: int, deadline: float) -> bytes | None:
-    """Return all that comes before the other end is closed; None when it is not in time."""
-    said = b""
-    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        chunk = os.read(descriptor, _CHUNK_BYTES)
-        if not chunk:
-            return said
-        said += chunk
-    return None
 
 
 def refuse_effects(name: str) -> None:

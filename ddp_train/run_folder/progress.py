@@ -44,7 +44,7 @@ def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epoch
     if step_ms:
         parts += [f"{1000 / step_ms:.3g} steps/s", *rates(record.get("tokens_per_s"), record.get("mfu"))]
         if max_steps is not None and max_steps > record["step"]:
-            parts.append(f"{_duration((max_steps - record['step']) * step_ms / 1000)} left")
+            parts.append(f"{duration((max_steps - record['step']) * step_ms / 1000)} left")
     return ", ".join(parts)
 
 
@@ -98,7 +98,7 @@ def evaluation_line(run_folder: RunFolder) -> str:
     if done and seconds:
         parts.append(f"{done / seconds:.3g} batches/s")
         if of is not None and of > done:
-            parts.append(f"{_duration((of - done) * seconds / done)} left")
+            parts.append(f"{duration((of - done) * seconds / done)} left")
     return ", ".join(parts)
 
 
@@ -142,7 +142,8 @@ class LogTail:
         return sorted(newest, key=lambda path: (len(path.name), path.name)) or ([own] if own.exists() else [])
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Write a time in the unit that suits it."""
     minutes = round(seconds / 60)
     if minutes == 0:
         return f"{seconds:.0f} s"

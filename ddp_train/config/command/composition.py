@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from ddp_train.config.check import CONF
 from ddp_train.config.hydra_internals import ConfigLoaderImpl, create_config_search_path, get_args_parser
 from ddp_train.config.targets.own_target import folder_of
-from ddp_train.config.tree import leaves
+from ddp_train.config.tree import leaves, texts
 
 TYPED = "typed"
 """The source of what stands on the command line."""
@@ -63,22 +63,18 @@ def loader_of(args: Namespace, conf: Path = CONF) -> ConfigLoaderImpl:
 
 
 class Composition:
-    """The files of one composed configuration.
+    """The files of one configuration, which the loader has composed with its node `hydra`."""
 
-    Args:
-        loader: what composed it.
-        composed: with its node `hydra`.
-        overrides: that it was composed from.
-    """
-
-    def __init__(self, loader: ConfigLoader, composed: DictConfig, overrides: list[str]) -> None:
-        self._folders = [folder for source in composed.hydra.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
-        self._chosen: dict[str, Any] = dict(composed.hydra.runtime.choices)
+    def __init__(self, loader: ConfigLoader, composed: DictConfig) -> None:
+        node = composed.hydra
+        overrides = [*texts(node.overrides.hydra), *texts(node.overrides.task)]
+        defaults = loader.compute_defaults_list(node.job.config_name, overrides, RunMode.RUN).defaults
+        self._folders = [folder for source in node.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
+        self._chosen = {group: option for group, option in node.runtime.choices.items() if not group.startswith("hydra")}
         self._typed = [word for word in OverridesParser.create().parse_overrides(overrides) if not word.key_or_group.startswith("hydra")]
-        defaults = loader.compute_defaults_list(composed.hydra.job.config_name, overrides, RunMode.RUN).defaults
         self._defaults = [entry for entry in defaults if not (entry.package or "").startswith("hydra") and entry.config_path]
+        self._contents = {str(entry.config_path): self._read(str(entry.config_path)) for entry in self._defaults}
         self._root = next(str(entry.config_path) for entry in self._defaults if entry.primary)
-        self._contents: dict[str, dict[Any, Any]] = {}
         self.choices = self._find_choices()
         self.values = self._find_values()
         self.removed = [word.key_or_group for word in self._typed if word.is_delete()]
@@ -88,14 +84,16 @@ class Composition:
         typed = {word.key_or_group for word in self._typed}
         by_root: dict[str, str] = {}
         by_file: dict[str, str] = {}
-        for entry in self._defaults:
-            for group, option, is_override in self._choices_in(entry.config_path):
-                if is_override:
-                    by_file[group] = self._shown(entry.config_path)
-                elif "/" not in entry.config_path:  # a file of no group
-                    by_root.setdefault(group, option)
+        for name, content in self._contents.items():
+            entries = [entry for entry in content.get("defaults") or () if isinstance(entry, Mapping)]
+            for words, option in ((str(key).split(), option) for entry in entries for key, option in entry.items()):
+                group = words[-1].lstrip("/").partition("@")[0]
+                if "override" in words:
+                    by_file[group] = self._shown(name)
+                elif "/" not in name:  # a file of no group
+                    by_root.setdefault(group, str(option))
         choices = []
-        for group in dict.fromkeys([*by_root, *(name for name in self._chosen if not name.startswith("hydra"))]):
+        for group in dict.fromkeys([*by_root, *self._chosen]):
             named = self._chosen.get(group)
             if isinstance(named, str) and self._file(f"{group.partition('@')[0]}/{named}") is None:
                 continue  # an optional one, which is not there
@@ -108,16 +106,16 @@ class Composition:
         """Return a group's option, or the list of them where it takes several, of which Hydra keeps no record."""
         if group in self._chosen:
             return str(self._chosen[group])
-        fixed = self._read(self._root).get("defaults") or ()
-        paths = [path for entry in self._defaults if (path := str(entry.config_path)).startswith(f"{group}/") and path not in fixed]
-        return f"[{','.join(path.removeprefix(f'{group}/') for path in paths)}]"
+        fixed = self._contents[self._root].get("defaults") or ()
+        options = [path.removeprefix(f"{group}/") for path in self._contents if path.startswith(f"{group}/") and path not in fixed]
+        return f"[{','.join(options)}]"
 
     def _find_values(self) -> list[Value]:
         """Return the values that do not come from the option of their own group."""
         groups = {*self._chosen, *(choice.group for choice in self.choices)}
         history: dict[str, list[tuple[Any, str, bool]]] = {}  # value, source, whether the source is its own group's
         for entry in self._defaults:
-            content = {str(key): value for key, value in self._read(entry.config_path).items() if key not in ("defaults", "hydra")}
+            content = {str(key): value for key, value in self._contents[str(entry.config_path)].items() if key not in ("defaults", "hydra")}
             for key, value in leaves(content):
                 key = f"{entry.package}.{key}" if entry.package else key
                 is_own = entry.config_path in ("config", f"{key.partition('.')[0]}/{entry.config_path.partition('/')[2]}")
@@ -132,19 +130,10 @@ class Composition:
             if not past[-1][2] and (past[-1][1] == TYPED or len(past) == 1 or past[-1][0] != past[-2][0])
         ]
 
-    def _choices_in(self, name: str) -> Iterator[tuple[str, str, bool]]:
-        """Yield group, option and whether it replaces another one's choice, for each entry of a file's defaults."""
-        entries = [entry for entry in self._read(name).get("defaults") or () if isinstance(entry, Mapping)]
-        for key, option in (item for entry in entries for item in entry.items()):
-            words = str(key).split()
-            yield words[-1].lstrip("/").partition("@")[0], str(option), "override" in words
-
     def _read(self, name: str) -> dict[Any, Any]:
-        if name not in self._contents:
-            file = self._file(name)
-            content = OmegaConf.to_container(OmegaConf.load(file), resolve=False) if file is not None else {}
-            self._contents[name] = content if isinstance(content, dict) else {}
-        return self._contents[name]
+        file = self._file(name)
+        content = None if file is None else OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        return content if isinstance(content, dict) else {}
 
     def _file(self, name: str) -> Path | None:
         return next((file for folder in self._folders if (file := folder / f"{name}.yaml").is_file()), None)
@@ -156,4 +145,9 @@ class Composition:
             return f"{name}.yaml"
         if file.is_relative_to(CONF):
             return f"conf/{file.relative_to(CONF)}"
-        return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
+        return shown(file)
+
+
+def shown(file: Path) -> str:
+    """Return a path as a person would type it: from where they stand when it lies below."""
+    return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)

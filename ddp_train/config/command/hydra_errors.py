@@ -1,8 +1,8 @@
 """Explain a command line that Hydra refuses: with every mistake in it, not only the first one that Hydra met.
 
-Runs only after Hydra raised. Words that cannot be read and options that do not exist are named here. All others are composed again, keys
-that do not exist too, and `check` says what is wrong with them, as with those in a YAML. Where composing fails again (a + before what is
-there, a ~ before what is not), Hydra's own words are shown.
+Runs only after Hydra raised. Words that cannot be read and options that do not exist are named here. The other options are composed again,
+all values are put into that, keys that do not exist too, and `check` says what is wrong, as with a YAML. Where nothing is (a + before what
+is there, a ~ before what is not), Hydra's own words are shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from yaml import MarkedYAMLError, YAMLError
 
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command.command_line import is_bare, require_config, unreadable, whole, without_override
-from ddp_train.config.command.composition import loader_of, parse
-from ddp_train.config.spelling import nearest, unknown
+from ddp_train.config.command.composition import loader_of, parse, shown
+from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
 
@@ -56,64 +56,51 @@ def _unreadable_yaml(error: YAMLError) -> ConfigError:
     mark = isinstance(error, MarkedYAMLError) and (error.context_mark or error.problem_mark)  # where what is wrong begins, or is found
     if not isinstance(error, MarkedYAMLError) or not mark:
         return ConfigError(happened=str(error), expected="a YAML file", fix="correct this file")
-    path = Path(mark.name)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    happened = f"is no YAML: {error.problem}"
-    expected = "plain YAML: numbers, texts, lists and groups of keys"
-    fix = "correct this line; a text with special characters stands in quotes"
-    return ConfigError(key=f"{shown}, line {mark.line + 1}, column {mark.column + 1}", happened=happened, expected=expected, fix=fix)
+    key = f"{shown(Path(mark.name))}, line {mark.line + 1}, column {mark.column + 1}"
+    expected, fix = "plain YAML: numbers, texts, lists and groups of keys", "correct this line; special characters need quotes"
+    return ConfigError(key=key, happened=f"is no YAML: {error.problem}", expected=expected, fix=fix)
 
 
 def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     args = parse(arguments)
     loader = loader_of(args, conf)
     require_config(args, loader)
-
-    def compose(overrides: list[str]) -> DictConfig:
-        return loader.load_configuration(args.config_name or "config", overrides, run_mode=RunMode.RUN)
-
+    compose = partial(loader.load_configuration, args.config_name or "config", run_mode=RunMode.RUN)
     words, errors = whole(args.overrides)
-    typed = _sort(words, loader)
-    if added := [text for text in typed.choices if text.startswith("+")]:
+    choices, values, wrong = _sort(words, loader)
+    if added := [text for text in choices if text.startswith("+")]:
         defaults = compose([]).hydra.runtime.choices
         for text in (text for text in added if (key := text[1:].partition("=")[0]) in defaults):
             happened, expected = "is in the configuration already", "no + before it"
             errors.append(ConfigError(key=key, happened=happened, expected=expected, fix=shlex.quote(text[1:])))
-            typed.choices[typed.choices.index(text)] = text[1:]
-    composed = compose(typed.choices)
+            choices[choices.index(text)] = text[1:]
+    composed = compose(choices)
     known = dict(nodes(_plain(composed)))
     groups = loader.get_group_options("", results_filter=None) if any(map(is_bare, words)) else []
     offered_by = {group: offered for group in groups if (offered := loader.get_group_options(group))}
-    errors += [*typed.errors, *without_override(words, known, offered_by)]
-    new = [override.key_or_group for override in typed.values if override.is_add() or override.is_force_add()]
-    absent, present = dict[str, Override](), list[str]()
-    for override in typed.values:
-        key = override.key_or_group
-        if key in known or override.is_delete() or any(f"{key}.".startswith(f"{other}.") for other in new):
-            present.append(_first_job(override))
-        else:
-            absent[key] = override
-    tree, found = {}, list[ConfigError]()
+    errors += [*wrong, *without_override(words, known, offered_by)]
+    new = tuple(f"{override.key_or_group}." for override in values if override.is_add() or override.is_force_add())
+    absent = {override.key_or_group: override for override in values if not f"{override.key_or_group}.".startswith(new)}
+    absent = {key: override for key, override in absent.items() if key not in known and not override.is_delete()}
+    hydra_node = _apply(values, composed)
+    found = list[ConfigError]()
     try:
-        composed = compose([*typed.choices, *present]) if present else composed
-        hydra_node = _add(absent, composed)
-        tree = _plain(composed)
         check(composed, hydra=hydra_node)
     except ConfigErrors as error:
         found = error.errors
-    except (HydraException, OmegaConfBaseException):
-        if not errors and not absent:
-            raise  # else it is a consequence of what was found above, as a rule
-        found = [unknown(key, known, override.value()) for key, override in absent.items()]
-    return [*errors, *_to_be_added(absent, tree, found), *found]
+    return [*errors, *_to_be_added(absent, _plain(composed), found), *found]
 
 
-def _add(absent: Mapping[str, Override], composed: DictConfig) -> DictConfig:
-    """Put keys that are not there into a configuration, and take its node `hydra` out: composing again would take twice as long."""
+def _apply(values: Iterable[Override], composed: DictConfig) -> DictConfig:
+    """Put values into a configuration, keys that are not there too, and take its node `hydra` out: composing again would take as long."""
     with read_write(composed), open_dict(composed), read_write(composed.hydra), open_dict(composed.hydra):
-        for key, override in absent.items():
-            value = next(iter(override.sweep_iterator())) if override.is_sweep_override() else override.value()
-            OmegaConf.update(composed, key, value, force_add=True)
+        for override in values:
+            parent, _, name = override.key_or_group.rpartition(".")
+            if not override.is_delete():
+                first = OverridesParser.create().parse_override(_first_job(override))
+                OmegaConf.update(composed, override.key_or_group, first.value(), force_add=True)
+            elif isinstance(node := OmegaConf.select(composed, parent) if parent else composed, DictConfig):
+                node.pop(name, None)
             composed.hydra.overrides.task.append(str(override.input_line))
         hydra_node: DictConfig = composed.pop("hydra")
     return hydra_node
@@ -133,31 +120,22 @@ def _to_be_added(absent: Mapping[str, Override], tree: Mapping[str, Any], errors
             yield ConfigError(key=key, happened=happened, expected="a + before what is added", fix=shlex.quote(f"+{override.input_line}"))
 
 
-@dataclass
-class _Typed:
-    """The words of a command line by what they are for, in their order."""
-
-    choices: list[str] = field(default_factory=list)  # of a group's option
-    values: list[Override] = field(default_factory=list)
-    errors: list[ConfigError] = field(default_factory=list)
-
-
-def _sort(words: Iterable[str], loader: ConfigLoader) -> _Typed:
-    """Tell choices from values, and refuse what cannot be read and options that a group does not have."""
-    parser, typed = OverridesParser.create(loader), _Typed()
+def _sort(words: Iterable[str], loader: ConfigLoader) -> tuple[list[str], list[Override], list[ConfigError]]:
+    """Tell choices of a group's option from values, and name what cannot be read and options that a group does not have."""
+    parser, choices, values, errors = OverridesParser.create(loader), list[str](), list[Override](), list[ConfigError]()
     for text in words:
         try:
             override = parser.parse_override(text)
         except HydraException as error:
-            typed.errors += [] if is_bare(text) else [unreadable(text, error)]
+            errors += [] if is_bare(text) else [unreadable(text, error)]
             continue
         if offered := loader.get_group_options(override.key_or_group):
             wrong = [] if override.is_delete() else [*_wrong_options(override, offered)]
-            typed.errors += wrong
-            typed.choices += [] if wrong else [_first_job(override)]
+            errors += wrong
+            choices += [] if wrong else [_first_job(override)]
         else:
-            typed.values.append(override)
-    return typed
+            values.append(override)
+    return choices, values, errors
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:

@@ -96,7 +96,6 @@ def test_sixteen_machines_get_a_line_each_that_differs_by_its_number(plan: Plan)
     assert first == f"{shlex.join([*command, 'cluster.node_rank=0'])}   on the machine of node0:29400"
     assert others == f"{shlex.join([*command, 'cluster.node_rank=N'])}   on each other one, N from 1 to 15"
     assert fact(shown, "ranks")[0] == "128 on cpu: 16 machines x 8"
-    assert len(fact(plan(*words, "cluster.nodes=3"), "type")) == 3
 
 
 def test_a_machine_that_knows_its_number_by_its_environment_types_the_same(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +117,7 @@ def test_the_time_follows_from_the_newest_run_of_the_kind(plan: Plan, tmp_path: 
     base = ["cluster=cpu", "cluster.processes_per_node=1", "trainer.max_steps=36000", "trainer.max_epochs=null"]
     past_run(tmp_path / "outputs/default/one", step_ms=100)
     said = fact(plan(*base), "time")
-    assert said[0].startswith("about 1 h 0 min for 36,000 steps: 100 ms a step in outputs/default/one, the newest run")
+    assert said[0].startswith("about 60 min for 36,000 steps: 100 ms a step in outputs/default/one, the newest run")
     assert "that run had another batch: global batch 32" in said[-1]
     assert "which is enough" in "".join(fact(plan(*base, "cluster.walltime=120"), "time"))
     short = "".join(fact(plan(*base, "cluster.walltime=13", "cluster.grace_s=60"), "time"))
@@ -306,6 +305,7 @@ def test_forty_nasty_strings_come_back_exactly_from_a_shell_and_none_reaches_the
     screen.table([(text, "x") for text in NASTY])
     screen.fact("all", line)
     screen.block("\n".join(NASTY))
+    screen.show()
     shown = capsys.readouterr().out
     assert all(each.isprintable() for each in shown.split("\n"))
     assert line in shown and "[bold]x[/]" in shown and ":smile:" in shown

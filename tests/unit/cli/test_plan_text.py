@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from ddp_train.cli.plan_text import Past, newest_like
+from ddp_train.cli.plan_text import newest_like
 from tests.unit.parts import checked
 
 
@@ -28,7 +28,7 @@ def test_the_newest_run_with_this_model_data_and_precision_counts(tmp_path: Path
     run(tmp_path / "wider", "model.width=99", step_ms=1)
     run(tmp_path / "other_data", "data.num_samples=99", step_ms=1)
     run(tmp_path / "half", "amp=bf16", step_ms=1)
-    assert newest_like(checked(), tmp_path) == Past(folder=mine, step_ms=20, batch="global batch 32")  # the first, slow step is passed over
+    assert newest_like(checked(), tmp_path) == (mine, 0.02)
 
 
 def test_jobs_of_sweeps_count_and_what_cannot_be_read_does_not(tmp_path: Path) -> None:
@@ -37,5 +37,5 @@ def test_jobs_of_sweeps_count_and_what_cannot_be_read_does_not(tmp_path: Path) -
     (run(tmp_path / "of_before") / "config.yaml").write_text("model: {}\n")
     (run(tmp_path / "without") / "metrics.jsonl").write_text("")
     found = newest_like(checked(), tmp_path)
-    assert found is not None and found.folder == job
+    assert found is not None and found[0] == job
     assert newest_like(checked(), tmp_path / "nothing") is None

@@ -25,7 +25,7 @@ def composition(*words: str) -> Composition:
     args = parse(list(words))
     loader = loader_of(args)
     composed = loader.load_configuration(args.config_name or "config", args.overrides, run_mode=RunMode.RUN)
-    return Composition(loader, composed, args.overrides)
+    return Composition(loader, composed)
 
 
 def values(*words: str) -> dict[str, Value]:
