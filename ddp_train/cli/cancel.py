@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ddp_train.cli.status import folder_of, runs_of, submitted_state
+from ddp_train.cli.saved_run import words_of
+from ddp_train.cli.status import runs_of, submitted_state
 from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, FAILED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
@@ -35,11 +36,9 @@ _PATIENCE_S = 60.0  # beyond cluster.grace_s
 
 def cancel(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train cancel RUN-or-SWEEP [--at-once]`: end it, and wait until it has ended."""
-    at_once = "--at-once" in arguments
-    typed = folder_of([text for text in arguments if text != "--at-once"], USAGE)
-    path = typed.absolute()
+    given, (typed,) = words_of(arguments, USAGE)
+    path, at_once, shown = Path(typed).absolute(), "--at-once" in given, shlex.quote(typed)
     runs = [run_folder for run_folder, _ in runs_of(path) if not run_folder.is_completed()]
-    shown = shlex.quote(str(typed))
     if not runs:
         print(f"{shown} is done: there is nothing to cancel")
         return DONE

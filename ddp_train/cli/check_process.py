@@ -41,11 +41,7 @@ def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here
 
 
 def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
-    """Let the other process check; None: it is gone, or cannot.
-
-    Raises:
-        ConfigError, ConfigErrors: what it has found.
-    """
+    """Let the other process check; None: it is gone, or cannot. ConfigErrors: what it has found."""
     state = {"path": sys.path, "environment": dict(os.environ), "resolvers": set(BaseContainer._resolvers)}
     try:
         content = pickle.dumps({**state, "config": config, "hydra": hydra, "global": HydraConfig.instance().cfg})
@@ -59,12 +55,9 @@ def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
     finally:
         for descriptor in files:
             os.close(descriptor)
-    if isinstance(answer, list):
-        raise ConfigErrors(answer)
-    if isinstance(answer, ConfigError):
-        raise answer
-    assert isinstance(answer, RunConfig)
-    return answer
+    if isinstance(answer, RunConfig):
+        return answer
+    raise ConfigErrors(answer)
 
 
 def serve_check(request: int, answer: int) -> int:
@@ -79,10 +72,8 @@ def serve_check(request: int, answer: int) -> int:
     HydraConfig.instance().cfg = asked["global"]
     try:
         result: Any = check(asked["config"], hydra=asked["hydra"])
-    except ConfigErrors as error:
-        result = error.errors
-    except ConfigError as error:
-        result = error
+    except (ConfigErrors, ConfigError) as error:
+        result = error.errors if isinstance(error, ConfigErrors) else [error]
     with open(answer, "wb", closefd=False) as file:
         pickle.dump(result, file)
     return 0

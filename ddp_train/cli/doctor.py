@@ -32,11 +32,9 @@ _SEEN_WITHIN_S = 3.0  # a network file system may show late what another machine
 def examine(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train doctor [--full] [key=value ...]`: examine the machines of a run."""
     words = [word for word in arguments if word != _FULL]
-    refused = next((word for word in words if word in ("-m", "--multirun") or word.startswith("resume=")), None)
-    if refused is not None:
-        raise ConfigError(
-            happened=f"doctor examines the machines of one run that is to come, not {refused}", expected=USAGE.partition("\n")[0]
-        )
+    if refused := [word for word in words if word in ("-m", "--multirun") or word.startswith("resume=")]:
+        happened = f"doctor examines the machines of one run that is to come, not {refused[0]}"
+        raise ConfigError(happened=happened, expected=USAGE.partition("\n")[0])
     program = f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}"
 
     def run(job: Job) -> int:

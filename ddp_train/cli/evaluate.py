@@ -5,6 +5,7 @@ The work is a job with a folder of its own, RUN/evaluations/<time>: launched, wa
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
-from ddp_train.cli.saved_run import TRUST, ask_trust, option_words, record, require_place, run_of, typed
+from ddp_train.cli.saved_run import ask_trust, record, require_place, run_of, typed, words_of
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
@@ -31,7 +32,6 @@ from ddp_train.launch import machines
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -60,7 +60,6 @@ No targets are needed, and none are looked at. What the model says of each sampl
 one row for each sample, in the data set's order, and samples.txt with their names where the data tells them.
 """
 
-_WATCH, _SET = "--watch", "--set"
 _WITHOUT_EFFECT = (
     *("trainer", "optimizer", "scheduler", "checkpoint", "sweep", "health", "profile", "callbacks", "debug"),
     *("experiment", "hydra", "activation_checkpointing", "compile"),
@@ -90,19 +89,13 @@ def predict(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
-    given, words = option_words(arguments, (_SET,), (TRUST, _WATCH) if command == "evaluate" else (TRUST,))
-    watches, part = _WATCH in given, given.get(_SET, "")
-    if not words:
-        expected = (USAGE if command == "evaluate" else PREDICT_USAGE).partition("\n")[0]
-        raise ConfigError(happened="no run folder was given", expected=expected, fix="give a run folder, or one of its checkpoints")
-    path, overrides = Path(words[0]), words[1:]
-    if is_sweep(path):
-        raise ConfigError(key="RUN", happened=f"{path} is a sweep", expected="one of its runs", fix=f"ddp-train runs {path} has them")
+    given, (run, *overrides) = words_of(arguments, USAGE if command == "evaluate" else PREDICT_USAGE, most=None)
+    path, watches, part = Path(run), "--watch" in given, given.get("--set", "")
     folder = run_of(path, key="RUN")
     if RunFolder(folder).task.exists():
         raise ConfigError(key="RUN", happened=f"{path} is an evaluation itself", expected="the run that was evaluated")
     if watches and is_checkpoint(path):
-        raise ConfigError(key="RUN", happened=f"{path} is one checkpoint", expected=f"a run folder with {_WATCH}", fix=str(folder))
+        raise ConfigError(key="RUN", happened=f"{path} is one checkpoint", expected="a run folder with --watch", fix=str(folder))
     ask_trust(command, arguments, folder)
     checkpoint = path.absolute() if is_checkpoint(path) else RunFolder(folder).checkpoints / LAST
     if watches:
@@ -145,31 +138,24 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: s
         # However many ranks: nothing of a global batch is left to be kept.
         "trainer": {**saved["trainer"], **_WITHOUT_TRAINING},
     }
-    changed = [_of_data(text) for text in overrides]
+    changed = [re.sub(r"^(\+*)data\.eval\.", r"\1data.", text) for text in overrides]  # there is no other data
     _refuse_without_effect(changed)
     choices = {key: option for key, _, option in (text.partition("=") for text in changed) if isinstance(config_for.get(key), Mapping)}
     for group, option in choices.items():
         config_for[group] = _section(group, option, folder)
     values = [text for text in changed if text.partition("=")[0] not in choices]
-    saved_overrides.refuse([text for text in values if not text.startswith("+")], config_for)
+    added = [text.lstrip("+") for text in values if text.startswith("+")]
+    merged = saved_overrides.changed(config_for, [text for text in values if not text.startswith("+")], added=added)
     require_place(words, folder, config_for)
-    merged = saved_overrides.changed(config_for, [text.lstrip("+") for text in values])
     if "eval" not in data:
         merged.data.eval = {}
     if predicts:
         merged.evaluation.save_predictions = False  # with targets
-    try:
-        return check(merged)
-    except ConfigErrors as error:
-        raise ConfigErrors(_with_the_way_to_other_data(error.errors, changed)) from None
+    return check(merged)
 
 
 def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the node of the data without a name, and those of the evaluation sets by their names.
-
-    Raises:
-        ConfigError: the run has no such data.
-    """
+    """Return the node of the data without a name, and those of evaluation sets by name. ConfigError: the run has no such data."""
     splits = {set_name(key): split_at(saved, key) for key in evaluation_sets(saved)}
     if part and part not in splits:
         happened = f"is {part}, which the run does not have"
@@ -184,30 +170,8 @@ def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts:
     return {**own, **({"eval": None} if data is None and not is_given else {})}, {} if part or predicts or is_given else splits
 
 
-def _with_the_way_to_other_data(errors: Sequence[ConfigError], overrides: Sequence[str]) -> list[ConfigError]:
-    """Replace what is wrong with the arguments of another data set, which the run's data has left there, by what to type."""
-    target = next((text.partition("=")[2] for text in overrides if text.startswith("data._target_=")), None)
-    others = [error for error in errors if not error.key.startswith("data.") or error.key == "data._target_"]
-    if target is None or len(others) == len(errors) or any(text.startswith("data=") for text in overrides):
-        return list(errors)
-    wrong = ", ".join(error.key for error in errors if error not in others)
-    happened = f"{target} does not fit the arguments of the run's own data: {wrong}"
-    expected, fix = "data=custom, which has none, and those of your own", f"data=custom data._target_={target} +data.ARG=VALUE"
-    return [ConfigError(key="data._target_", happened=happened, expected=expected, fix=fix), *others]
-
-
-def _of_data(text: str) -> str:
-    """Return an override with `data.` for `data.eval.`: there is no other data."""
-    plus = text[: len(text) - len(text.lstrip("+"))]
-    return plus + text[len(plus) :].replace("data.eval.", "data.", 1) if text[len(plus) :].startswith("data.eval.") else text
-
-
 def _section(group: str, option: str, folder: Path) -> Any:
-    """Return what an option of a group has, as if it were composed with the defaults, from where the run's own YAML came.
-
-    Raises:
-        ConfigError: there is no such option.
-    """
+    """Return what an option of a group has, composed with the defaults from the run's own YAML. ConfigError: there is no such option."""
     args = parse(with_conf(typed(folder)[1]))
     loader = loader_of(args)
     if option not in (offered := loader.get_group_options(group)):
@@ -235,18 +199,13 @@ def _refuse_without_effect(overrides: Sequence[str]) -> None:
 
 
 def _wait_for_first(run_folder: RunFolder) -> None:
-    """Wait until a run has saved for the first time: from then on its config has what its `auto`s came to.
-
-    Raises:
-        EnvironmentRefuses: it never will.
-    """
-    name, is_told = run_folder.checkpoints / LAST, False
+    """Wait until a run has saved: from then on its config has what its `auto`s came to. EnvironmentRefuses: it never will."""
+    name = run_folder.checkpoints / LAST
+    if not candidates(name):
+        print(f"waiting for the first checkpoint of {run_folder.shown()}", flush=True)
     while not candidates(name):
         verdict = verdict_of(run_folder)
         if verdict.outcome is not Outcome.AGAIN and not candidates(name):
             happened = f"{run_folder.shown()} has saved nothing, and goes on no more: {verdict}"
             raise EnvironmentRefuses(key="RUN", happened=happened, expected="a run that has saved, or is on its way")
-        if not is_told:
-            print(f"waiting for the first checkpoint of {run_folder.shown()}", flush=True)
-            is_told = True
         time.sleep(_LOOK_EVERY_S)

@@ -6,8 +6,7 @@ import shlex
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
-from ddp_train.cli.saved_run import ask_trust, option_words, run_of
-from ddp_train.config.spelling import nearest
+from ddp_train.cli.saved_run import ask_trust, run_of, words_of
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
@@ -29,36 +28,27 @@ Without code of ours: model.load_state_dict(safetensors.torch.load_file(FILE)).
 
 _SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "dcp": "", "hf": "", "torch_export": ".pt2", "onnx": ".onnx"}
 _BUILT = ("hf", "torch_export", "onnx")
-_FORMAT = "--format"
 
 
 def export(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train export RUN [--format=FORMAT] [to=PATH]`: write the weights of a run for others."""
-    given, words = option_words(arguments, (_FORMAT,))
-    places = [word.removeprefix("to=") for word in words if word.startswith("to=")]
-    runs = [word for word in words if not word.startswith("to=")]
-    if len(runs) != 1 or "=" in runs[0] or len(places) > 1:
-        happened = "no run folder was given, or too many words"
-        raise ConfigError(happened=happened, expected=USAGE.partition("\n")[0], fix="ddp-train export --help")
-    path, format = Path(runs[0]), given.get(_FORMAT, "safetensors")
+    given, (run,) = words_of(arguments, USAGE)
+    path, format = Path(run), given.get("--format", "safetensors")
     if format not in _SUFFIXES:
-        close = nearest(format, list(_SUFFIXES))
-        fix = f"{_FORMAT}={close}" if close else ""
-        raise ConfigError(key="--format", happened=f"is {format!r}", expected=f"one of {', '.join(_SUFFIXES)}", fix=fix)
+        raise ConfigError(key="--format", happened=f"is {format!r}", expected=f"one of {', '.join(_SUFFIXES)}")
     folder = run_of(path, key="RUN")
     if format in _BUILT:
         ask_trust("export", arguments, folder)
     if not is_checkpoint(path):
         require_candidates(RunFolder(folder).checkpoints / "last", key="RUN")
-    to = Path(places[0]) if places else folder / "export" / f"model{_SUFFIXES[format]}"
+    to = Path(given["to"]) if "to" in given else folder / "export" / f"model{_SUFFIXES[format]}"
     if to.exists():
         happened = f"{to} exists; nothing is written over"
         raise ConfigError(key="to", happened=happened, expected="a new path", fix=f"rm -r {shlex.quote(str(to))}, or to=PATH")
-    if places and to.suffix != _SUFFIXES[format] and to.suffix in set(_SUFFIXES.values()) - {""}:
+    if "to" in given and to.suffix != _SUFFIXES[format] and to.suffix in set(_SUFFIXES.values()) - {""}:
         meant = next(name for name, suffix in _SUFFIXES.items() if suffix == to.suffix)
-        raise ConfigError(
-            key="--format", happened=f"is {format}, and to={to} looks like {meant}", expected="one of the two", fix=f"{_FORMAT}={meant}"
-        )
+        happened = f"is {format}, and to={to} looks like {meant}"
+        raise ConfigError(key="--format", happened=happened, expected="one of the two", fix=f"--format={meant}")
     from ddp_train.training.inference import export as work  # imports torch, which no other part of the command needs
 
     for line in work.export(path, format=format, to=to):

@@ -80,17 +80,16 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
         RunFailed: the overrides are wrong (then nothing was started), or the run failed.
     """
     _check(overrides)
+    facts: dict[str, str] = {}
     with tempfile.TemporaryFile() as told:
         code = _run([sys.executable, "-m", "ddp_train", *overrides], told)
         told.seek(0)
-        facts: dict[str, str] = {}
-        for line in told.read().splitlines():
+        for line in told:
             facts |= json.loads(line)
     folder = Path(facts["folder"]) if "folder" in facts else None
-    if "error" in facts:
-        raise RunFailed(facts["error"], exit_code=code, folder=folder)
-    if folder is None:
-        raise RunFailed(f"ddp-train has ended with exit code {code}; what it said above has the reason", exit_code=code)
+    if folder is None or "error" in facts:
+        reason = f"ddp-train has ended with exit code {code}; what it said above has the reason"
+        raise RunFailed(facts.get("error", reason), exit_code=code, folder=folder)
     return _result(RunFolder(folder), code)
 
 
@@ -98,8 +97,7 @@ def _check(overrides: Sequence[str]) -> None:
     """Refuse what starts no single run here."""
     if isinstance(overrides, (str, Mapping)) or not all(isinstance(word, str) for word in overrides):
         pairs = overrides.items() if isinstance(overrides, Mapping) else [("model", "mlp"), ("optimizer.lr", "0.01")]
-        happened, fix = f"overrides is {overrides!r}", f"run({[f'{key}={value}' for key, value in pairs]})"
-        raise RunFailed(str(UserError(happened=happened, expected="a list of words", fix=fix)), exit_code=WRONG_INPUT)
+        _refuse(f"overrides is {overrides!r}", expected="a list of words", fix=f"run({[f'{key}={value}' for key, value in pairs]})")
     words = iter(overrides)
     for word in words:
         name, equals, _ = word.partition("=")
@@ -108,20 +106,18 @@ def _check(overrides: Sequence[str]) -> None:
                 next(words, None)  # its value
         elif word.startswith("-") or not (equals or word.startswith("~")) or name.lstrip("+") == "hydra.mode":
             fix = "run() in a loop instead of -m; `ddp-train ...` in a shell for the rest"
-            problem = UserError(happened=f"{word!r} starts no single run", expected="key=value, group=option, +key=value or ~key", fix=fix)
-            raise RunFailed(str(problem), exit_code=WRONG_INPUT)
+            _refuse(f"{word!r} starts no single run", expected="key=value, group=option, +key=value or ~key", fix=fix)
     if is_torchrun_worker():
-        fix = "torchrun ... -m ddp_train; or this program without torchrun"
-        problem = UserError(happened="torchrun has started this process, and run() starts processes itself", fix=fix)
-        raise RunFailed(str(problem), exit_code=WRONG_INPUT)
+        happened, fix = "torchrun has started this process", "torchrun ... -m ddp_train; or this program without torchrun"
+        _refuse(happened, expected="one that may start processes itself", fix=fix)
+
+
+def _refuse(happened: str, *, expected: str, fix: str) -> None:
+    raise RunFailed(str(UserError(happened=happened, expected=expected, fix=fix)), exit_code=WRONG_INPUT)
 
 
 def _result(run_folder: RunFolder, code: int) -> RunResult:
-    """Return what a run has left.
-
-    Raises:
-        RunFailed: it failed, or was ended before there was anything to save.
-    """
+    """Return what a run has left. RunFailed: it failed, or was ended before there was anything to save."""
     result, folder = run_folder.read_result(), run_folder.root
     if code == 0 and result is None:
         return RunResult(folder=folder, status=Status.QUEUED)
@@ -141,12 +137,10 @@ def _result(run_folder: RunFolder, code: int) -> RunResult:
 
 def _failure_of(run_folder: RunFolder, code: int) -> RunFailed:
     """Return the failure of a run in a few lines; it has shown its screen, with the traceback."""
-    found = failure.load(run_folder.failure)
-    lines = [
-        f"The run failed: {found.who if found else f'exit code {code}'}" + (f", after step {found.step}" if found and found.step else "")
-    ]
-    lines += [found.line(_SHOWN)] if found else []
-    lines += [f"  fix: {found.fix}"] if found and found.fix else []
+    found, lines = failure.load(run_folder.failure), [f"The run failed: exit code {code}"]
+    if found is not None:
+        lines = [f"The run failed: {found.who}" + (f", after step {found.step}" if found.step else ""), found.line(_SHOWN)]
+        lines += [f"  fix: {found.fix}"] if found.fix else []
     text = "\n".join([*lines, f"  run folder   {run_folder.shown()}"])
     return RunFailed(text, exit_code=code, folder=run_folder.root, failure=found)
 
@@ -195,21 +189,20 @@ def _show(streams: Mapping[IO[bytes], TextIO]) -> None:
 @contextmanager
 def _stop_signals_passed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     """Pass stop signals on while the block runs, and give what says to whom; afterwards each that came takes its own effect here, once."""
-    came: list[int] = []
-    waiting: list[int] = []  # for the child
-    children: list[subprocess.Popen[bytes]] = []
+    came, waiting, children = list[int](), list[int](), list[subprocess.Popen[bytes]]()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        if children:
-            children[0].send_signal(number)
-        else:
-            waiting.append(number)
+        waiting.append(number)
+        pass_on()
 
     def pass_on_to(child: subprocess.Popen[bytes]) -> None:
         children.append(child)
-        while waiting:
-            child.send_signal(waiting.pop(0))
+        pass_on()
+
+    def pass_on() -> None:
+        while children and waiting:
+            children[0].send_signal(waiting.pop(0))
 
     is_main = threading.current_thread() is threading.main_thread()  # no other one may, and none other is interrupted
     heard = [number for number in STOP_SIGNALS if is_main and signal.getsignal(number) != signal.SIG_IGN]

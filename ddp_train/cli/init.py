@@ -55,17 +55,10 @@ def _write(folder: Path, package: str) -> None:
 
 
 def _package(name: str) -> str:
-    """Return the name of the package for a folder's name.
-
-    Raises:
-        UserError: it is none that Python takes, or that of something else.
-    """
+    """Return the name of the package for a folder's name. UserError: it is none that Python takes, or that of something else."""
     package = re.sub(r"[-. ]", "_", name).lower()
-    if keyword.iskeyword(package):
-        happened = f"{package} is a word of Python's own, and the package would have this name"
-        raise UserError(happened=happened, expected="a name of your own", fix=_FIX)
-    if not package.isidentifier() or package.startswith("__"):
-        expected = "letters, digits, '-' and '_', a letter first"
+    if keyword.iskeyword(package) or not package.isidentifier() or package.startswith("__"):
+        expected = "letters, digits, '-' and '_', a letter first, and no word of Python's own"
         raise UserError(happened=f"{name} is no name for a package of Python", expected=expected, fix=_FIX)
     found = importlib.util.find_spec(package)
     if found is not None and found.origin is not None:  # None: a folder

@@ -14,10 +14,8 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hydra.errors import HydraException
@@ -60,23 +58,17 @@ def main() -> int:
     try:
         (directory := os.getcwd()).encode()
         " ".join(sys.argv).encode()
-    except (OSError, UnicodeEncodeError) as error:
-        print(_unusable(error), file=sys.stderr)
+    except OSError as error:
+        print(f"the current folder cannot be used: {error.strerror}\n  fix: cd FOLDER", file=sys.stderr)
+        return ENVIRONMENT_REFUSES
+    except UnicodeEncodeError:
+        happened = f"a name cannot be read with the file system encoding {sys.getfilesystemencoding()}"
+        fix = "export LC_ALL=C.UTF-8, and no PYTHONUTF8=0"
+        expected = "utf-8, in which checkpoints and configurations are written"
+        print(EnvironmentRefuses(happened=happened, expected=expected, fix=fix), file=sys.stderr)
         return ENVIRONMENT_REFUSES
     sys.path.insert(0, directory)  # components are importable from where the user stands, as with `python -m`
     return run(Launcher(run=_begin, slots=slots))
-
-
-def _unusable(error: OSError | UnicodeEncodeError) -> EnvironmentRefuses:
-    """Say why nothing can be started from the current folder with these words."""
-    if isinstance(error, OSError):
-        happened = f"the current folder cannot be used: {error.strerror}"
-        return EnvironmentRefuses(happened=happened, expected="a folder that exists and may be entered", fix="cd FOLDER")
-    return EnvironmentRefuses(
-        happened=f"a name cannot be read with the file system encoding {sys.getfilesystemencoding()}",
-        expected="utf-8, in which checkpoints and configurations are written",
-        fix="export LC_ALL=C.UTF-8, and no PYTHONUTF8=0",
-    )
 
 
 def _begin(job: Job) -> int:
@@ -101,11 +93,13 @@ def run(launcher: Launcher) -> int:
         return DONE
     if not words or words[0] not in _COMMANDS:
         return _report(lambda: _train(words, launcher), launcher)
-    command, arguments = _COMMANDS[words[0]], words[1:]
+    name, *arguments = words
+    module, function, usage = _COMMANDS[name]
+    imported = importlib.import_module(f"{__package__}.{module}")  # alone: all together take longer than a run is composed
     if {"--help", "-h"} & set(arguments):
-        print(command.usage())
+        print(getattr(imported, usage))
         return DONE
-    return _report(lambda: command(with_conf(arguments) if words[0] in _COMPOSING else arguments, launcher), launcher)
+    return _report(lambda: getattr(imported, function)(with_conf(arguments) if name in _COMPOSING else arguments, launcher), launcher)
 
 
 def resume(folder: Path, launcher: Launcher) -> int:
@@ -121,46 +115,25 @@ def _train(words: list[str], launcher: Launcher) -> int:
     return compose(launcher)
 
 
-@dataclass(frozen=True)
-class _Command:
-    """A command beside training. Its module is imported when it is typed: they all together take longer than a run is composed."""
-
-    module: str  # in this package
-    function: str
-    usage_name: str = "USAGE"
-
-    def usage(self) -> str:
-        """Return what its --help shows."""
-        return str(getattr(self._imported(), self.usage_name))
-
-    def __call__(self, arguments: list[str], launcher: Launcher) -> int:
-        """Do it, and return the exit code."""
-        code: int = getattr(self._imported(), self.function)(arguments, launcher)
-        return code
-
-    def _imported(self) -> ModuleType:
-        return importlib.import_module(f"{__package__}.{self.module}")
-
-
-_COMMANDS: Mapping[str, _Command] = {
-    "plan": _Command("plan", "plan"),
-    "resume": _Command("resume", "resume_typed"),
-    "evaluate": _Command("evaluate", "evaluate"),
-    "predict": _Command("evaluate", "predict", "PREDICT_USAGE"),
-    "export": _Command("export", "export"),
-    "runs": _Command("status", "show_sweep", "RUNS_USAGE"),
-    "status": _Command("status", "show_status"),
-    "logs": _Command("status", "show_logs", "LOGS_USAGE"),
-    "profile": _Command("profile", "profile"),
-    "cancel": _Command("cancel", "cancel"),
-    "verdict": _Command("status", "show_verdict", "VERDICT_USAGE"),
-    "doctor": _Command("doctor", "examine"),
-    "help": _Command("help", "explain"),
-    "node": _Command("node", "node"),
-    "prepare": _Command("prepare", "prepare"),
-    "init": _Command("init", "init"),
+_COMMANDS = {
+    "plan": ("plan", "plan", "USAGE"),
+    "resume": ("resume", "resume_typed", "USAGE"),
+    "evaluate": ("evaluate", "evaluate", "USAGE"),
+    "predict": ("evaluate", "predict", "PREDICT_USAGE"),
+    "export": ("export", "export", "USAGE"),
+    "runs": ("status", "show_sweep", "RUNS_USAGE"),
+    "status": ("status", "show_status", "USAGE"),
+    "logs": ("status", "show_logs", "LOGS_USAGE"),
+    "profile": ("profile", "profile", "USAGE"),
+    "cancel": ("cancel", "cancel", "USAGE"),
+    "verdict": ("status", "show_verdict", "VERDICT_USAGE"),
+    "doctor": ("doctor", "examine", "USAGE"),
+    "help": ("help", "explain", "USAGE"),
+    "node": ("node", "node", "USAGE"),
+    "prepare": ("prepare", "prepare", "USAGE"),
+    "init": ("init", "init", "USAGE"),
 }
-"""The first word -> where it is done. `config.command_line` has the same names."""
+"""The first word -> the module that does it, its function, and what --help shows of it. `config.command_line` has the same names."""
 
 _COMPOSING = ("plan", "doctor", "help")
 """Those that read the same YAML as a run that is typed."""

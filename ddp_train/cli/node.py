@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_train.cli.saved_run import ask_trust
+from ddp_train.cli.saved_run import ask_trust, words_of
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import signals, source_copy
@@ -45,15 +45,12 @@ _POLL_S = 0.5
 
 def node(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train node SPEC`: take part in a run as one of its machines. 0: the run is completed or saved."""
-    options = dict(text.removeprefix("--").split("=", 1) for text in arguments if text.startswith("--") and "=" in text)
-    paths = [text for text in arguments if not text.startswith("--")]
-    if len(paths) != 1 or set(options) - {"index", "launch", "meeting"} or not options.get("index", "0").isdigit():
-        raise ConfigError(happened="no spec was given", expected="ddp-train node RUN/launch/spec.json, as an engine types it")
-    if Path(paths[0]).exists():
-        ask_trust("node", arguments, Path(paths[0]))
-    spec = Spec.read(Path(paths[0]))
-    index = int(options["index"]) if "index" in options else None
-    slot = slot_under_an_engine(spec, os.environ, index=index, launch=options.get("launch"), meeting=options.get("meeting"))
+    given, (path,) = words_of(arguments, USAGE)
+    if Path(path).exists():
+        ask_trust("node", arguments, Path(path))
+    spec = Spec.read(Path(path))
+    index = int(given["--index"]) if "--index" in given else None
+    slot = slot_under_an_engine(spec, os.environ, index=index, launch=given.get("--launch"), meeting=given.get("--meeting"))
     with slot.listener or nullcontext():
         return _take_part(spec, slot, launcher)
 

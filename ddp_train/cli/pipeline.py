@@ -35,10 +35,8 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     if waits_for and launcher != "slurm":
         happened = f"{launcher} starts this run at once and waits for no other run"
         raise ConfigError(key="after", happened=happened, expected="null, or cluster=slurm: SLURM waits by itself", fix=_BY_THE_SHELL)
-    errors = [error for folder in waits_for if (error := _no_run(folder))]
-    if config.init_from is not None and begins:
-        errors += filter(None, [_no_weights(Path(config.init_from), waits_for, launcher=launcher)])
-    errors += _no_labels(config)
+    weights = Path(config.init_from) if config.init_from is not None and begins else None
+    errors = [*_no_runs(waits_for), *(_no_weights(weights, waits_for, launcher=launcher) if weights else ()), *_no_labels(config)]
     if errors:
         raise ConfigErrors(errors)
     for folder in waits_for:
@@ -46,11 +44,7 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
 
 
 def require_possible(folder: Path) -> Verdict:
-    """Return the verdict on a run: it is done, or it will be.
-
-    Raises:
-        EnvironmentRefuses: it never will be.
-    """
+    """Return the verdict on a run: it is done, or it will be. EnvironmentRefuses: it never will be."""
     verdict = verdict_of(RunFolder(folder))
     if verdict.outcome == Outcome.NEVER:
         happened = f"{RunFolder(folder).shown()} does not get done: {verdict.reason}"
@@ -58,14 +52,13 @@ def require_possible(folder: Path) -> Verdict:
     return verdict
 
 
-def _no_run(folder: Path) -> ConfigError | None:
-    if (folder / "config.yaml").is_file():
-        return None
-    jobs = [str(folder / job.folder) for job in Sweep.load(folder).jobs] if is_sweep(folder) else []
-    happened = f"{folder} is the folder of a sweep" if jobs else f"{folder} is no run folder"
-    return ConfigError(
-        key="after", happened=happened, expected="a folder that holds config.yaml, or several", fix=override("after", jobs) if jobs else ""
-    )
+def _no_runs(folders: list[Path]) -> Iterator[ConfigError]:
+    for folder in folders:
+        if not (folder / "config.yaml").is_file():
+            jobs = [str(folder / job.folder) for job in Sweep.load(folder).jobs] if is_sweep(folder) else []
+            happened = f"{folder} is the folder of a sweep" if jobs else f"{folder} is no run folder"
+            fix = override("after", jobs) if jobs else ""
+            yield ConfigError(key="after", happened=happened, expected="a folder that holds config.yaml, or several", fix=fix)
 
 
 def _no_labels(config: RunConfig) -> Iterator[ConfigError]:
@@ -77,21 +70,16 @@ def _no_labels(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(key="data.labelled", happened=happened, expected=expected, fix="data.labelled=true")
 
 
-def _no_weights(given: Path, waits_for: list[Path], *, launcher: str) -> ConfigError | None:
-    """Refuse a file that holds no weights, and a run of ours that has saved none, unless they will be there when it is time.
-
-    Args:
-        launcher: with any but `local` another machine may have the file.
-    """
+def _no_weights(given: Path, waits_for: list[Path], *, launcher: str) -> Iterator[ConfigError]:
+    """Refuse a file that holds no weights, and a run of ours that has saved none, unless they will be there when it is time."""
     run = given.parent.parent if given.name in (catalog.BEST, catalog.LAST) else given
     is_run = (run / "config.yaml").is_file()
-    if not is_run and not waits_for and (launcher == "local" or given.exists()):
+    if not is_run and not waits_for and (launcher == "local" or given.exists()):  # else another machine may have the file
         try:
             require_known_form(given)
         except ConfigError as error:
-            return error
-    if not is_run or run.absolute() in waits_for or catalog.saved(run / "checkpoints"):
-        return None
-    expected = "a run that has saved one" + (", or one that this run waits for" if launcher == "slurm" else "")
-    fix = f"{override('after', str(run))}, which begins when that run is done" if launcher == "slurm" else _BY_THE_SHELL
-    return ConfigError(key="init_from", happened=f"{run} has no complete checkpoint yet", expected=expected, fix=fix)
+            yield error
+    if is_run and run.absolute() not in waits_for and not catalog.saved(run / "checkpoints"):
+        expected = "a run that has saved one" + (", or one that this run waits for" if launcher == "slurm" else "")
+        fix = f"{override('after', str(run))}, which begins when that run is done" if launcher == "slurm" else _BY_THE_SHELL
+        yield ConfigError(key="init_from", happened=f"{run} has no complete checkpoint yet", expected=expected, fix=fix)

@@ -11,32 +11,34 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import ceil
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ddp_train.cli.saved_run import words_of
+from ddp_train.config.spelling import nearest
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import Tokenizer, TokenWriter, make_tokenizer
 from ddp_train.errors import DONE, ConfigError, DataError
 from ddp_train.launch.launcher import Launcher
 from ddp_train.system.folder_lock import hold
 
-USAGE = """ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
+_WEIGHTS = """ddp-train prepare weights FOLDER to=FILE.safetensors --unpickle
 
-  FILE           text: the whole file is one document; .jsonl: every line is one, {"text": "..."}; either with .gz.
+  FOLDER         of torch.distributed.checkpoint (DCP), as torchtitan and FSDP scripts write them; its weights below "model", or all
+  to             new file, for init_from= of the runs; one tensor at a time is in memory
+  --unpickle     read the folder's metadata, a pickle: it runs whatever its writer has put there. Only for who trusts the writer
+"""
+USAGE = f"""ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
+
+  FILE           text: the whole file is one document; .jsonl: every line is one, {{"text": "..."}}; either with .gz.
                  A folder stands for all .txt and .jsonl files below it, in the order of their names.
   to             new folder for the tokens; data.root of the runs
   tokenizer      byte (256 byte values, nothing to install) | tiktoken:NAME, as tiktoken:gpt2      default: byte
   val_fraction   of the documents, evenly spread, go to the split val; of a single text file its end; 0: none      default: 0.01
   shard_tokens   a file of tokens ends with the document in which it gets this many      default: 268435456
 
-ddp-train prepare weights FOLDER to=FILE.safetensors --unpickle
-
-  FOLDER         of torch.distributed.checkpoint (DCP), as torchtitan and FSDP scripts write them; its weights below "model", or all
-  to             new file, for init_from= of the runs; one tensor at a time is in memory
-  --unpickle     read the folder's metadata, a pickle: it runs whatever its writer has put there. Only for who trusts the writer
-"""
+{_WEIGHTS}"""
 
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _NO_TEXT = (".json", ".parquet", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz")
@@ -76,23 +78,17 @@ class _Request:
                 options[name] = value
             elif Path(argument).exists():  # its name may have an = in it
                 files += _files(Path(argument))
-            elif sign:
-                nearest = get_close_matches(name, options, n=1)
-                expected = ", ".join(options)
-                fix = f"did you mean {nearest[0]}={value}?" if nearest else "ddp-train prepare --help"
-                raise ConfigError(happened=f"{name} is no option of prepare, and there is no file {argument}", expected=expected, fix=fix)
             else:
-                raise DataError(happened=f"there is no file {argument}", expected="text or .jsonl files, or folders of them")
+                close = nearest(name, options) if sign else ""
+                expected = f"text or .jsonl files, folders of them, or {', '.join(options)}"
+                fix = f"did you mean {close}={value}?" if close else "ddp-train prepare --help"
+                raise ConfigError(happened=f"there is no file {argument}", expected=expected, fix=fix)
         if not files or not options["to"]:
             missing = "what to prepare" if not files else "where to put it"
-            raise ConfigError(happened=f"{missing} is missing", expected="ddp-train prepare tokens FILE... to=FOLDER [key=value ...]")
-        return cls(
-            tuple(files),
-            Path(options["to"]).expanduser(),
-            options["tokenizer"],
-            _number(options, "val_fraction", "at least 0 and below 1", lambda value: 0 <= value < 1),
-            int(_number(options, "shard_tokens", "a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)),
-        )
+            raise ConfigError(happened=f"{missing} is missing", expected=USAGE.partition("\n")[0])
+        val_fraction = _number(options, "val_fraction", "at least 0 and below 1", lambda value: 0 <= value < 1)
+        shard_tokens = _number(options, "shard_tokens", "a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)
+        return cls(tuple(files), Path(options["to"]).expanduser(), options["tokenizer"], val_fraction, int(shard_tokens))
 
 
 @dataclass(frozen=True)
@@ -114,10 +110,9 @@ class _Corpus:
 
     def parts(self) -> Iterator[_Part]:
         if len(self._files) == 1 and not _is_jsonl(self._files[0]) and self._val_fraction > 0:
-            path = self._files[0]
-            middle = _middle(path, self._val_fraction)
-            yield from self._text(path, "train", 0, middle)
-            yield from self._text(path, "val", middle, None)
+            middle = _middle(self._files[0], self._val_fraction)
+            yield from self._text(self._files[0], "train", 0, middle)
+            yield from self._text(self._files[0], "val", middle, None)
             return
         for path in self._files:
             yield from self._lines(path) if _is_jsonl(path) else self._text(path, None, 0, None)
@@ -129,7 +124,6 @@ class _Corpus:
         return "val" if after > before else "train"
 
     def _text(self, path: Path, split: str | None, start: int, stop: int | None) -> Iterator[_Part]:
-        where = str(path)
         with _open(path) as file:
             file.seek(start)
             blocks = iter(lambda: file.read(_PART_BYTES if stop is None else min(_PART_BYTES, stop - file.tell())), b"")
@@ -139,14 +133,13 @@ class _Corpus:
                 return
             split = split or self._split()
             for block in blocks:
-                place = self._tokenizer.cut(waiting)
-                if place:
-                    yield _Part(split, waiting[:place], False, where)
+                if place := self._tokenizer.cut(waiting):
+                    yield _Part(split, waiting[:place], False, str(path))
                 waiting = waiting[place:] + block
                 if len(waiting) > _MOST_BYTES:
                     happened = f"{path} has {_MOST_BYTES:,} bytes without the end of a line or of a word"
                     raise DataError(happened=happened, expected="text, which can be cut somewhere", fix="tokenizer=byte")
-            yield _Part(split, waiting, True, where)
+            yield _Part(split, waiting, True, str(path))
 
     def _lines(self, path: Path) -> Iterator[_Part]:
         with _open(path) as file:
@@ -157,9 +150,8 @@ class _Corpus:
                 try:
                     text = json.loads(line)["text"].encode("utf-8")
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise DataError(
-                        happened=f"{where} is no document: {type(error).__name__}: {error}", expected='{"text": "..."} on every line'
-                    ) from None
+                    happened = f"{where} is no document: {type(error).__name__}: {error}"
+                    raise DataError(happened=happened, expected='{"text": "..."} on every line') from None
                 if text:
                     yield _Part(self._split(), text, True, where)
                 else:
@@ -171,8 +163,7 @@ def _prepare_tokens(request: _Request) -> None:
     request.folder.mkdir(parents=True, exist_ok=True)
     hold(request.folder, key="to")
     if (request.folder / INDEX).exists():
-        happened = f"{request.folder} has an {INDEX} already"
-        expected = "a folder without one; nothing is written over"
+        happened, expected = f"{request.folder} has an {INDEX} already", "a folder without one; nothing is written over"
         raise ConfigError(key="to", happened=happened, expected=expected, fix="another folder, or delete that one")
     corpus = _Corpus(request, tokenizer)
     if request.val_fraction > 0 and len(request.files) > 1 and not any(_is_jsonl(path) for path in request.files):
@@ -203,13 +194,10 @@ def _prepare_tokens(request: _Request) -> None:
 
 def _require_val(request: _Request, documents: int) -> None:
     if int(documents * request.val_fraction) == 0:
-        raise ConfigError(
-            key="val_fraction",
-            happened=f"{request.val_fraction:g} of {documents} {'document' if documents == 1 else 'documents'} is none",
-            expected="at least one document in the split val",
-            fix=(f"val_fraction={ceil(1000 / documents) / 1000:g}, or " if documents > 1 else "")
-            + "val_fraction=0 and runs with data.eval=null",
-        )
+        happened = f"{request.val_fraction:g} of {_count(documents, 'document')} is none"
+        larger = f"val_fraction={ceil(1000 / documents) / 1000:g}, or " if documents > 1 else ""
+        fix = f"{larger}val_fraction=0 and runs with data.eval=null"
+        raise ConfigError(key="val_fraction", happened=happened, expected="at least one document in the split val", fix=fix)
 
 
 def _encoded(parts: Iterable[_Part], tokenizer: Tokenizer) -> Iterator[tuple[_Part, Tokens]]:
@@ -220,16 +208,13 @@ def _encoded(parts: Iterable[_Part], tokenizer: Tokenizer) -> Iterator[tuple[_Pa
 
     threads = len(os.sched_getaffinity(0))
     waiting: deque[Future[list[tuple[_Part, Tokens]]]] = deque()
-    pool = ThreadPoolExecutor(threads)
-    try:
+    with ThreadPoolExecutor(threads) as pool:
         for group in _groups(parts):
             waiting.append(pool.submit(encode, group))
             if len(waiting) > 2 * threads:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
@@ -321,23 +306,15 @@ def _number(options: dict[str, str], name: str, expected: str, is_good: Callable
 
 def _prepare_weights(arguments: Sequence[str]) -> None:
     """Write the weights of a DCP folder into a plain file."""
-    unpickles = "--unpickle" in arguments
-    places = [word.removeprefix("to=") for word in arguments if word.startswith("to=")]
-    folders = [word for word in arguments if word != "--unpickle" and not word.startswith("to=")]
-    if len(places) != 1 or len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError(
-            happened="no folder was given, or no to=FILE",
-            expected="prepare weights FOLDER to=FILE.safetensors --unpickle",
-            fix="ddp-train prepare --help",
-        )
-    folder, to = Path(folders[0]), Path(places[0])
+    given, (word,) = words_of(arguments, _WEIGHTS)
+    folder, to = Path(word), Path(given.get("to", ""))
     if not (folder / ".metadata").is_file():
         raise ConfigError(happened=f"{folder} is no folder of torch.distributed.checkpoint", expected="one with a file .metadata")
     if to.suffix != ".safetensors":
-        raise ConfigError(key="to", happened=f"is {to}", expected="a new file.safetensors", fix=f"to={to.with_suffix('.safetensors')}")
+        raise ConfigError(key="to", happened=f"is {given.get('to')}", expected="a new file.safetensors", fix="to=FILE.safetensors")
     if to.exists():
         raise ConfigError(key="to", happened=f"{to} exists; nothing is written over", expected="a new path")
-    if not unpickles:
+    if "--unpickle" not in given:
         happened = f"is not given, and {folder / '.metadata'} is a pickle: to read it runs whatever its writer has put there"
         fix = f"ddp-train prepare weights {shlex.join(arguments)} --unpickle"
         raise ConfigError(key="--unpickle", happened=happened, expected="it, where you trust the writer", fix=fix)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ddp_train.cli.saved_run import option_words
-from ddp_train.cli.status import is_at_work, submitted_state
+from ddp_train.cli.saved_run import run_of, words_of
+from ddp_train.cli.status import may_go_on
 from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, ConfigError
-from ddp_train.launch.engine.engine import Stage, State
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.profile_request import KINDS, ProfileRequest
-from ddp_train.run_folder.sweep import is_sweep, sweep_of
+from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.run_folder.sweep import sweep_of
 from ddp_train.system.folder_lock import is_held
 
 USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]
@@ -26,18 +25,11 @@ USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]
 `touch RUN/profile.request` does the same as the command without options.
 """
 
-_OPTIONS = ("--kind", "--steps", "--ranks")
-
 
 def profile(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train profile RUN [--kind=...] [--steps=...] [--ranks=...]`: ask a run to record. Waits for nothing."""
-    given, folders = option_words(arguments, _OPTIONS, flags=())
-    if len(folders) != 1:
-        raise ConfigError(happened="no run folder was given", expected="ddp-train profile RUN", fix="give the folder of a run that goes on")
-    if given.get("--kind", KINDS[0]) not in KINDS:
-        raise ConfigError(happened=f"--kind is {given['--kind']}", expected=" or ".join(KINDS))
-    root = Path(folders[0]).absolute()
-    run_folder = RunFolder(root)
+    given, (folder,) = words_of(arguments, USAGE)
+    run_folder = RunFolder(run_of(Path(folder), key="RUN"))
     _require_going_on(run_folder)
     try:
         request = ProfileRequest(
@@ -49,14 +41,12 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
         raise ConfigError(happened=str(error), expected="as `ddp-train profile --help` says", fix="") from None
     if not request.put(run_folder):
         happened = f"{run_folder.profile_request} is there: the run was asked already, and takes it up at its next training record"
-        expected = "one request at a time"
-        raise ConfigError(happened=happened, expected=expected, fix=f"rm {shlex.quote(str(run_folder.profile_request))} takes it back")
-    config = saved_config(root)
+        raise ConfigError(happened=happened, fix=f"rm {shlex.quote(str(run_folder.profile_request))} takes it back")
+    config = saved_config(run_folder.root)
     every, own = config["trainer"]["log_every_steps"], config["profile"]
     steps, ranks = request.steps or own["steps"], ", ".join(map(str, request.ranks or own["ranks"]))
-    print(
-        f"asked: {steps} steps on rank {ranks}, after the next training record (one every {every} steps); into {run_folder.shown()}/profile"
-    )
+    when = f"after the next training record (one every {every} steps)"
+    print(f"asked: {steps} steps on rank {ranks}, {when}; into {run_folder.shown()}/profile")
     return DONE
 
 
@@ -68,17 +58,12 @@ def _number(text: str) -> int:
 
 def _require_going_on(run_folder: RunFolder) -> None:
     """Refuse a folder in which no run trains, or will soon."""
-    root, shown = run_folder.root, run_folder.shown()
-    if is_sweep(root):
-        raise ConfigError(happened=f"{shown} is the folder of a sweep", expected="one of its jobs", fix=f"ddp-train profile {shown}/0")
-    if not run_folder.config.exists() or run_folder.task.exists():
-        what = "an evaluation, which takes no steps" if run_folder.task.exists() else "no run folder: it has no config.yaml"
-        raise ConfigError(happened=f"{shown} is {what}", expected="the folder of a run that trains")
+    shown, sweep = run_folder.shown(), sweep_of(run_folder.root)
+    if run_folder.task.exists():
+        raise ConfigError(happened=f"{shown} is an evaluation, which takes no steps", expected="the folder of a run that trains")
     if run_folder.is_completed():
         happened = f"{shown} is done: no step is left to record"
         raise ConfigError(happened=happened, expected="a run that goes on", fix="ddp-train ... profile=trace records in a new run")
-    state, sweep = submitted_state(run_folder), sweep_of(root)
-    goes_on = isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED)
-    if not goes_on and not is_at_work(run_folder) and not (sweep is not None and is_held(sweep)):
+    if not may_go_on(run_folder) and not (sweep is not None and is_held(sweep)):
         happened = f"no process works on {shown}"
         raise ConfigError(happened=happened, expected="a run that goes on", fix=f"ddp-train resume {shlex.quote(shown)} profile.kind=trace")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
-from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, record, refuse_without_effect, require_more, run_of
+from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, record, refuse_without_effect, require_more, run_of, words_of
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
 from ddp_train.launch.engine.engine import ENGINES
@@ -35,17 +35,11 @@ _LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine
 
 
 def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool = False) -> int:
-    """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config, without composing anything again.
-
-    Args:
-        is_restart: nobody typed it: ranks that have just died are started again.
-    """
-    typed, arguments = arguments, [word for word in arguments if word != TRUST]
-    if not arguments or arguments[0].startswith("-"):
-        raise ConfigError(happened="no run folder was given", expected=USAGE.partition("\n")[0])
-    path, overrides = Path(arguments[0]), arguments[1:]
+    """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config. `is_restart`: of ranks that have just died."""
+    _, (run, *overrides) = words_of(arguments, USAGE, most=None)
+    path = Path(run)
     folder = path if is_sweep(path) else run_of(path)
-    ask_trust("resume", [TRUST] if is_restart else typed, folder)
+    ask_trust("resume", [TRUST] if is_restart else arguments, folder)
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
@@ -54,10 +48,9 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
         run = checkpoint or str(folder.absolute())
         if asked.config.cluster.launcher == "machines" and (code := machines.follow(asked.config, run=run)) is not None:
             return code  # the first machine holds the folder
-    within_s = _LET_GO_WITHIN_S if is_restart else 0.0
-    if not is_torchrun_worker():
         require_ended(folder)
-    hold(sweep_of(folder) or folder, key="resume", within_s=within_s)  # a sweep that runs may come to this job at any time
+    # A sweep that runs may come to this job at any time.
+    hold(sweep_of(folder) or folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     if job.task is not None and job.run_folder.is_completed():
         fix = f"ddp-train {'predict' if job.task.predicts else 'evaluate'} {shlex.quote(job.task.checkpoint)}"

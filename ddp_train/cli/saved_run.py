@@ -26,6 +26,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.job import Job, Task
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.run_folder.trust import require_trust
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -38,49 +39,53 @@ _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
 
 
-def option_words(arguments: Sequence[str], options: Sequence[str], flags: Sequence[str] = (TRUST,)) -> tuple[dict[str, str], list[str]]:
-    """Return a command's options with their values (`--steps=5` or `--steps 5`), its flags with "", and the other words."""
-    given, others, rest = dict[str, str](), list[str](), list(arguments)
-    while rest:
-        word = rest.pop(0)
+def words_of(arguments: Sequence[str], usage: str, *, most: int | None = 1) -> tuple[dict[str, str], list[str]]:
+    """Return the options of a command (`--steps=5` or `--steps 5`, `to=PATH`; a flag with ""), and its other words: the run folder first.
+
+    Args:
+        usage: its help, in which all of its options stand.
+        most: so many words it takes; None: any number.
+
+    Raises:
+        ConfigError: an option is unknown or lacks its value, or there are too few words or too many.
+    """
+    known = dict.fromkeys(re.findall(r"(?<![\w-])(?:--?[a-z][a-z-]*|to(?==))", usage))
+    given, words, rest = dict[str, str](), list[str](), iter(arguments)
+    for word in rest:
         name, equals, value = word.partition("=")
-        if name in options and not equals and not rest:
+        if not word.startswith("-") and not (equals and name in known):
+            words.append(word)
+            continue
+        takes_value = f"{name}=" in usage
+        if name not in known or (equals and not takes_value):
+            close = nearest(name, known)
+            meant = close if f"{close}=" not in usage else f"{close}{equals}{value}"
+            fix = meant if close else word.lstrip("-") if equals else ""
+            raise ConfigError(happened=f"{word} is no option", expected=", ".join(known), fix=fix)
+        if takes_value and not equals and (value := next(rest, "")) == "":
             raise ConfigError(happened=f"{name} has no value behind it", expected=f"{name}=VALUE")
-        if name in options:
-            given[name] = value if equals else rest.pop(0)
-        elif word in flags:
-            given[word] = ""
-        elif word.startswith("-"):
-            close = nearest(name, [*options, *flags])
-            fix = f"{close}{equals}{value}" if close else word.lstrip("-") if equals else ""
-            raise ConfigError(happened=f"{word} is no option", expected=", ".join([*options, *flags]), fix=fix)
-        else:
-            others.append(word)
-    return given, others
+        given[name] = value
+    if not words or len(words) > (most or len(words)):
+        what = re.findall("[A-Z]{2,}", usage)[0].replace("RUN", "run folder")
+        raise ConfigError(happened=f"no {what} was given, or more than one", expected=usage.partition("\n")[0])
+    return given, words
 
 
 def run_of(path: Path, *, key: str = "resume") -> Path:
-    """Return the run folder of a run folder or of one of its checkpoints, which can also be called `best` or `last`.
-
-    Raises:
-        ConfigError: it is none, or no checkpoint has the name.
-    """
+    """Return the folder of a run or of one of its checkpoints, also by the names `best` and `last`. ConfigError: it is none."""
     if is_name(path):
         require_candidates(path, key=key)
     for folder in (path, path.parent.parent):
         if (path.exists() or is_name(path)) and (folder / "config.yaml").exists():
             return folder.absolute()
-    raise ConfigError(
-        key=key, happened=f"{path} is no run folder and no checkpoint", expected="a folder that holds config.yaml, or sweep.json"
-    )
+    if is_sweep(path):
+        raise ConfigError(key=key, happened=f"{path} is the folder of a sweep", expected="one of its jobs", fix=f"ddp-train runs {path}")
+    happened = f"{path} is no run folder and no checkpoint"
+    raise ConfigError(key=key, happened=happened, expected="a folder that holds config.yaml, or sweep.json")
 
 
 def ask_trust(command: str, words: list[str], path: Path) -> None:
-    """Show what a folder or a spec of another user would run, and refuse it without `--trust`.
-
-    Raises:
-        ConfigError: with all of it.
-    """
+    """Show what a folder or a spec of another user would run, and refuse it without `--trust`. ConfigError: with all of it."""
     accept = shlex.join(["ddp-train", command, *(word for word in words if word != TRUST), TRUST])
     require_trust(path, key="SPEC" if command == "node" else "RUN", is_trusted=TRUST in words, accept=accept)
 
@@ -94,10 +99,10 @@ def frozen_job(
         asked: what was asked to be resumed, where it is neither the folder nor the checkpoint: a sweep.
     """
     saved = saved_config(folder)
-    saved_overrides.refuse(overrides, saved, replaced_configs(folder))
-    require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
-    tree: Any = OmegaConf.to_container(saved_overrides.changed(saved, overrides))
+    changed = saved_overrides.changed(saved, overrides, replaced=replaced_configs(folder))
+    require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)
+    tree: Any = OmegaConf.to_container(changed)
     first, options = typed(folder)
     config, run_folder = config_check.load(tree), RunFolder(folder)
     if not run_folder.environment.exists():  # a run that has begun once waits for no other
@@ -130,12 +135,10 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
     if not idle:
         return
-    limit = "max_steps" if trainer.max_steps is not None and trainer.max_steps <= steps else "max_epochs"
-    more = f"trainer.{limit}={2 * (steps if limit == 'max_steps' else trainer.max_epochs or 1)}"
-    kept = [text for text in overrides if not text.startswith(f"trainer.{limit}=")]
+    by_steps = trainer.max_steps is not None and trainer.max_steps <= steps
     happened = f"all {steps} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing"
     expected = "more steps to train with it, or evaluation.save_predictions=true; a new run, for other results from the start"
-    fix = f"ddp-train {shlex.join(['resume', job.run_folder.shown(), *kept, more])}"
+    fix = f"trainer.max_steps={2 * steps}" if by_steps else f"trainer.max_epochs={2 * (trainer.max_epochs or 1)}"
     raise ConfigError(key=idle[0].lstrip("~").partition("=")[0], happened=happened, expected=expected, fix=fix)
 
 
@@ -154,11 +157,7 @@ def record(run_folder: RunFolder, checked: RunConfig) -> None:
 
 
 def require_place(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run from a folder that lacks what its relative paths and its modules were where it began.
-
-    Args:
-        words: the command and what was typed for it.
-    """
+    """Refuse to go on with a run, by these words, in a folder that lacks what its relative paths and its modules were where it began."""
     try:
         began = Path(json.loads((folder / "environment.json").read_text())["working_directory"])
     except (OSError, ValueError, KeyError, TypeError):  # it did not come so far
@@ -207,9 +206,6 @@ def _all_taken(job: Job) -> int | None:
     checkpoint = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
     first = next(iter(candidates(checkpoint)), None) if checkpoint.name in (BEST, LAST) else checkpoint
     step = int(first.name.removeprefix("step_")) if first is not None else 0
-    trainer = job.config.trainer
-    if trainer.max_steps is not None and trainer.max_steps <= step:
-        return result.step
-    if trainer.max_epochs is None or result.epoch is None or trainer.max_epochs > result.epoch * step / result.step:
-        return None
-    return result.step
+    max_steps, max_epochs = job.config.trainer.max_steps, job.config.trainer.max_epochs
+    by_epochs = max_epochs is not None and result.epoch is not None and max_epochs <= result.epoch * step / result.step
+    return result.step if by_epochs or (max_steps is not None and max_steps <= step) else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ddp_train.cli.saved_run import run_of
+from ddp_train.cli.saved_run import run_of, words_of
 from ddp_train.config.saved import saved_config
 from ddp_train.config.values import run_folders
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, ConfigError, UserError, printable
@@ -56,16 +57,10 @@ _POLL_S = 0.5
 _LOOK_EVERY = 10  # polls: whether it has ended is asked of the engine
 
 
-def folder_of(words: Sequence[str], usage: str) -> Path:
-    """Return the one folder that a command was given; options were taken out before."""
-    if len(words) != 1 or words[0].startswith("-"):
-        raise ConfigError(happened="no run folder was given", expected=usage.partition("\n")[0])
-    return Path(words[0])
-
-
 def show_status(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train status RUN-or-SWEEP`: show where it is. Starts nothing."""
-    for run_folder, name in runs_of(folder_of(arguments, USAGE)):
+    _, (path,) = words_of(arguments, USAGE)
+    for run_folder, name in runs_of(Path(path)):
         print(f"{name}: {state_of(run_folder)}")
         for line in _details(run_folder):
             print(f"  {line}")
@@ -90,15 +85,18 @@ def state_of(run_folder: RunFolder) -> str:
     if verdict.outcome is Outcome.DONE:
         return "done"
     found = submitted_state(run_folder)
+    submission = Submission.read(run_folder)
+    id = submission.id if submission is not None else ""
     if isinstance(found, State) and found.stage is not Stage.ENDED:
-        return f"{found}, job {_id(run_folder)}"
+        return f"{found}, job {id}"
     if is_at_work(run_folder):
         return f"running ({holder_of(run_folder.root) or 'nobody says who'})"
-    if found is None and not run_folder.logs.exists() and run_folder.read_result() is None:
-        return "not started"
-    how = found if isinstance(found, str) else f"job {_id(run_folder)} {found}" if found is not None else ""
-    where = "not known whether it runs" if isinstance(found, str) else "not running"
-    return f"{where}; {verdict}" + (f"\n  {how}" if how else "")
+    if isinstance(found, str):
+        return f"not known whether it runs; {verdict}\n  {found}"
+    if found is not None:
+        return f"not running; {verdict}\n  job {id} {found}"
+    has_begun = run_folder.logs.exists() or run_folder.read_result() is not None
+    return f"not running; {verdict}" if has_begun else "not started"
 
 
 def submitted_state(run_folder: RunFolder) -> State | str | None:
@@ -119,7 +117,6 @@ def is_at_work(run_folder: RunFolder) -> bool:
 
 def _details(run_folder: RunFolder) -> Iterator[str]:
     config: dict[str, Any] = saved_config(run_folder.root) if run_folder.config.exists() else {}
-    trainer: dict[str, Any] = config.get("trainer", {})
     has_begun = run_folder.environment.exists() or run_folder.is_completed()
     for folder in run_folders(config["after"]) if config.get("after") and not has_begun else ():
         before = RunFolder(Path(folder))
@@ -130,46 +127,41 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
             yield line
     elif record := newest_record(run_folder):
-        yield progress_line(record, max_steps=trainer.get("max_steps"), max_epochs=trainer.get("max_epochs"))
+        yield progress_line(record, **{name: config.get("trainer", {}).get(name) for name in ("max_steps", "max_epochs")})
     result = run_folder.read_result()
     if result is None and run_folder.result.exists():
         yield f"{run_folder.result} is damaged, and passed over"
     if result is not None and result.status == Status.COMPLETED and result.last:
-        yield printable(
-            ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in result.last.items())
-        )
-
-
-def _id(run_folder: RunFolder) -> str:
-    submission = Submission.read(run_folder)
-    return submission.id if submission is not None else ""
+        values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in result.last.items())
+        yield printable(", ".join(values))
 
 
 def show_logs(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train logs RUN-or-SWEEP [-f]`: show what it says. Starts nothing."""
-    follows = "-f" in arguments
-    runs = [run_folder for run_folder, _ in runs_of(folder_of([text for text in arguments if text != "-f"], LOGS_USAGE))]
+    given, (path,) = words_of(arguments, LOGS_USAGE)
+    runs = [run_folder for run_folder, _ in runs_of(Path(path))]
     tails = {f"{run_folder.root.name}: " if len(runs) > 1 else "": LogTail(run_folder, last=_LAST_BYTES) for run_folder in runs}
-    polls = 0
-    while True:
-        is_last = not follows or (polls % _LOOK_EVERY == 0 and not any(map(_may_go_on, runs)))
+    for polls in count():
+        is_last = "-f" not in given or (polls % _LOOK_EVERY == 0 and not any(map(may_go_on, runs)))
         for name, tail in tails.items():
             for line in tail.lines():
                 print(f"{name}{line}", flush=True)
         if is_last:
-            return DONE
-        polls += 1
+            break
         time.sleep(_POLL_S)
+    return DONE
 
 
-def _may_go_on(run_folder: RunFolder) -> bool:
+def may_go_on(run_folder: RunFolder) -> bool:
+    """Tell whether a process or an engine works on a run, as far as it is known."""
     state = submitted_state(run_folder)
     return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_at_work(run_folder)
 
 
 def show_sweep(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train runs SWEEP`: show the table of a sweep. Starts nothing."""
-    sweep = Sweep.load(folder_of(arguments, RUNS_USAGE).absolute())
+    _, (path,) = words_of(arguments, RUNS_USAGE)
+    sweep = Sweep.load(Path(path).absolute())
     runs_here = {job.number for job in sweep.jobs if job.status == Status.RUNNING} if is_held(sweep.root) else set()
     found = gather(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or no command waits
     for job in sweep.jobs:
@@ -186,20 +178,18 @@ def show_sweep(arguments: list[str], launcher: Launcher) -> int:
 
 def show_verdict(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]`: print the verdict on a run, and return it. Starts nothing."""
-    folders = [text for text in arguments if text != "--begins" and not text.startswith(("--job=", "--ended="))]
-    job, ended = _option("--job=", arguments), _option("--ended=", arguments) or "0"
-    folder = folder_of(folders if ended.isdigit() else [], VERDICT_USAGE)
-    run_folder = RunFolder(run_of(folder))
+    given, (path,) = words_of(arguments, VERDICT_USAGE)
+    run_folder, job, ended = RunFolder(run_of(Path(path))), given.get("--job"), int(given.get("--ended") or DONE)
     if job and (other := _other_job(run_folder, job)):
         print(f"never: job {other} has this run")
         return DONE
-    if int(ended) != DONE:
-        note_refusal(run_folder, int(ended), logs=f"the logs {run_folder.shown()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
+    if ended != DONE:
+        note_refusal(run_folder, ended, logs=f"the logs {run_folder.shown()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
     verdict = verdict_of(run_folder)
     is_silent = not run_folder.failure.exists() and run_folder.read_result() is None  # no report could be written: a full disk
-    if int(ended) in FINAL and verdict.outcome == Outcome.AGAIN and is_silent:
-        verdict = Verdict(Outcome.NEVER, f"its machines ended with {ended}; mend what its log says", int(ended))
-    if "--begins" in arguments and verdict.outcome == Outcome.AGAIN:
+    if ended in FINAL and verdict.outcome == Outcome.AGAIN and is_silent:
+        verdict = Verdict(Outcome.NEVER, f"its machines ended with {ended}; mend what its log says", ended)
+    if "--begins" in given and verdict.outcome == Outcome.AGAIN:
         try:
             if problem := check_progress(run_folder, by_engine=True):
                 print(problem, file=sys.stderr)
@@ -210,10 +200,6 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
             verdict = Verdict(Outcome.NEVER, f"{run_folder.shown()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
     print(verdict)
     return verdict.exit_code
-
-
-def _option(option: str, arguments: list[str]) -> str:
-    return next((text.removeprefix(option) for text in arguments if text.startswith(option)), "")
 
 
 def _is_elastic(run_folder: RunFolder) -> bool:
@@ -232,10 +218,8 @@ def _other_job(run_folder: RunFolder, job: str) -> str:
     noted = Submission.read(run_folder)
     if noted is not None and noted.id == job:
         return ""
-    try:
+    with suppress(UserError):  # in a container without SLURM's commands, say; the folder's lock has the last word
         if noted is not None and engine_of(noted.engine).state(noted.id).stage is not Stage.ENDED:
             return noted.id
-    except UserError:  # in a container without SLURM's commands, say; the folder's lock has the last word
-        pass
     Submission(engine=Spec.read(run_folder.spec).engine, id=job).write(run_folder)
     return ""

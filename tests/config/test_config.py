@@ -309,6 +309,7 @@ def test_all_mistakes_are_found_at_once() -> None:
         (["model=convet"], "model: has no option 'convet'"),
         (["hydra.ouput_subdir=x"], "did you mean hydra.output_subdir=x?"),
         (["optimizer.lr="], "optimizer.lr"),
+        (["optimizer.betas=[0.9"], "as many brackets closed as opened"),
         (["=3"], "problem"),
         (["resume=nowhere"], "resume: nowhere is no run folder and no checkpoint"),
         (["--config-dir=nowhere"], "nowhere"),

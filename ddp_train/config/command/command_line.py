@@ -13,7 +13,7 @@ import shlex
 import tomllib
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,6 @@ COMMANDS = (
     *("verdict", "doctor", "help", "node", "prepare", "init"),
 )
 _TAKE_ALL = ("plan", "prepare", "doctor", "evaluate", "predict")  # overrides; `resume` takes single values, the others none
-_TRAINS = ("train", "fit", "run", "start")
-_EVALUATES = ("eval", "test", "validate")
-_BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -104,23 +101,8 @@ def unreadable(text: str, error: Exception) -> ConfigError:
     if not key.lstrip("+~"):
         return ConfigError(happened=f"{text!r} has no key", expected="key=value, group=option, +key=value or ~key", fix="ddp-train --help")
     happened = f"{value!r} cannot be read" if value else str(error).splitlines()[0]
-    expected, fix = "quotes around text with blanks, brackets or letters beyond a-z, and the shell's around them", override(key, value)
-    if closing := _closing(value):
-        expected, fix = "as many brackets closed as opened", shlex.quote(f"{key}={value}{closing}")
-    return ConfigError(key=key.lstrip("+~"), happened=happened, expected=expected, fix=fix)
-
-
-def _closing(value: str) -> str:
-    """Return the brackets that are left to close, in their order; "" where others are wrong too."""
-    left = ""
-    for char in value:
-        if char in _BRACKETS:
-            left = _BRACKETS[char] + left
-        elif char in _BRACKETS.values():
-            if not left.startswith(char):
-                return ""
-            left = left[1:]
-    return left
+    expected = "as many brackets closed as opened; quotes around text with blanks, brackets or more than a-z, the shell's around them"
+    return ConfigError(key=key.lstrip("+~"), happened=happened, expected=expected, fix="" if _depth(value) else override(key, value))
 
 
 def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]) -> ConfigError | None:
@@ -135,9 +117,9 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
     if first in COMMANDS:
         expected = "the command first" + (", and single values: a run that is resumed keeps its components" if first == "resume" else "")
         return error(f"{first!r} is a command, and stands behind other words", expected, *bare, *_taken(first, others, keys))
-    if first in _TRAINS:
+    if first in ("train", "fit", "run", "start"):
         return error(happened, "nothing: ddp-train without one trains", *others)
-    if first in _EVALUATES:
+    if first in ("eval", "test", "validate"):
         return error(happened, "a command", "evaluate", str(path) if len(bare) > 1 else "RUN", *others)
     if first == "version":
         return error(happened, "an option", "--version")
@@ -159,20 +141,15 @@ def _together(words: Sequence[str]) -> tuple[str, int]:
     """Return the first word with those that belong to it, and how many they are."""
     text, count = words[0], 1
     for following in words[1:]:
-        if _depth(text) > 0:
-            text += f" {following}"
-        elif ("=" not in text and following.startswith("=")) or (
-            text.endswith("=") and "=" not in following and not following.startswith("~")
-        ):
-            text += following
-        else:
+        ends, begins = text.endswith("=") and is_bare(following), "=" not in text and following.startswith("=")
+        if not (ends or begins or _depth(text) > 0):
             break
-        count += 1
+        text, count = text + " " * (_depth(text) > 0) + following, count + 1
     return (text, count) if _depth(text) == 0 else (words[0], 1)  # never closed, which Hydra's parser says
 
 
 def _depth(text: str) -> int:
-    return sum((char in _BRACKETS) - (char in _BRACKETS.values()) for char in text)
+    return sum((char in "[{(") - (char in "]})") for char in text)
 
 
 _PYPROJECT = "pyproject.toml"
@@ -194,8 +171,8 @@ def refuse_unknown_options(arguments: list[str]) -> None:
     errors = []
     for text in [text for text in unknown if text.startswith("-")]:  # what follows such an option is not known to the parser either
         name, equals, _ = text.partition("=")
-        close = next(iter(get_close_matches(name.lstrip("-"), [option.lstrip("-") for option in own], n=1, cutoff=0.75)), "")
-        meant = shlex.quote(text.lstrip("-")) if equals and not close else f"did you mean --{close}{text[len(name) :]}?" if close else ""
+        close = nearest(name, own)
+        meant = shlex.quote(text.lstrip("-")) if equals and not close else f"did you mean {close}{text[len(name) :]}?" if close else ""
         expected = "key=value without dashes, or an option of ddp-train --help"
         errors.append(ConfigError(happened=f"{name} is no option", expected=expected, fix=meant or "ddp-train --help"))
     if errors:
@@ -233,10 +210,8 @@ def require_config(args: Any, loader: ConfigLoaderImpl) -> None:
     if args.config_name is not None and not loader.repository.config_exists(args.config_name):
         options = loader.get_group_options("", results_filter=ObjectType.CONFIG)
         names = [name for name in options if not name.startswith("_")]  # those are Hydra's
-        close = nearest(args.config_name, names)
-        fix = f"did you mean --config-name={close}?" if close else "--config-name=config"
-        if args.config_name in loader.get_group_options("experiment"):
-            fix = f"experiment={args.config_name}"
+        is_experiment = args.config_name in loader.get_group_options("experiment")
+        fix = f"experiment={args.config_name}" if is_experiment else f"--config-name={nearest(args.config_name, names) or 'config'}"
         happened = f"there is no {args.config_name}.yaml for the root of the configuration"
         raise ConfigErrors([ConfigError(key="--config-name", happened=happened, expected=f"one of {', '.join(names)}", fix=fix)])
 
@@ -266,11 +241,10 @@ def with_conf(words: Sequence[str]) -> list[str]:
 
 def is_found(folder: Path) -> bool:
     """Tell whether commands find a folder of YAML without being told."""
-    try:
+    with suppress(ConfigError):  # of no matter where another one was typed
         found = _conf_folder()
-    except ConfigError:  # of no matter where another one was typed
-        return False
-    return found is not None and folder == Path(found).absolute()
+        return found is not None and folder == Path(found).absolute()
+    return False
 
 
 def _conf_folder() -> str | None:
@@ -284,12 +258,9 @@ def _conf_folder() -> str | None:
     table = content.get("tool", {}).get("ddp_train")
     if table is None:
         return None
-    if [*table] != ["conf"] or not isinstance(table["conf"], str):
-        wrong = next((name for name in table if name != "conf"), "conf")
-        happened = f"has {wrong!r}" if wrong in table and wrong != "conf" else f"has conf = {table.get('conf')!r}"
+    if [*table] != ["conf"] or not isinstance(folder := table["conf"], str):
         expected = "one key, conf: the folder with YAML in folders named after groups"
-        raise ConfigError(key=f"{_PYPROJECT}: tool.ddp_train", happened=happened, expected=expected, fix='conf = "conf"')
-    folder = str(table["conf"])
+        raise ConfigError(key=f"{_PYPROJECT}: tool.ddp_train", happened=f"has {table}", expected=expected, fix='conf = "conf"')
     if not Path(folder).is_dir():
         happened = f"names {folder!r}, and there is no such folder here"
         raise ConfigError(key=f"{_PYPROJECT}: tool.ddp_train.conf", happened=happened, fix=f"mkdir {folder}")

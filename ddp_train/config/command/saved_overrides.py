@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -18,31 +18,44 @@ from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError
 
 
-def refuse(overrides: list[str], saved: Mapping[str, Any], replaced: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Raise for an override that does not name a value of a saved config, or a callback or a writer that is to go.
+def changed(
+    saved: Mapping[str, Any], overrides: Sequence[str], *, added: Sequence[str] = (), replaced: Sequence[Mapping[str, Any]] = ()
+) -> DictConfig:
+    """Return a saved config with what overrides change in it.
 
     Args:
+        added: overrides of keys that it does not have.
         replaced: what the run had before: a script that resumes a run again repeats its words, and what has gone may go again.
+
+    Raises:
+        ConfigErrors: with each that cannot be read, or that names neither a value, nor a callback or a writer that is to go.
     """
     saved, overrides = _with_strategy(saved, overrides)
     values = dict(nodes(saved))
     meant, errors = whole(overrides)
     errors += without_override(meant, values, {})
-    for text in meant:
+    merged = OmegaConf.create({**saved})
+    for text in (*meant, *added):
         key, equals, value = text.partition("=")
-        if text.startswith("~"):
-            section, _, name = key[1:].partition(".")
-            if section in NAMED and any(name in (tree.get(section) or {}) for tree in (saved, *replaced)):
-                continue
+        section, _, name = key.removeprefix("~").partition(".")
+        if text.startswith("~") and section in NAMED and any(name in (tree.get(section) or {}) for tree in (saved, *replaced)):
+            merged[section].pop(name, None)
+        elif text.startswith("~"):
             there = [f"~{each}.{name}" for each in NAMED for name in saved.get(each) or ()]
             kept = f"of a run that is resumed, only these can be removed: {', '.join(there)}"
             errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
-        elif equals and key not in values:
+        elif equals and key not in values and text not in added:
             errors.append(unknown(key, values, _plain(value)))
-        elif equals and isinstance(values[key], Mapping):
+        elif equals and isinstance(values.get(key), Mapping):
             errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
+        elif equals:
+            try:
+                merged.merge_with_dotlist([text])
+            except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+                errors.append(unreadable(text, error))
     if errors:
         raise ConfigErrors(errors)
+    return merged
 
 
 def _plain(text: str) -> Any:
@@ -53,21 +66,6 @@ def _plain(text: str) -> Any:
         return text
 
 
-def changed(saved: Mapping[str, Any], overrides: Sequence[str]) -> DictConfig:
-    """Return a saved config with what overrides change in it, which `refuse` has let pass.
-
-    Raises:
-        ConfigErrors: with every value that cannot be read.
-    """
-    saved, overrides = _with_strategy(saved, overrides)
-    gone = [text[1:].partition("=")[0].split(".", 1) for text in overrides if text.startswith("~")]
-    merged = OmegaConf.merge(OmegaConf.create({**saved}), _values(text for text in overrides if not text.startswith("~")))
-    assert isinstance(merged, DictConfig)
-    for section, name in gone:
-        merged[section].pop(name, None)
-    return merged
-
-
 def _with_strategy(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Mapping[str, Any], list[str]]:
     """Return a saved config with another strategy where one of ours is chosen, and the other overrides: any reads every checkpoint."""
     ours = {file.stem: file for file in (CONF / "strategy").glob("*.yaml")}
@@ -76,15 +74,3 @@ def _with_strategy(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[
         return saved, [*overrides]
     node = yaml.safe_load(ours[chosen[-1].partition("=")[2]].read_text())
     return {**saved, "strategy": node}, [text for text in overrides if text not in chosen]
-
-
-def _values(overrides: Iterable[str]) -> DictConfig:
-    errors, given = [], list(overrides)
-    for text in given:
-        try:
-            OmegaConf.create(OmegaConf.from_dotlist([text]))
-        except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-            errors.append(unreadable(text, error))
-    if errors:
-        raise ConfigErrors(errors)
-    return OmegaConf.from_dotlist(given)

@@ -68,7 +68,7 @@ def run_mode() -> Any:
         (["a", "b"], "no folder was given"),
         (["1st"], "no name for a package"),
         (["__main__"], "no name for a package"),
-        (["class"], "class is a word of Python's own"),
+        (["class"], "class is no name for a package of Python"),
         (["torch"], f"there is a module torch already: {importlib.util.find_spec('torch').origin}"),  # type: ignore[union-attr]
         (["sys"], "there is a module sys already\n"),
         (["full"], "full is there already, and has files in it"),

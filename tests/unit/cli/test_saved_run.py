@@ -95,7 +95,7 @@ def test_another_strategy_goes_on_with_a_run(run: Path) -> None:
 
 
 def test_what_cannot_be_read_is_named(run: Path) -> None:
-    with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*data\.noise=\[0\.1\]"):
+    with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*as many brackets closed"):
         resume(run, "data.noise=[0.1")
 
 

@@ -54,9 +54,9 @@ def test_elsewhere_words_stay_as_they_are(project: Path, text: str | None) -> No
     ("text", "says"),
     [
         ('[tool.ddp_train]\nconf = "cnf"\n', "no such folder"),
-        ('[tool.ddp_train]\nconfs = "my conf"\n', "has 'confs'"),
-        ('[tool.ddp_train]\nconf = "my conf"\nother = 1\n', "has 'other'"),
-        ("[tool.ddp_train]\nconf = 3\n", "has conf = 3"),
+        ('[tool.ddp_train]\nconfs = "my conf"\n', "has {'confs': "),
+        ('[tool.ddp_train]\nconf = "my conf"\nother = 1\n', "'other': 1}"),
+        ("[tool.ddp_train]\nconf = 3\n", "has {'conf': 3}"),
         ("[tool.ddp_train\n", "cannot be read"),
     ],
 )

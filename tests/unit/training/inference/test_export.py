@@ -118,7 +118,7 @@ def test_nothing_is_written_over_and_what_is_typed_wrong_is_told(tmp_path: Path)
     (tmp_path / "there.pt").touch()
     for words, said in (
         ([], "no run folder was given"),
-        ([run, "--format=safetensor"], r"--format=safetensors"),
+        ([run, "--format=safetensor"], r"--format: is 'safetensor'[\s\S]*one of safetensors, pt, "),
         ([run, "--format=pt", f"to={tmp_path}/there.pt"], "nothing is written over"),
         ([run, f"to={tmp_path}/new.pt"], r"--format=pt"),
         ([run, "--to=w.safetensors"], r"--to=w.safetensors is no option[\s\S]*fix: to=w.safetensors"),
