@@ -1,9 +1,9 @@
 """Weights of files that anybody may have written: tensors and nothing else, checked before they are read, and never executed.
 
-A file that is refused is not read in another way: there is no fall-back. A `.pt` is read by torch, which refuses all but tensors. A `.ckpt`
-of Lightning holds callbacks and classes of others, not weights alone: its pickle is read by `_Unpickler`, which imports no name and calls
-nothing. What a pickle names is a tensor by its description, a dict, or a `_Husk`; the values come from the archive only after their
-description was found to fit them.
+A file that is refused is not read in another way: there is no fall-back. What `torch.save` wrote is a pickle beside the values, and may
+hold callbacks and classes of others, as a `.ckpt` of Lightning does: it is read by `_Unpickler`, which imports no name and calls nothing.
+What a pickle names is a tensor by its description, a dict, or a `_Husk`; the values come from the archive only after their description was
+found to fit them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import re
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.codec import DTYPES
 from ddp_train.checkpoint.foreign_form import refuse, require_archive, require_regular
 
-_NESTED = ("model", "state_dict", "model_state_dict")  # of a .pt, the last as in torch's tutorial
+_NESTED = ("state_dict", "model", "model_state_dict")  # the last as in torch's tutorial
 _DATA = "data.pkl"
 _MAX_PICKLE_BYTES = 256 << 20  # of the description, without the values
 _TYPES = """Float:float32 Double:float64 Half:float16 BFloat16:bfloat16 Bool:bool Long:int64 Int:int32 Short:int16 Char:int8 Byte:uint8
@@ -46,64 +45,35 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         refuse(path, error.strerror or str(error))
 
 
-def read_pt(path: Path) -> dict[str, Tensor]:
+def read_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote: of a dict of tensors, or of one below one of `_NESTED`.
 
+    What stands beside them is neither imported nor made, and its values are not read.
+
     Raises:
-        UserError: it is no regular file, of an old format, damaged, holds anything but tensors, or is made to deceive.
+        UserError: it is no regular file, of an old format, damaged, has anything but tensors there, or is made to deceive.
     """
     require_archive(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
-        refuse(path, f"holds more than tensors, or is damaged: {_cause(error)}")
-    nested = [content.get(name) for name in _NESTED] if isinstance(content, Mapping) else []
-    return _only_tensors(path, next((each for each in nested if isinstance(each, Mapping)), content))
-
-
-def read_ckpt(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint of Lightning's: the tensors below `state_dict`. The optimizer's values are not read.
-
-    Raises:
-        UserError: as `read_pt`; not for objects of other classes beside the weights.
-    """
-    require_archive(path)
-    try:
-        weights = _read_lightning(path)
-    except (_DamagedError, OSError) as error:
-        refuse(path, str(error))
+        weights = _read_weights(path)
     except Exception as error:  # whatever a file that was made to deceive may lead to
-        refuse(path, f"is damaged: {type(error).__name__}")
-    return _only_tensors(path, weights)
-
-
-def _only_tensors(path: Path, found: Any) -> dict[str, Tensor]:
-    if not isinstance(found, Mapping) or not found:
-        refuse(path, f"holds a {type(found).__name__}")
-    if others := [str(name) for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
+        refuse(path, f"is damaged: {type(error).__name__}: {error}")
+    if not isinstance(weights, dict) or not weights:
+        refuse(path, f"holds a {type(weights).__name__}")
+    if others := [str(name) for name, value in weights.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
         refuse(path, f"holds other things than tensors: {', '.join(others[:8])}")
-    return dict(found)
+    return weights
 
 
-def _cause(error: Exception) -> str:
-    """Return what torch objects to, without its advice to load the file unsafely."""
-    found = re.search(r"(Unsupported[^\n]*?|Can only[^\n]*?|Trying to[^\n]*?)(?: was not | whose |$)", str(error), re.MULTILINE)
-    return found[1] if found else type(error).__name__
-
-
-class _DamagedError(Exception):
-    """The file is not what torch.save writes."""
-
-
-def _read_lightning(path: Path) -> Any:
+def _read_weights(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         folder = next((name[: -len(_DATA)] for name in archive.namelist() if name.endswith(f"/{_DATA}")), None)
         if folder is None or archive.getinfo(f"{folder}{_DATA}").file_size > _MAX_PICKLE_BYTES:
-            raise _DamagedError(f"has no {_DATA} that can be read")
+            raise pickle.UnpicklingError(f"it has no {_DATA} that can be read")
         if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder").strip() != b"little":
-            raise _DamagedError("was written on a machine of another byte order")
+            raise pickle.UnpicklingError("it was written on a machine of another byte order")
         content = _Unpickler(io.BytesIO(archive.read(f"{folder}{_DATA}"))).load()
-        nested = [content.get(name) for name in ("state_dict", "model")] if isinstance(content, dict) else []
+        nested = [content.get(name) for name in _NESTED] if isinstance(content, dict) else []
         weights = next((each for each in nested if isinstance(each, dict)), content)
         if not isinstance(weights, dict):
             return weights
@@ -138,7 +108,7 @@ class _Described:
         values, count = storages[key].view(self.dtype), math.prod(self.shape)
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) if count else -1
         if min((self.offset, *self.shape, *self.stride), default=0) < 0 or last >= values.numel() or count > values.numel():
-            raise _DamagedError("describes a tensor that does not fit its values")
+            raise pickle.UnpicklingError("it describes a tensor that does not fit its values")
         return values.as_strided(self.shape, self.stride, self.offset) if count else values.new_empty(self.shape)
 
 

@@ -98,11 +98,11 @@ def pickled(path: Path, content: object) -> Path:
 
 
 PICKLES: dict[str, Callable[[Path], object]] = {
-    "io.open": lambda marker: Payload(open, str(marker), "w"),
-    "posix.system": lambda marker: Payload(os.system, f"touch {marker}"),
-    "GLOBAL eval": lambda marker: Payload(eval, f"open({str(marker)!r}, 'w')"),
-    "torch.storage._load_from_bytes": lambda marker: Payload(torch.storage._load_from_bytes, _bytes_of(Payload(open, str(marker), "w"))),
-    "MemoryError": lambda marker: Payload(bytearray, 1 << 50),
+    "open": lambda marker: Payload(open, str(marker), "w"),
+    "system": lambda marker: Payload(os.system, f"touch {marker}"),
+    "eval": lambda marker: Payload(eval, f"open({str(marker)!r}, 'w')"),
+    "a pickle within": lambda marker: Payload(torch.storage._load_from_bytes, _bytes_of(Payload(open, str(marker), "w"))),
+    "memory": lambda marker: Payload(bytearray, 1 << 50),
 }
 
 
@@ -112,10 +112,10 @@ def _bytes_of(content: object) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("reason", PICKLES)
-def test_a_pickle_in_a_pt_file_is_not_executed(tmp_path: Path, marker: Path, reason: str) -> None:
-    path = pickled(tmp_path / "weights.pt", {"weight": torch.ones(2, 2), "bias": PICKLES[reason](marker)})
-    refused(begin_with(path), f"more than tensors, or is damaged: .*({reason})")
+@pytest.mark.parametrize("call", PICKLES)
+def test_a_pickle_in_a_pt_file_is_not_executed(tmp_path: Path, marker: Path, call: str) -> None:
+    path = pickled(tmp_path / "weights.pt", {"weight": torch.ones(2, 2), "bias": PICKLES[call](marker)})
+    refused(begin_with(path), "holds other things than tensors: bias")
 
 
 def test_what_is_no_tensor_is_refused_even_where_it_is_harmless(tmp_path: Path, marker: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.foreign_files import read_ckpt, read_pt, read_safetensors
+from ddp_train.checkpoint.foreign_files import read_pickled, read_safetensors
 from ddp_train.checkpoint.foreign_form import require_known_form
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
@@ -87,10 +87,8 @@ def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: 
 def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     if path.suffix == ".safetensors":
         return str(path), read_safetensors(path)
-    if path.suffix in (".pt", ".pth"):
-        return str(path), read_pt(path)
-    if path.suffix == ".ckpt" and not path.is_dir():
-        return str(path), read_ckpt(path)
+    if path.suffix in (".pt", ".pth", ".ckpt") and not path.is_dir():
+        return str(path), read_pickled(path)
     require_known_form(path)
     given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
     chosen = catalog.find(given, verify, key="init_from")

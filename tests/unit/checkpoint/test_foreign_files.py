@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_train.checkpoint.foreign_files import read_ckpt
+from ddp_train.checkpoint.foreign_files import read_pickled
 from ddp_train.errors import UserError
 
 
@@ -76,7 +76,7 @@ def lightnings(state: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 def test_weights_come_back_whatever_stands_beside_them(tmp_path: Path) -> None:
     torch.save(lightnings(weights()), tmp_path / "theirs.ckpt")
-    found = read_ckpt(tmp_path / "theirs.ckpt")
+    found = read_pickled(tmp_path / "theirs.ckpt")
     assert found.keys() == weights().keys()
     for name, value in weights().items():
         assert torch.equal(found[name], value) and found[name].dtype == value.dtype, name
@@ -88,11 +88,11 @@ def test_nothing_that_a_file_names_is_called(tmp_path: Path) -> None:
     state = lightnings(weights())
     state["hyper_parameters"] = [Payload(os.mkdir, str(marker)), Payload(eval, f"open({str(marker)!r}, 'w')")]
     torch.save(state, tmp_path / "bad.ckpt")
-    assert "weight" in read_ckpt(tmp_path / "bad.ckpt")
+    assert "weight" in read_pickled(tmp_path / "bad.ckpt")
     assert not marker.exists()
     torch.save({"state_dict": {"weight": Payload(os.mkdir, str(marker))}}, tmp_path / "worse.ckpt")
     with pytest.raises(UserError, match="other things than tensors: weight"):
-        read_ckpt(tmp_path / "worse.ckpt")
+        read_pickled(tmp_path / "worse.ckpt")
     assert not marker.exists()
 
 
@@ -133,10 +133,10 @@ def _big_endian(entries: dict[str, bytes]) -> None:
 def test_a_damaged_file_is_refused(tmp_path: Path, edit: Callable[[dict[str, bytes]], None]) -> None:
     torch.save({"state_dict": weights()}, tmp_path / "weights.ckpt")
     with pytest.raises(UserError, match=r"is damaged: |fit its values|holds a list|byte order"):
-        read_ckpt(change(tmp_path / "weights.ckpt", edit))
+        read_pickled(change(tmp_path / "weights.ckpt", edit))
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.ckpt").write_text("weights")
     with pytest.raises(UserError, match="not a zip archive"):
-        read_ckpt(tmp_path / "text.ckpt")
+        read_pickled(tmp_path / "text.ckpt")

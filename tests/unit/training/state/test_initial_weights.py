@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ddp_train.checkpoint.foreign_files import read_pt
+from ddp_train.checkpoint.foreign_files import read_pickled
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.state import initial_weights
@@ -129,4 +129,4 @@ def test_a_run_and_its_checkpoints_give_their_weights(tmp_path: Path) -> None:
 def test_a_file_as_in_torchs_tutorial_is_read(tmp_path: Path) -> None:
     weights = {"a.weight": torch.ones(2, 2)}
     torch.save({"epoch": 5, "model_state_dict": weights, "optimizer_state_dict": {"state": {}}, "loss": 0.4}, tmp_path / "model.pt")
-    assert list(read_pt(tmp_path / "model.pt")) == ["a.weight"]
+    assert list(read_pickled(tmp_path / "model.pt")) == ["a.weight"]
