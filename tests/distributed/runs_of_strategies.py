@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 
 from ddp_train.checkpoint.save import Saver
@@ -22,11 +23,11 @@ from ddp_train.config.check import CONF, check
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
-from ddp_train.interfaces import is_cut
+from ddp_train.interfaces import is_cut, own_rows
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.features import Features, add_features
-from ddp_train.training.check.memory import estimate, kept_on_a_rank, parts_of
+from ddp_train.training.check.memory import estimate, kept_on_a_rank
 from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
@@ -75,9 +76,20 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     assert saver.finish() == ""
     if world.is_main and since is None:  # it has the most of all that is cut
         foreseen = kept_on_a_rank(parts, num_ranks=world.size)
-        assert {name: foreseen[name] for name in ("parameters", "gradients", "optimizer")} == parts_of(parts)
+        assert {name: foreseen[name] for name in ("parameters", "gradients", "optimizer")} == measured(parts)
     kept = [{name: record[name] for name in ("split", "step", "loss", "grad_norm") if name in record} for record in records]
     return {"records": kept, "weights": weights(parts)}
+
+
+def measured(parts: Components) -> dict[str, int]:
+    """Return the bytes that this rank has from step to step, tensor by tensor."""
+    trained = list(parts.trained.parameters())
+    state = [value for values in parts.optimizer.state.values() for value in values.values() if isinstance(value, torch.Tensor)]
+    return {
+        "parameters": sum(own_rows(each).nbytes for each in [*trained, *parts.trained.buffers()]),
+        "gradients": sum(own_rows(each).nbytes for each in trained if each.requires_grad),
+        "optimizer": sum(own_rows(each).nbytes for each in state),
+    }
 
 
 def weights(parts: Components) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.staging import SHARED, divide_shared
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Strategy, is_cut, own_rows, range_of, tensors_of
+from ddp_train.interfaces import is_cut, own_rows, range_of
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
 from ddp_train.traits import has_modes
@@ -38,8 +38,8 @@ _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manife
 
 def print_memory_use(components: Components, world: World) -> None:
     """Called after the first step that this process takes: rank 0 prints, every rank warns in its log. Asks the host alone."""
-    parts = parts_of(components)
-    spelled = [f"{name} {shown(size)}" for name, size in parts.items()]
+    parts = kept_on_a_rank(components, num_ranks=world.size)
+    spelled = [f"{name} {shown(size)}" for name, size in parts.items() if size]
     if world.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(world.device)
         on_device = 0 if components.strategy.shards(world.size).on_host else sum(parts.values())
@@ -142,38 +142,16 @@ def still_to_come(components: Components, *, num_ranks: int = 1) -> int:
     """
     if components.strategy.shards(2).on_host and any(is_cut(parameter) for parameter in components.model.parameters()):
         return 0
-    now, later = parts_of(components), kept_on_a_rank(components, num_ranks=num_ranks)
-    return sum(max(0, size - now.get(part, 0)) for part, size in later.items() if part not in ("parameters", "gradients"))
-
-
-def parts_of(components: Components) -> dict[str, int]:
-    """Return the bytes that this rank keeps from step to step, by part. Tensors that are shared count once.
-
-    Gradients are as large as what they are of; between two steps there may be none.
-    """
-    trained, strategy = components.trained, components.strategy
-    trainable = [parameter for parameter in trained.parameters() if parameter.requires_grad and not components.steps_in_backward]
+    later = kept_on_a_rank(components, num_ranks=num_ranks)
     state = [value for values in components.optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-    kept = [*tensors_of(strategy.state_dict()), *tensors_of(strategy.own_state())]
-    return {
-        "parameters": _own_bytes([*trained.parameters(), *trained.buffers()]),
-        "gradients": _own_bytes(trainable),
-        "optimizer": _own_bytes(state),
-        **({_kept_for(strategy): _own_bytes(kept)} if kept else {}),
-    }
-
-
-def _own_bytes(tensors: Iterable[Any]) -> int:
-    own = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]  # of shards, this rank's
-    return sum({id(tensor): tensor.nbytes for tensor in own}.values())
-
-
-def _kept_for(strategy: Strategy) -> str:
-    return "error feedback" if strategy.has_error_feedback else "synchronisation"
+    return sum(later.values()) - later["parameters"] - later["gradients"] - sum(own_rows(value).nbytes for value in state)
 
 
 def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
-    """Return what `parts_of` will be on so many ranks, the most of any, and what callbacks keep. Asked of a build that is not cut, too."""
+    """Return the bytes that each of so many ranks keeps from step to step, by part: the most of any. Asked of a build that is not cut, too.
+
+    Gradients are as large as what they are of; between two steps there may be none.
+    """
     shards, model = components.strategy.shards(num_ranks), set(components.model.parameters())
     trained = list(components.trained.parameters())
     parameters = sum(_rows(each, shards.parameters if each in model else 1) for each in trained)
@@ -182,7 +160,7 @@ def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
         "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and not components.steps_in_backward),
         "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
-        **({_kept_for(components.strategy): copies} if (copies := _for_next_exchange(components, num_ranks)) else {}),
+        "error feedback" if components.strategy.has_error_feedback else "synchronisation": _for_next_exchange(components, num_ranks),
         "callbacks": sum(
             _rows(value, shards.parameters if name.split(".")[1] == components.averaging else 1)
             for name, value in _carried(components).items()

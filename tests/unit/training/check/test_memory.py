@@ -13,7 +13,7 @@ from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
-from ddp_train.training.check.memory import estimate, parts_of, print_memory_use, share_of
+from ddp_train.training.check.memory import estimate, kept_on_a_rank, print_memory_use, share_of
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import SetAside, content
 from ddp_train.training.train_state import TrainState, WindowSums
@@ -26,12 +26,12 @@ def test_parts_are_what_they_take() -> None:
     parts = components("optimizer=adamw")
     trainer(parts, TrainState()).train()
     weights = sum(parameter.nbytes for parameter in parts.model.parameters())
-    found = parts_of(parts)
+    found = kept_on_a_rank(parts, num_ranks=1)
     assert found["parameters"] == weights + sum(buffer.nbytes for buffer in parts.model.buffers())
     assert found["gradients"] == weights
     assert 2 * weights <= found["optimizer"] < 2.1 * weights + 1000
     next(parts.model.parameters()).requires_grad_(False)
-    assert parts_of(parts)["gradients"] < weights
+    assert kept_on_a_rank(parts, num_ranks=1)["gradients"] < weights
 
 
 def test_it_is_told_once_after_the_first_step_of_a_run() -> None:
@@ -58,7 +58,7 @@ def test_a_device_that_is_nearly_full_is_warned_of(
     parts = components()
     print_memory_use(parts, World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cuda")))
     said = capsys.readouterr().out
-    rest = (90 * MIB - sum(parts_of(parts).values())) / MIB
+    rest = (90 * MIB - sum(kept_on_a_rank(parts, num_ranks=1).values())) / MIB
     assert f"activations and all else {rest:.1f} MiB, at most 90.0 MiB at a time" in said
     assert (f"warning  {reserved}% of the 100.0 MiB of rank 0's device" in said) == warns
 
