@@ -35,7 +35,7 @@ from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.compiled import keep_cache
 from ddp_train.training.parts.components import Components
-from ddp_train.training.profile.profiler import Profiler
+from ddp_train.training.profile import Profiler
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Records

@@ -25,7 +25,7 @@ from ddp_train.training.record.log_window import Reading
 
 if TYPE_CHECKING:
     from ddp_train.training.loop.replica_check import ReplicaCheck
-    from ddp_train.training.profile.profiler import Profiler
+    from ddp_train.training.profile import Profiler
 
 
 @dataclass(kw_only=True)

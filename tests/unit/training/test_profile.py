@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,7 @@ from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.training.loop.trainer import Hooks, Trainer
-from ddp_train.training.profile import recording
-from ddp_train.training.profile.profiler import Profiler
+from ddp_train.training.profile import Profiler, Trace, covered_ms, table
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, trainer
@@ -123,14 +123,14 @@ def test_the_next_job_of_the_same_process_records_nothing(tmp_path: Path) -> Non
 
 
 def test_writing_is_no_steps_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end, clock, late_s = recording._Trace.end, time.perf_counter, list[float]()
+    end, clock, late_s = Trace.end, time.perf_counter, list[float]()
 
-    def slow(self: recording._Trace) -> str:
+    def slow(self: Trace) -> str:
         late_s.append(1e6)
         return end(self)
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + sum(late_s))
-    monkeypatch.setattr(recording._Trace, "end", slow)
+    monkeypatch.setattr(Trace, "end", slow)
     _, records = run(tmp_path, *WINDOW)
     train = [record for record in records if record["split"] == "train"]
     assert late_s and max(max(record["step_ms"], record["data_wait_ms"]) for record in train) < 1e5
@@ -191,10 +191,7 @@ def test_a_window_that_fails_ends_no_run(
     def fail(*arguments: Any, **named: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(
-        "ddp_train.training.profile.profiler.start_recording" if breaks == "start" else "ddp_train.training.profile.recording._write_whole",
-        fail,
-    )
+    monkeypatch.setattr("ddp_train.training.profile.Trace" if breaks == "start" else "ddp_train.training.profile._write_whole", fail)
     one_run, _ = run(tmp_path, *WINDOW)
     assert one_run.state.step == 12
     assert "rank 0 records no profile: OSError: No space left on device" in caplog.text
@@ -212,3 +209,72 @@ def test_every_micro_batch_is_marked(tmp_path: Path) -> None:
     run(tmp_path, *WINDOW, "profile.steps=1", "trainer.global_batch_size=32", "loader.micro_batch_size=16")
     parts = [event["name"] for event in trace(tmp_path, "rank_00000_step_000003") if event.get("cat") == "user_annotation"]
     assert [parts.count(name) for name in ("data", "forward", "backward", "optimizer")] == [2, 2, 2, 1]
+
+
+# The table, of events whose times a hand can add up.
+
+
+@dataclass
+class Event:
+    name: str
+    start: float
+    stop: float
+    device: str = "CPU"
+    is_user_annotation: bool = False
+    is_async: bool = False
+    self_cpu_time_total: float = 0.0
+    self_device_time_total: float = 0.0
+
+    @property
+    def device_type(self) -> SimpleNamespace:
+        return SimpleNamespace(name=self.device)
+
+    @property
+    def time_range(self) -> SimpleNamespace:
+        return SimpleNamespace(start=self.start, end=self.stop)
+
+
+def mark(name: str, start: float, stop: float, **other: object) -> Event:
+    return Event(name, start, stop, is_user_annotation=True, **other)  # type: ignore[arg-type]
+
+
+STEPS = [mark("ProfilerStep#11", 0, 6000), mark("ProfilerStep#12", 6000, 10000), mark("forward", 100, 2100), mark("backward", 2100, 5100)]
+OPERATORS = [
+    Event("aten::mm", 0, 10, self_cpu_time_total=300, self_device_time_total=4000),
+    Event("aten::mm", 0, 10, self_cpu_time_total=100, self_device_time_total=2000),
+    Event("aten::add", 0, 10, self_cpu_time_total=1000, self_device_time_total=2000),
+]
+
+
+def test_parts_and_operators_are_told_a_step() -> None:
+    lines = table([*STEPS, *OPERATORS, Event("[memory]", 0, 0, self_cpu_time_total=9e9)]).splitlines()
+    assert lines[:2] == ["2 steps, 5.000 ms each, ms a step:", "  forward 1.000  backward 1.500"]
+    first, second = (line.split() for line in lines[5:7])
+    assert first == ["aten::mm", "1", "0.200", "3.000", "75.0%"]  # by the GPU's time where there is some
+    assert second == ["aten::add", "0.5", "0.500", "1.000", "25.0%"]
+
+
+def test_without_a_gpu_the_hosts_time_counts() -> None:
+    events = [Event(each.name, 0, 10, self_cpu_time_total=each.self_cpu_time_total) for each in OPERATORS]
+    names = [line.split()[0] for line in table([*STEPS, *events]).splitlines() if line.startswith("aten")]
+    assert names == ["aten::add", "aten::mm"]
+
+
+def test_communication_on_the_host_is_added_up_once() -> None:
+    gloo = [mark("gloo:all_reduce", 0, 2000, is_async=True), mark("gloo:all_reduce", 1000, 4000, is_async=True)]
+    assert table([*STEPS, *gloo]).endswith("communication: 2.000 ms a step")
+    assert table(STEPS).endswith("communication: none")
+
+
+def test_on_a_gpu_what_runs_beside_computing_is_told() -> None:
+    kernels = [
+        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1000, 3000, "CUDA"),
+        Event("ampere_sgemm_128x64", 0, 1500, "CUDA"),
+        Event("elementwise", 2000, 2500, "CUDA"),
+        mark("backward", 0, 9000, device="CUDA"),  # the shadow of the host's name
+    ]
+    assert table([*STEPS, *kernels]).endswith("communication: 1.000 ms a step, 50% of it beside computing")
+
+
+def test_times_that_overlap_count_once() -> None:
+    assert covered_ms([Event("", *times) for times in ((5000, 6000), (0, 2000), (1000, 3000), (3000, 4000), (500, 600))]) == 5

@@ -1,0 +1,349 @@
+"""Windows of steps that are recorded: by torch's profiler or CUDA's record of allocations, with a table on one screen.
+
+The section `profile` asks for one window, and a file in the run's folder for others. Steps are those of this start of the run. Where no
+window is to come nothing is called in a step. At log steps rank 0 looks for the file; the others learn of it from the reduction that a log
+step makes anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
+
+from ddp_train.config.schema import ProfileConfig
+from ddp_train.distributed.world import World
+from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.training.loop import gradient
+from ddp_train.training.loop.trainer import Hooks
+from ddp_train.training.parts.components import Components
+
+logger = logging.getLogger(__name__)
+
+PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "save")
+"""The parts of a step that a trace has by name (`Marks`)."""
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Steps to be recorded on some ranks, after `first` steps."""
+
+    kind: str  # trace | memory | allocations: memory on a GPU
+    first: int
+    steps: int
+    ranks: Sequence[int]
+
+    @property
+    def begins(self) -> int:
+        """After how many steps recording begins: the step before the window, if there is one, warms torch's profiler up."""
+        return self.first if self.kind == "allocations" else max(0, self.first - 1)
+
+
+class Profiler:
+    """Records windows of a run on the chosen ranks. A window that cannot be recorded or written is told of, and ends no run.
+
+    Args:
+        config: the section `profile`, also for requests that leave something open.
+        tracker: says what this rank is at.
+    """
+
+    def __init__(self, config: ProfileConfig, run_folder: RunFolder, world: World, components: Components, tracker: PhaseTracker) -> None:
+        self._config, self._run_folder, self._world, self._tracker = config, run_folder, world, tracker
+        self._marks = Marks(components, tracker)
+        self._hooks = Hooks()
+        self._taken = 0  # steps of this start, or since the request, while a window is to come
+        self._recording: Trace | Allocations | None = None
+        self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
+
+    def hang_on(self, hooks: Hooks) -> None:
+        """Let the loop call this, in its steps only while a window is to come."""
+        self._hooks = hooks
+        hooks.is_asked, hooks.on_request = self.is_requested, self.start_window
+        if self._window is not None:
+            hooks.before_step.append(self.begin_step)
+
+    def begin_step(self, step: int) -> None:
+        """Called before a step, with the number of steps taken; may take a while where a window ends."""
+        window, taken = self._window, self._taken
+        self._taken += 1
+        if window is None:
+            return
+        self._marks.mark(None)
+        if taken == window.first + window.steps:
+            self._end()
+        elif self._recording is not None:
+            self._recording.next_step()
+        elif taken == window.begins and self._world.rank in window.ranks:
+            self._begin(window, step)
+
+    def is_requested(self) -> float:
+        """Return whether this rank sees a request, 1.0 or 0.0: to be added up over the ranks at a log step."""
+        return float(self._world.is_main and os.path.exists(self._run_folder.profile_request))  # which never raises
+
+    def start_window(self, step: int) -> None:
+        """Plan the window that was requested. Collective."""
+        request, problem = self._world.from_main(self._read() if self._world.is_main else None)
+        ranks = [rank for rank in ((request and request.ranks) or self._config.ranks) if rank < self._world.size]
+        if request is not None and self._window is not None:
+            problem = "a window is to be recorded already"
+        elif not ranks:
+            problem = f"the run has ranks 0 to {self._world.size - 1}"
+        if request is None or problem:
+            self._print(f"profile.request is left aside: {problem}")
+            return
+        kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
+        self._taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
+        self._hooks.before_step.append(self.begin_step)
+        steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
+        self._print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.shown()}/profile")
+
+    def close(self) -> None:
+        """Called after the last step."""
+        window = self._window
+        if window is not None and self._taken <= window.first:
+            self._print(f"profile  nothing was recorded: the run took {self._taken} steps, and {window.first} come before the window")
+        self._end()
+        if self.is_requested():
+            self._run_folder.profile_request.unlink(missing_ok=True)
+            self._print("profile.request came too late: the run has taken its last step")
+
+    def _plan(self, kind: str, first: int, steps: int, ranks: Sequence[int]) -> _Window:
+        return _Window("allocations" if kind == "memory" and self._world.device.type == "cuda" else kind, first, steps, ranks)
+
+    def _read(self) -> tuple[ProfileRequest | None, str]:
+        try:
+            return ProfileRequest.pop(self._run_folder), ""
+        except (OSError, ValueError) as error:
+            return None, str(error)
+
+    def _begin(self, window: _Window, step: int) -> None:
+        first, is_memory = step + 1 + window.first - window.begins, window.kind == "memory"
+        path = _free(self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{first - 1:06d}")
+        try:
+            if window.kind == "allocations":
+                self._recording = Allocations(path, self._world.device)
+            else:
+                self._recording = Trace(path, self._world.device, step=step + 1, first=first, has_memory=is_memory)
+            self._marks.put()
+        except Exception as error:  # another profiler is at work, say
+            self._give_up(error)
+
+    def _end(self) -> None:
+        recording, started = self._recording, time.perf_counter()
+        self._forget()
+        if recording is None:
+            return
+        self._tracker.move()
+        try:
+            if text := recording.end():
+                _write_whole(recording.path, ".txt", lambda file: Path(file).write_text(f"{text}\n"))
+        except Exception as error:
+            self._give_up(error)
+            return
+        self._tracker.move()
+        if text:
+            name = f"{self._run_folder.shown()}/profile/{recording.path.name}"
+            print(f"profile  {name}, written in {time.perf_counter() - started:.1f} s\n{text}", flush=True)
+
+    def _give_up(self, error: Exception) -> None:
+        self._forget()
+        logger.warning("rank %d records no profile: %s: %s", self._world.rank, type(error).__name__, error)
+
+    def _forget(self) -> None:
+        self._marks.take_out()
+        self._recording = self._window = None
+        if self.begin_step in self._hooks.before_step:
+            self._hooks.before_step.remove(self.begin_step)
+
+    def _print(self, line: str) -> None:
+        if self._world.is_main:
+            print(line, flush=True)
+
+
+class Marks:
+    """Marks the parts of this rank's steps by name (`PARTS`), one at a time, each until the next begins or it ends.
+
+    They are put in while a window is recorded and taken out after it: a step that is not recorded knows nothing of them.
+    """
+
+    def __init__(self, components: Components, tracker: PhaseTracker) -> None:
+        self._components, self._tracker = components, tracker
+        self._name: str | None = None
+        self._range, self._undo = ExitStack(), ExitStack()
+
+    def put(self) -> None:
+        """Begin to mark."""
+        components, undo = self._components, self._undo
+        self._tracker.listen(self._enter)
+        undo.callback(self._tracker.forget, self._enter)
+        self.mark(None)  # what the rank was at last is over
+        undo.callback(delattr, components, "loss")  # then the class has it again
+        setattr(components, "loss", record_function("forward")(components.loss))  # noqa: B010
+        undo.callback(setattr, gradient, "backward", gradient.backward)
+        setattr(gradient, "backward", record_function("backward")(gradient.backward))  # noqa: B010  # torch has no hook there
+        if not components.steps_in_backward:  # else the steps are in the midst of backward, on a thread of torch's
+            optimizer = components.optimizer
+            undo.callback(optimizer.register_step_pre_hook(lambda *_: self.mark("optimizer")).remove)
+            undo.callback(optimizer.register_step_post_hook(lambda *_: self.mark(None)).remove)
+
+    def take_out(self) -> None:
+        """Leave everything as it was."""
+        self.mark(None)
+        self._undo.close()
+
+    def _enter(self, phase: Phase, step: int) -> None:
+        self.mark({Phase.DATA: "data", Phase.EVALUATION: "evaluation", Phase.SAVE: "save"}.get(phase))
+
+    def mark(self, name: str | None) -> None:
+        """Let a part begin; None: the one before ends."""
+        if name != self._name:  # else a batch of the same evaluation
+            self._range.close()
+            self._name = name
+            if name is not None:
+                self._range.enter_context(record_function(name))
+
+
+class Trace:
+    """Records steps by torch's profiler.
+
+    Args:
+        path: of the files, without their endings.
+        step: the number of the step that begins, as the trace will call it.
+        first: of the first one that is kept. Those before it are not: the first ones under a profiler are slow.
+    """
+
+    def __init__(self, path: Path, device: torch.device, *, step: int, first: int, has_memory: bool) -> None:
+        self.path, self._has_memory = path, has_memory
+
+        def schedule(step: int) -> ProfilerAction:
+            return ProfilerAction.WARMUP if step < first else ProfilerAction.RECORD
+
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else []),
+            schedule=schedule,
+            record_shapes=True,
+            profile_memory=has_memory,
+            acc_events=True,  # there is one cycle, and older torch warns where its events would make way for the next one's
+        )
+        self._profile.step_num, self._profile.current_action = step, schedule(step)  # its steps have the numbers of ours
+        self._profile.start()
+        self.next_step = self._profile.step
+
+    def end(self) -> str:
+        """Write the trace, and return the table for people; "" of nothing."""
+        action = self._profile.current_action
+        self._profile.stop()
+        if action is ProfilerAction.WARMUP:
+            return ""
+        _write_whole(self.path, ".pt.trace.json.gz", self._profile.export_chrome_trace)
+        if self._has_memory:
+            return self._profile.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=12, max_name_column_width=40)
+        return table(self._profile.events())
+
+
+class Allocations:
+    """Records what torch's allocator does on a GPU."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self.path, self._device = path, device
+        self.next_step = lambda: None
+        torch.cuda.memory._record_memory_history(max_entries=100_000)  # the newest ones
+
+    def end(self) -> str:
+        """Write them, and return the table for people."""
+        memory: Any = torch.cuda.memory
+        _write_whole(self.path, "_memory.pickle", memory._dump_snapshot)
+        memory._record_memory_history(enabled=None)
+        return torch.cuda.memory_summary(self._device, abbreviated=True)
+
+
+def _free(path: Path) -> Path:
+    """Return a name for files that is not taken: after a restart a run may come to the same step again, and gets NAME_2."""
+    names = (path.with_name(f"{path.name}_{number}") if number > 1 else path for number in count(1))
+    return next(name for name in names if not any(path.parent.glob(f"{name.name}[._][!0-9]*")))
+
+
+def _write_whole(path: Path, ending: str, write: Callable[[str], Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".partial_{path.name}{ending}")
+    try:
+        write(str(partial))
+        partial.replace(path.with_name(f"{path.name}{ending}"))
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+_ROWS, _WIDTH = 12, 56  # of operators; characters of a name
+_STEP = "ProfilerStep"
+_COLLECTIVES = ("gloo:", "nccl:")  # torch's own marks of them on the host
+_KERNELS = "nccl"  # their kernels on a GPU, whatever follows
+
+
+def table(events: Sequence[Any]) -> str:
+    """Return the table of a window of torch's events (`profile.events()`)."""
+    on_host = [event for event in events if event.device_type.name == "CPU"]
+    steps = [event for event in on_host if event.name.startswith(_STEP)]
+    num_steps = len(steps) or 1
+    lines = [f"{num_steps} steps, {covered_ms(steps) / num_steps:.3f} ms each, ms a step:"]
+    parts = {part: covered_ms(event for event in on_host if event.name == part) for part in PARTS}
+    lines.append("  " + "  ".join(f"{part} {ms / num_steps:.3f}" for part, ms in parts.items() if ms))
+    return "\n".join([*lines, "", *_operators(on_host, num_steps), "", _communication(events, num_steps)])
+
+
+def _operators(events: Iterable[Any], num_steps: int) -> list[str]:
+    """Return the lines of the operators that take longest themselves: without those that they call."""
+    totals: dict[str, list[float]] = {}  # by name: calls, ms on the host, ms on the device
+    for event in events:
+        if not (event.is_async or event.name == "[memory]" or getattr(event, "is_user_annotation", False)):
+            total = totals.setdefault(event.name, [0.0, 0.0, 0.0])
+            for place, value in enumerate((1.0, event.self_cpu_time_total / 1e3, event.self_device_time_total / 1e3)):
+                total[place] += value / num_steps
+    by = ["host", "GPU"] if any(device for _, _, device in totals.values()) else ["host"]  # the last one counts
+    whole = sum(total[len(by)] for total in totals.values()) or 1.0
+    lines = [
+        f"operators by their own {by[-1]} time, without what they call, a step:",
+        _row("operator", "calls", *(f"{each} ms" for each in by), "share"),
+    ]
+    for name, (calls, *ms) in sorted(totals.items(), key=lambda item: -item[1][len(by)])[:_ROWS]:
+        ms = ms[: len(by)]
+        lines.append(_row(name, f"{calls:g}", *(f"{each:.3f}" for each in ms), f"{ms[-1] / whole:.1%}"))
+    return lines
+
+
+def _row(name: str, *values: str) -> str:
+    name = name if len(name) <= _WIDTH else f"{name[: _WIDTH - 3]}..."
+    return f"{name:<{_WIDTH}}" + "".join(f"  {value:>9}" for value in values)
+
+
+def _communication(events: Iterable[Any], num_steps: int) -> str:
+    """Say how long collectives took, and on a GPU how much of that time other kernels ran."""
+    on_device = [event for event in events if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)]
+    kernels = [event for event in on_device if not event.name.startswith((_STEP, *PARTS))]  # not the shadows of names on the host
+    sent = [event for event in kernels or events if event.name.startswith(_KERNELS if kernels else _COLLECTIVES)]
+    if not sent:
+        return "communication: none"
+    text = f"communication: {covered_ms(sent) / num_steps:.3f} ms a step"
+    computed = [event for event in kernels if not event.name.startswith(_KERNELS)]
+    both = covered_ms(sent) + covered_ms(computed) - covered_ms(kernels)
+    return f"{text}, {both / covered_ms(sent):.0%} of it beside computing" if kernels else text
+
+
+def covered_ms(events: Iterable[Any]) -> float:
+    """Return for how long at least one of the events was under way."""
+    total, end = 0.0, -math.inf
+    for start, stop in sorted((event.time_range.start, event.time_range.end) for event in events):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total / 1e3
