@@ -5,27 +5,41 @@
     every rank's thread        writes its file, hashes it meanwhile, lets it reach the disk, and tells rank 0
     rank 0's thread            writes manifest.json and COMPLETE, renames the folder, removes old ones, and tells all how it ended
 
-The threads talk through the store: a thread must not use the process group's collectives. A checkpoint that could not be written is
+The threads leave messages for each other in the store of the ranks, over connections of their own (the mailbox): a thread must not use the
+process group's collectives. A checkpoint that could not be written is
 said at once and its rest removed; the ones before it are not touched, and training goes on.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
+import resource
 import secrets
+import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
-from ddp_train.checkpoint.joint_save import POLL_S, SaveOrder, open_mailbox, wait_for_thread, write_together
-from ddp_train.checkpoint.staging import StagingBuffer
-from ddp_train.checkpoint.verify import name_of
+import torch
+from torch.distributed import DistError, HashStore, PrefixStore, Store
+
+from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.staging import StagedShare, StagingBuffer
+from ddp_train.checkpoint.verify import COMPLETE, FORMAT, MANIFEST, name_of, rank_file
+from ddp_train.distributed.store import add_line, lines_of, wait_for, wait_for_thread
 from ddp_train.distributed.world import World
 
 logger = logging.getLogger(__name__)
+
+_POLL_S = 0.002
+_KEYS = ("made", "reports", "count", "all", "outcome")  # of one save, in the mailbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +68,11 @@ class Saver:
     def __post_init__(self) -> None:
         self._buffer = StagingBuffer(self.world.device)
         self._nonce: str = self.world.from_main(secrets.token_hex(4))
-        self._mailbox = open_mailbox(self.world, self._nonce)
+        store: Store = HashStore()  # of a world of one
+        if self.world.size > 1:
+            assert self.world.store is not None
+            store = self.world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        self._mailbox = PrefixStore(f"checkpoint/{self._nonce}", store)
         self._count = self._parts_written = 0
         self._under_way: tuple[Thread, SaveOrder] | None = None
         self._problem = ""
@@ -104,7 +122,7 @@ class Saver:
             thread, order = self._under_way
             seen = self._parts_written
             while not order.is_written.is_set():
-                time.sleep(POLL_S)  # here a rank waits for its own disk; the watch on hangs sees it in the stack
+                time.sleep(_POLL_S)  # here a rank waits for its own disk; the watch on hangs sees it in the stack
                 if self._parts_written != seen:
                     seen = self._parts_written
                     self.on_progress()
@@ -135,3 +153,167 @@ class Saver:
         logger.error(message)
         if self.world.is_main:
             print(message, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOrder:
+    """What one save is to write."""
+
+    number: int  # counts the saves of a run
+    folder: Path
+    partial: Path  # where it is written, until it is complete
+    step: int
+    staged: StagedShare
+    may_be_infinite: Callable[[str], bool]
+    facts: Mapping[str, Any]  # for the manifest
+    remove_old: Callable[[Path], None]
+    on_progress: Callable[[], None]  # called after each part that is written
+    is_written: Event = field(default_factory=Event)  # this rank's part is, or never will be
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a rank tells rank 0."""
+
+    bytes: int
+    xxh3_128: str = ""
+    problem: str = ""
+    needs_room: bool = False  # whether the problem is the disk's
+    layout: dict[str, str] = field(default_factory=dict)  # of the shared state, by part
+
+
+def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
+    """Write this rank's part and wait for the others; return what went wrong on any rank, the same on all, or "".
+
+    Raises:
+        DistError: the store is gone, and with it the run.
+    """
+    number = order.number
+    if world.is_main:
+        mailbox.set(f"{number}/made", _attempt(lambda: make_partial(order.partial)))
+    if problem := wait_for(mailbox, f"{number}/made"):
+        report = _Report(order.staged.num_bytes, problem=problem if world.is_main else "", needs_room=True)
+    else:
+        report = _write_share(order, world.rank)
+    # All reports are lines of one key, and are counted: rank 0 waits for the last of thousands, and reads once (docs/scale.md).
+    add_line(mailbox, f"{number}/reports", [world.rank, asdict(report)])
+    if mailbox.add(f"{number}/count", 1) == world.size:
+        mailbox.set(f"{number}/all", "")
+    order.is_written.set()
+    if world.is_main:
+        wait_for(mailbox, f"{number}/all")
+        reports = dict(lines_of(mailbox, f"{number}/reports"))
+        mailbox.set(f"{number}/outcome", _conclude(order, [_Report(**reports[rank]) for rank in range(world.size)]))
+        for key in _KEYS:
+            mailbox.delete_key(f"{number - 1}/{key}")  # who reports on this save has read the outcome of the one before
+    return wait_for(mailbox, f"{number}/outcome")
+
+
+def _write_share(order: SaveOrder, rank: int) -> _Report:
+    staged, digest, path = order.staged, "", order.partial / rank_file(rank)
+
+    def write() -> None:
+        nonlocal digest
+        digest = tensor_file.write(path, (memoryview(staged.header), staged.values.numpy().data), on_progress=order.on_progress)
+
+    if lost := staged.not_finite(order.may_be_infinite):
+        return _Report(staged.num_bytes, problem=f"{lost} is not finite: lost weights must not replace good ones")
+    problem = _attempt(write)
+    return _Report(staged.num_bytes, digest, problem, needs_room=bool(problem), layout=staged.layout())
+
+
+def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
+    """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong (rank 0)."""
+    problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem]
+    problems = problems or _other_tensors(reports)
+    needs_room = any(report.needs_room for report in reports)
+    if not problems:
+        files = {rank_file(rank): {"bytes": report.bytes, "xxh3_128": report.xxh3_128} for rank, report in enumerate(reports)}
+        facts = {"step": order.step, "world_size": len(reports), **order.facts}
+        problem = _attempt(lambda: publish(order.partial, order.folder / name_of(order.step), facts=facts, files=files))
+        if not problem:
+            if problem := _attempt(lambda: order.remove_old(order.folder)):
+                logger.warning("old checkpoints were not removed: %s", problem)
+            return ""
+        problems, needs_room = [f"rank 0: {problem}"], True
+    shutil.rmtree(order.partial, ignore_errors=True)  # it would keep a full disk full; what cannot be removed goes at the next start
+    if needs_room:
+        problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(order.folder)}")
+    return ". ".join(problems)
+
+
+def make_partial(partial: Path) -> None:
+    """Make the folder that files are written to. Nobody else may have it."""
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    os.mkdir(partial, 0o750)
+
+
+def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Turn the folder into a checkpoint: manifest and mark, everything on disk, one rename. Its files are on disk already (rank 0).
+
+    Args:
+        facts: for the manifest: step, world_size, config_sha256 and what else there is to say.
+        files: bytes and xxh3_128 of each file.
+
+    Raises:
+        OSError: it could not be made durable, and is no checkpoint.
+    """
+    manifest = {"format": FORMAT, **facts, "torch": torch.__version__, "files": files}
+    text = json.dumps(manifest, indent=2).encode() + b"\n"
+    tensor_file.write(partial / MANIFEST, [memoryview(text)])
+    tensor_file.write(partial / COMPLETE, [memoryview(hashlib.sha256(text).hexdigest().encode() + b"\n")])
+    _sync(partial)
+    if os.path.lexists(final):  # a rename would replace an empty folder
+        raise FileExistsError(f"{final.name} is there already")
+    os.rename(partial, final)
+    try:
+        _sync(final.parent)
+    except OSError:
+        with suppress(OSError):
+            os.rename(final, partial)  # what may be gone after a power cut does not count
+        raise
+
+
+def _other_tensors(reports: Sequence[_Report]) -> list[str]:
+    """Return what the ranks do not have alike: each has divided its own state, and the shares would not fit together."""
+    first, *others = (report.layout for report in reports)
+    different = {
+        rank: ", ".join(part for part in sorted(first | each) if first.get(part) != each.get(part)) for rank, each in enumerate(others, 1)
+    }
+    return [f"rank {rank}: it has other tensors than rank 0 in {names}" for rank, names in different.items() if names]
+
+
+def _attempt(action: Callable[[], None]) -> str:
+    """Do something, and return what went wrong, or "". Whatever it is, the other ranks wait to hear of it."""
+    try:
+        action()
+    except DistError:
+        raise
+    except OSError as error:
+        return f"{error.strerror or error}" + (f" ({os.path.basename(error.filename)})" if isinstance(error.filename, str) else "")
+    except Exception as error:
+        logger.exception("a save failed")
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _free(folder: Path) -> str:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limited = "" if limit == resource.RLIM_INFINITY else f"; `ulimit -f` allows a file {_megabytes(limit)}"
+    try:
+        return f"{_megabytes(shutil.disk_usage(folder).free)} are free{limited}"
+    except OSError as error:
+        return f"the free space is unknown ({error.strerror}){limited}"
+
+
+def _megabytes(number: int) -> str:
+    return f"{number / 1e6:,.1f} MB"
+
+
+def _sync(folder: Path) -> None:
+    """Let the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

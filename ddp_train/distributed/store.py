@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
@@ -66,6 +67,12 @@ def add_line(store: dist.Store, key: str, value: Any) -> None:
 def lines_of(store: dist.Store, key: str) -> list[Any]:
     """Return what was added to a key so far; [] where nothing was."""
     return [json.loads(line) for line in store.get(key).splitlines()] if store.check([key]) else []
+
+
+def wait_for_thread(thread: Thread) -> None:
+    """Wait, in the main thread, for a thread of this rank that hears from the other ranks."""
+    while thread.is_alive():
+        time.sleep(0.002)  # not join: the watch on hangs sees in this rank's stack, by this file, that it waits for others
 
 
 def set_all(store: dist.Store, keys: Sequence[str], value: str) -> None:

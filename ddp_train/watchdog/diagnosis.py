@@ -24,7 +24,6 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "ddp_train/distributed/",
     "ddp_train/rank/stop.py",
     "ddp_train/rank/peers.py",
-    "ddp_train/checkpoint/joint_save.py",
 )
 _READS = ("ddp_train/data/", "ddp_train/loader/")  # in the stack of a rank that reads samples itself, but for:
 _HANDS_ON = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py")

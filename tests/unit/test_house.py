@@ -19,7 +19,6 @@ TORCHRUN = "|".join((*torchrun_env.VARIABLES, "GROUP_WORLD_SIZE", r"TORCHELASTIC
 
 SHOWN_BY = {
     "checkpoint/foreign_form.py": "tests/unit/cli/test_pipeline.py, tests/unit/training/state/test_initial_weights.py",
-    "checkpoint/joint_save.py": "tests/unit/checkpoint/test_save.py",
     "cli/export.py": "tests/unit/training/inference/test_export.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/resume.py": "tests/config/test_config.py",

@@ -20,7 +20,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.joint_save import make_partial, publish
+from ddp_train.checkpoint.save import make_partial, publish
 from ddp_train.checkpoint.staging import divide_shared
 from ddp_train.checkpoint.verify import name_of, rank_file, verify_together
 from ddp_train.config.run_config import RunConfig

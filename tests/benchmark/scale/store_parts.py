@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore
 
-from ddp_train.checkpoint.joint_save import SaveOrder, write_together
+from ddp_train.checkpoint.save import SaveOrder, write_together
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.attempt import agree_on_attempt, leave
 from ddp_train.distributed.world import World

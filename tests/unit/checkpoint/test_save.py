@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch.distributed import DistError, DistNetworkError
 
-from ddp_train.checkpoint import codec, joint_save, tensor_file
+from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import newest_good, verify
@@ -129,7 +130,7 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, 
     for step in range(1, 6):
         ranks.start(step)
     assert ranks.finish() == ""
-    assert most == [0, 1, 1, 1, 1, 1]
+    assert max(most) == 1 and len(most) == 1 + 3 * 5  # the rank's file, manifest and mark
     assert all(not verify(tmp_path / f"step_{step:08d}") for step in range(1, 6))
 
 
@@ -161,7 +162,7 @@ def test_a_store_that_is_gone_is_no_failed_save(tmp_path: Path, trained: Compone
 
     ranks = Ranks(tmp_path, trained)
     assert ranks.save(1) == ""
-    monkeypatch.setattr(joint_save, "wait_for", gone)
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.save"], "wait_for", gone)
     ranks.start(2)
     for saver in ranks.savers:
         with pytest.raises(DistError, match="reset by peer"):

@@ -14,7 +14,7 @@ from ddp_train.watchdog.diagnosis import LoaderWorker, RankSnapshot, find_any_cu
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
 SAVES = [FrameSummary("/site-packages/ddp_train/checkpoint/save.py", 7, "finish")]
-WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/checkpoint/joint_save.py", 30, "wait_for_thread")]
+WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/distributed/store.py", 30, "wait_for_thread")]
 POLLS = FrameSummary("/site-packages/ddp_train/system/deadline.py", 20, "wait_until")
 ASKS_OTHERS = [FrameSummary("/site-packages/ddp_train/rank/peers.py", 7, "ask_others"), POLLS]
 LOOKS_FOR_A_FILE = [FrameSummary("/site-packages/ddp_train/rank/environment.py", 7, "_sees"), POLLS]
