@@ -7,12 +7,13 @@ cut among them each reads its own rows, from whatever files have them, however t
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ LayOut = Callable[[Mapping[str, Any], Mapping[str, codec.Leaf]], Mapping[str, Te
 """Gets a state without its tensors, and what these are by their names; returns, for those that are to come back cut among the ranks, one
 that is: of the same shape."""
 
+_T = TypeVar("_T")
 _ROUND = 64 << 20  # bytes that a rank reads before it gives them to the others
 
 
@@ -54,61 +56,69 @@ def read_shared(
     with ExitStack() as stack:
         files = _Files(checkpoint, stack)
         plain = world.from_main(files[0].plain(SHARED) if world.is_main else None)
-        shares = _divide(plain, size)
-        state = plain.get("state") if isinstance(plain, dict) else None
-        if isinstance(state, dict) and "step" in state:
+        shared = _Shared(plain, size, files)
+        if isinstance(state := plain.get("state"), dict) and "step" in state:
             require_origin(checkpoint, "its state", step=state["step"])
         plain = plain if only is None else {part: value for part, value in plain.items() if part in only}
         wanted = codec.leaves(plain)
         likes = lay_out(plain, wanted)
-        in_shares = _by_name((rank, piece) for rank, share in enumerate(shares) for piece in share if piece.leaf.name in likes)
-        shares = [[piece for piece in share if piece.leaf.name in wanted.keys() - likes.keys()] for share in shares]
-        for leaf in wanted.values():
-            if leaf.shards > 1 and leaf.name not in likes:
-                for rank, piece in pieces_between(leaf, 0, leaf.numel, size):
-                    shares[rank].append(piece)
-        for rank in range(world.rank, size, world.size):
-            for piece in shares[rank]:
-                files[rank].require(piece)
-        tensors = {leaf.name: torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in wanted.values() if leaf.name not in likes}
-        readers = [
-            _rounds([(rank, piece) for rank in range(reader, size, world.size) for piece in shares[rank]], tensors)
-            for reader in range(world.size)
-        ]
-        for parts in zip_longest(*readers, fillvalue=list[_Part]()):
-            for part in parts[world.rank]:  # all ranks read at the same time
-                files[part.rank].read(part)
-                on_progress()
-            for reader in range(world.size if world.size > 1 else 0):
-                _give(parts[reader], world, reader)
-                on_progress()
+        tensors = shared.read_together([leaf for name, leaf in wanted.items() if name not in likes], world, on_progress)
         for name, like in likes.items():
-            leaf, (begin, end) = wanted[name], own_range(like)
-            pieces = in_shares.get(name, []) if leaf.shards == 1 else pieces_between(leaf, begin, end, size)
-            tensors[name] = _read_rows(leaf, like, pieces, files)
+            rows = own_rows(like)
+            tensors[name] = as_cut(shared.read(wanted[name], *own_range(like)).view(rows.shape).to(rows.device), like)
             on_progress()
         return _as_state(plain, tensors)
 
 
-def _by_name(pieces: Iterable[tuple[int, Piece]]) -> dict[str, list[tuple[int, Piece]]]:
-    found: dict[str, list[tuple[int, Piece]]] = {}
-    for rank, piece in pieces:
-        found.setdefault(piece.leaf.name, []).append((rank, piece))
-    return found
+class _Shared:
+    """What all ranks have, in the open files of a checkpoint.
 
+    Args:
+        plain: its plain part.
+        size: how many ranks have written it.
+    """
 
-def _read_rows(leaf: codec.Leaf, like: Tensor, pieces: Iterable[tuple[int, Piece]], files: _Files) -> Tensor:
-    """Return a tensor of which this rank has read the rows that it has of `like`, from pieces, each with the rank whose file it is in."""
-    begin, end = own_range(like)
-    values = torch.empty(end - begin, dtype=leaf.dtype)
-    for rank, piece in pieces:
-        start, stop = max(begin, piece.start), min(end, piece.stop)
-        if start < stop:
-            files[rank].require(piece)
-            part = values[start - begin : stop - begin].view(torch.uint8)
-            files[rank].read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, part))
-    rows = own_rows(like)
-    return as_cut(values.view(rows.shape).to(rows.device), like)
+    def __init__(self, plain: Any, size: int, files: _Files) -> None:
+        self._size, self._files = size, files
+        of_rank_0 = _require(plain, dict).get(OF_RANK_0, [])
+        self._in_shares = defaultdict[str, list[tuple[int, Piece]]](list)  # by tensor, each with the rank whose file it is in
+        for rank, share in enumerate(divide_shared(codec.leaves(plain).values(), size, of_rank_0=_require(of_rank_0, list))):
+            for piece in share:
+                self._in_shares[piece.leaf.name].append((rank, piece))
+
+    def read(self, leaf: codec.Leaf, begin: int, end: int) -> Tensor:
+        """Return some elements of a tensor, [end - begin]."""
+        values = torch.empty(end - begin, dtype=leaf.dtype)
+        for rank, piece in self._pieces(leaf, begin, end):
+            start, stop = max(begin, piece.start), min(end, piece.stop)
+            if start < stop:
+                self._files[rank].require(piece)
+                part = values[start - begin : stop - begin].view(torch.uint8)
+                self._files[rank].read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, part))
+        return values
+
+    def read_together(self, leaves: Iterable[codec.Leaf], world: World, on_progress: Callable[[], None]) -> dict[str, Tensor]:
+        """Return whole tensors by their names: each rank reads some of the files, and gives the others what it finds. Collective."""
+        leaves = list(leaves)
+        by_reader: list[list[tuple[int, Piece]]] = [[] for _ in range(world.size)]
+        for leaf in leaves:
+            for rank, piece in self._pieces(leaf, 0, leaf.numel):
+                by_reader[rank % world.size].append((rank, piece))
+        for rank, piece in by_reader[world.rank]:
+            self._files[rank].require(piece)
+        tensors = {leaf.name: torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves}
+        for parts in zip_longest(*(_rounds(pieces, tensors) for pieces in by_reader), fillvalue=list[_Part]()):
+            for part in parts[world.rank]:  # all ranks read at the same time
+                self._files[part.rank].read(part)
+                on_progress()
+            for reader in range(world.size if world.size > 1 else 0):
+                _give(parts[reader], world, reader)
+                on_progress()
+        return tensors
+
+    def _pieces(self, leaf: codec.Leaf, begin: int, end: int) -> Iterable[tuple[int, Piece]]:
+        """Return what has been written of a tensor, as far as it may have elements from `begin` to `end`."""
+        return self._in_shares[leaf.name] if leaf.shards == 1 else pieces_between(leaf, begin, end, self._size)
 
 
 def size_of(checkpoint: Path, world: World) -> int:
@@ -123,7 +133,7 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
         file = _File(checkpoint, rank, stack)
         plain = file.plain(OWN)
         tensors = {}
-        for piece in whole(_leaves(plain)):
+        for piece in whole(codec.leaves(plain).values()):
             file.require(piece)
             tensors[piece.name] = values = torch.empty(piece.shape, dtype=piece.dtype)
             file.read(_Part(rank, piece, 0, values.view(-1).view(torch.uint8)))
@@ -142,32 +152,20 @@ class SavedPart:
     """
 
     def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:
-        size: int = read_manifest(checkpoint)["world_size"]
-        self._files = _Files(checkpoint, stack)
-        plain = self._files[0].plain(SHARED)
-        if not isinstance(plain, dict) or not isinstance(plain.get(part, {}), dict):
-            raise CheckpointError(happened=f"{checkpoint.name} has no parts")
-        self._plain: dict[str, Any] = plain.get(part, {})
-        shares = _divide(plain, size)
-        self._size = size
-        self._in_shares = _by_name((rank, piece) for rank, share in enumerate(shares) for piece in share)
-        self.tensors = {name: leaf for name, value in self._plain.items() for leaf in codec.leaves([value]).values() if _is_tensor(value)}
-        self.others = [name for name in self._plain if name not in self.tensors]
+        files = _Files(checkpoint, stack)
+        plain = files[0].plain(SHARED)
+        self._shared = _Shared(plain, read_manifest(checkpoint)["world_size"], files)
+        self._plain: dict[str, Any] = _require(plain.get(part, {}), dict)
+        is_tensor = {name: isinstance(value, dict) and "$tensor" in value for name, value in self._plain.items()}
+        self.tensors = {name: leaf for name in self._plain if is_tensor[name] for leaf in codec.leaves(self._plain[name]).values()}
+        self.others = [name for name in self._plain if not is_tensor[name]]
 
     def read(self, name: str) -> Tensor:
         """Return one tensor, in the order of its elements: what was permuted is so no more."""
         leaf = self.tensors[name]
-        values = torch.empty(leaf.shape, dtype=leaf.dtype)
-        for rank, piece in self._in_shares[leaf.name] if leaf.shards == 1 else pieces_between(leaf, 0, leaf.numel, self._size):
-            self._files[rank].require(piece)
-            if piece.num_bytes:
-                self._files[rank].read(_Part(rank, piece, 0, values.view(-1)[piece.start : piece.stop].view(torch.uint8)))
+        values = self._shared.read(leaf, 0, leaf.numel).view(leaf.shape)
         tensor: Tensor = codec.decode(self._plain[name], {leaf.name: values})
         return tensor.contiguous()
-
-
-def _is_tensor(plain: Any) -> bool:
-    return isinstance(plain, dict) and "$tensor" in plain
 
 
 @dataclass(frozen=True)
@@ -258,20 +256,11 @@ class _File:
         return self._entries[name]
 
 
-def _divide(plain: Any, size: int) -> list[list[Piece]]:
-    """Return which pieces each of `size` ranks has written of the shared state."""
-    of_rank_0 = plain.get(OF_RANK_0, []) if isinstance(plain, dict) else []
-    if not isinstance(of_rank_0, list):
-        raise CheckpointError(happened=f"{OF_RANK_0} is a {type(of_rank_0).__name__} and no list")
-    return divide_shared(_leaves(plain), size, of_rank_0=of_rank_0)
-
-
-def _leaves(plain: Any) -> list[codec.Leaf]:
-    return list(codec.leaves(plain).values())
-
-
 def _as_state(plain: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    state = codec.decode(plain, tensors)
-    if not isinstance(state, dict):
-        raise CheckpointError(happened=f"a {type(state).__name__} was saved instead of a state")
-    return state
+    return _require(codec.decode(plain, tensors), dict)
+
+
+def _require(value: Any, kind: type[_T]) -> _T:
+    if not isinstance(value, kind):
+        raise CheckpointError(happened=f"a {type(value).__name__} was saved instead of a {kind.__name__}")
+    return value
