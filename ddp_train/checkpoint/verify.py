@@ -71,8 +71,7 @@ def verify(checkpoint: Path, *, on_progress: Callable[[], None] = lambda: None) 
     Args:
         on_progress: called after every 8 MiB.
     """
-    problem, files = verify_folder(checkpoint)
-    return problem or verify_files(checkpoint, files, on_progress=on_progress)
+    return _problem(lambda: _compare(checkpoint, _listed(checkpoint), on_progress))
 
 
 def newest_good(folder: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> Path | None:
@@ -98,41 +97,50 @@ def verify_together(checkpoint: Path, world: World, *, on_progress: Callable[[],
 
     Rank 0 alone reads the manifest and lists the folder: for thousands of ranks both are long, and each gets the lines of its own files.
     """
-    problem, files = verify_folder(checkpoint) if world.is_main else ("", {})
+    files: dict[str, Any] = {}
+    problem = _problem(lambda: files.update(_listed(checkpoint))) if world.is_main else ""
     lines = list(files.items())
     shares = [(problem, dict(lines[rank :: world.size])) for rank in range(world.size)] if world.is_main else []
     problem, own = world.each_from_main(shares)
-    return problem or world.first_of(verify_files(checkpoint, own, on_progress=on_progress))
+    return problem or world.first_of(_problem(lambda: _compare(checkpoint, own, on_progress)))
 
 
-def verify_folder(checkpoint: Path) -> tuple[str, Files]:
-    """Compare the manifest with its mark and with what lies in the folder; return what is wrong, or "", and what its files must be."""
+def _problem(check: Callable[[], None]) -> str:
+    """Return what is wrong with a checkpoint, or ""."""
     try:
-        with _opened(checkpoint) as folder:
-            manifest = _manifest(folder)
-            require_origin(checkpoint, MANIFEST, step=manifest["step"], run=manifest.get("run"))
-            files: Files = manifest["files"]
-            foreign = sorted(set(os.listdir(folder)) - {MANIFEST, COMPLETE, *files})
-            return (f"{foreign[0]} is not in {MANIFEST}", {}) if foreign else ("", files)
-    except CheckpointError as error:
-        return error.happened, {}
-    except OSError as error:
-        return f"{error.filename or checkpoint.name}: {error.strerror}", {}
-
-
-def verify_files(checkpoint: Path, files: Files, *, on_progress: Callable[[], None] = lambda: None) -> str:
-    """Compare some files with what the manifest says of them; return what is wrong, or "".
-
-    Args:
-        on_progress: called after every 8 MiB.
-    """
-    try:
-        with _opened(checkpoint) as folder:
-            return next((problem for name, expected in files.items() if (problem := _compare(folder, name, expected, on_progress))), "")
+        check()
     except CheckpointError as error:
         return error.happened
     except OSError as error:
-        return f"{error.filename or checkpoint.name}: {error.strerror}"
+        return f"{error.filename or 'a file'}: {error.strerror}"
+    return ""
+
+
+def _listed(checkpoint: Path) -> Files:
+    """Return what its files must be, after comparing the manifest with its mark and with what lies in the folder."""
+    with _opened(checkpoint) as folder:
+        manifest = _manifest(folder)
+        require_origin(checkpoint, MANIFEST, step=manifest["step"], run=manifest.get("run"))
+        files: Files = manifest["files"]
+        if foreign := sorted(set(os.listdir(folder)) - {MANIFEST, COMPLETE, *files}):
+            raise CheckpointError(happened=f"{foreign[0]} is not in {MANIFEST}")
+        return files
+
+
+def _compare(checkpoint: Path, files: Files, on_progress: Callable[[], None]) -> None:
+    """Compare some files with what the manifest says of them."""
+    with _opened(checkpoint) as folder:
+        for name, expected in files.items():
+            with _file(folder, name) as descriptor:
+                size = os.fstat(descriptor).st_size
+                if size != expected["bytes"]:
+                    raise CheckpointError(happened=f"{name} has {size:,} bytes instead of {expected['bytes']:,}")
+                digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(min(_CHUNK, max(size, 1))))
+                while count := os.readv(descriptor, [chunk]):
+                    digest.update(chunk[:count])
+                    on_progress()
+            if digest.hexdigest() != expected["xxh3_128"]:
+                raise CheckpointError(happened=f"{name} is damaged (its xxh3-128 differs)")
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -212,15 +220,3 @@ def _manifest(folder: int) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(happened=f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
     return found
-
-
-def _compare(folder: int, name: str, expected: Mapping[str, Any], on_progress: Callable[[], None]) -> str:
-    with _file(folder, name) as descriptor:
-        size = os.fstat(descriptor).st_size
-        if size != expected["bytes"]:
-            return f"{name} has {size:,} bytes instead of {expected['bytes']:,}"
-        digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(min(_CHUNK, max(size, 1))))
-        while count := os.readv(descriptor, [chunk]):
-            digest.update(chunk[:count])
-            on_progress()
-    return "" if digest.hexdigest() == expected["xxh3_128"] else f"{name} is damaged (its xxh3-128 differs)"
