@@ -12,6 +12,7 @@ from typing import Any
 
 from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, best_first, saved
 from ddp_train.errors import EnvironmentRefuses
+from ddp_train.system.files import write_atomic
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
@@ -115,7 +116,9 @@ def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
         EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
     """
     try:
-        _try_writing(folder)
+        probe = folder / f".probe_{os.getpid()}"
+        write_atomic(probe, " " * 4096)
+        probe.unlink()
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise EnvironmentRefuses(
@@ -125,7 +128,6 @@ def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
             fix="mend it, or hydra.run.dir=FOLDER on another disk",
         ) from None
     there = sum(1 for _ in folder.glob("step_*"))
-    more = free // checkpoint_bytes
     needed = max(1, 2 - there) * checkpoint_bytes
     estimate = f"one takes {in_units(checkpoint_bytes)} (weights and optimizer, estimated)"
     if free < needed:
@@ -135,26 +137,12 @@ def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
             expected="room for two checkpoints, so that the old one stays until the new one is complete",
             fix="free space there, or hydra.run.dir=FOLDER on a larger disk",
         )
-    if there + more >= wanted:
+    if there + free // checkpoint_bytes >= wanted:
         return ""
     return (
         f"checkpoints: {in_units(free)} free in {folder}, but {in_units((wanted - there) * checkpoint_bytes)} may be needed"
         f" for {wanted - there} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
     )
-
-
-def _try_writing(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    written, renamed = (folder / f".probe_{os.getpid()}{suffix}" for suffix in ("", "_renamed"))
-    try:
-        with written.open("wb") as file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-        written.rename(renamed)
-    finally:
-        for path in (written, renamed):
-            path.unlink(missing_ok=True)
 
 
 def in_units(num_bytes: int) -> str:

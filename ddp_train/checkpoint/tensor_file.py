@@ -19,25 +19,12 @@ from torch import Tensor
 
 from ddp_train.errors import UserError
 
-_FILE_DTYPES = {  # the format's names; other types are written as bytes
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.uint16: "U16",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int32: "I32",
-    torch.uint32: "U32",
-    torch.float32: "F32",
-    torch.int64: "I64",
-    torch.uint64: "U64",
-    torch.float64: "F64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-TORCH_DTYPES = {name: dtype for dtype, name in _FILE_DTYPES.items()}
-"""By the format's names."""
+_NAMES = """BOOL:bool U8:uint8 I8:int8 U16:uint16 I16:int16 F16:float16 BF16:bfloat16 U32:uint32 I32:int32 F32:float32 U64:uint64 I64:int64
+F64:float64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2"""
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in (pair.split(":") for pair in _NAMES.split())}
+"""By the format's names; other types are written as bytes."""
+
+_FILE_DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 ORIGIN = "origin"
 """In the metadata of a rank's file: the run that saved it and the step, as JSON."""

@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
     def fail(*arguments: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    for call in ("fsync", "rename"):
+    for call in ("fsync", "replace"):
         with monkeypatch.context() as context:
             context.setattr(os, call, fail)
             with pytest.raises(EnvironmentRefuses, match="cannot be written: Read-only file system"):
