@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,17 +31,16 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError
 from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe, finished, map_tensors, note_size, tensors_of, whole_loss
 from ddp_train.loader.device_copy import batch_on
-from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.loss import LossObjective
 from ddp_train.run_folder import failure
+from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)
 
-_SELF_EXPLAINING = (UserError, OSError, MemoryError, torch.OutOfMemoryError, DistError)
 _MAX_SAMPLES = 32  # of which sums are tried
 _AT_RANDOM = 0.05  # what differs by more from one time to the next says nothing about sum and mean
 _MAX_CHARACTERS = 160  # of what a batch is, and of what the model gives: dicts of many tensors
@@ -48,12 +48,13 @@ _MAX_CHARACTERS = 160  # of what a batch is, and of what the model gives: dicts 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A micro-batch to try, what to call it, and what reads it."""
+    """A micro-batch to try, and what to call it."""
 
-    loader: Loader | Evaluation
-    micro_batch: MicroBatch
-    ids: Indices | None  # of the samples that it was asked for; None: they have none
     name: str
+    trains: bool  # False: it is evaluated
+    micro_batch: MicroBatch
+    ids: Indices | None = None  # of the samples that it was asked for; None: they have none
+    source: Any = None  # of them
 
     @property
     def batch(self) -> Batch:
@@ -90,18 +91,18 @@ def check(components: Components, first: MicroBatch, world: World, *, samples: i
 
 
 def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator[_Trial]:
-    loader = components.train_loader
-    yield _Trial(loader, first, loader.sample_ids(samples, 0), "the first training batch")
+    loader: Any = components.train_loader
+    yield _Trial("the first training batch", True, first, loader.sample_ids(samples, 0), getattr(loader, "source", None))
     for part, evaluation in components.eval_loaders.items():
         if (evaluated := evaluation.peek()) is not None:
             name = f"the first batch of evaluation set {part}" if part else "the first evaluation batch"
-            yield _Trial(evaluation, evaluated, evaluation.sample_ids(0), name)
+            yield _Trial(name, False, evaluated, evaluation.sample_ids(0), getattr(evaluation, "source", None))
 
 
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
     """Try a micro-batch of training alone, and print nothing; raises as `check` does."""
     with components.untouched(world.device), without_compiling():
-        _try(components, _Trial(components.train_loader, micro_batch, None, "the first training batch"), world, predicts=False)
+        _try(components, _Trial("the first training batch", True, micro_batch), world, predicts=False)
 
 
 def _try(components: Components, trial: _Trial, world: World, *, predicts: bool) -> str:
@@ -109,15 +110,13 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
 
     Without backward: that of the first step comes next, and nothing is lost until then.
     """
-    model, objective, notes = components.model, components.objective, _ForwardNotes(components.model)
-    micro_batch, trains = trial.micro_batch, trial.loader is components.train_loader
-    notes.then = lambda: _refuse_labels(objective, notes, trial)
-    model.train(trains)
+    model, objective, micro_batch, notes = components.model, components.objective, trial.micro_batch, _Notes()
+    model.train(trial.trains)
     shown = ""
     try:
         batch = batch_on(world.device, micro_batch)
-        with components.amp.autocast(world.device), notes.noting():
-            if trains:
+        with components.amp.autocast(world.device), _noting(model, notes, lambda: _refuse_labels(objective, notes, trial)):
+            if trial.trains:
                 weight = float(objective.weight(trial.batch))
                 loss = whole_loss(objective, model, batch)
                 if not isinstance(loss, Tensor) or loss.shape != ():
@@ -132,7 +131,7 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
                 if pair is not None and micro_batch.counts:
                     metric.update(components.metrics, pair)
                     metric.refuse_others(components.metrics)
-    except _SELF_EXPLAINING:
+    except (UserError, OSError, DistError):
         raise
     except Exception as error:
         if _is_of_the_machine(error):
@@ -141,11 +140,8 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
     gives = f", the model gives {notes.gives}" if notes.gives else ""  # an objective may call parts of the model alone
     what = trial.name.removeprefix("the first ").removeprefix("batch of ")
-    return f"{what} {_cut(describe(trial.batch))} on {device}{_cut(gives)}{shown}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
+    said, gives = (textwrap.shorten(text, _MAX_CHARACTERS, placeholder="...") for text in (describe(trial.batch), gives))
+    return f"{what} {said} on {device}{gives}{shown}"
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
@@ -171,18 +167,16 @@ def _require_scores(objective: Objective, scores: object, world: World, *, count
 def _is_of_the_machine(error: Exception) -> bool:
     """Tell whether an error says nothing of data, model and objective: another rank is gone, or the device failed."""
     text = str(error)
-    return "gloo/transport" in text or "can't allocate memory" in text or ("CUDA error" in text and "device-side assert" not in text)
+    return "gloo/transport" in text or is_out_of_memory(error) or ("CUDA error" in text and "device-side assert" not in text)
 
 
-def _mismatch(error: Exception, components: Components, trial: _Trial, notes: _ForwardNotes) -> ConfigError:
+def _mismatch(error: Exception, components: Components, trial: _Trial, notes: _Notes) -> ConfigError:
     """Say what came from the data, through the model and into the objective, with the error's own words and line."""
     model, objective, batch = components.model, components.objective, trial.batch
     types = ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}))
     name = objective.loss_fn if isinstance(objective, LossObjective) else objective
     fix = ""
-    if "DTensor" in str(error) or "root module first" in str(error):
-        fix = "strategy=ddp or zero1; under fsdp the weights are whole within the model's forward alone, and not in other methods of it"
-    elif isinstance(batch, Mapping) and not notes.gives:
+    if isinstance(batch, Mapping) and not notes.gives:
         fix = f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     return ConfigError(
         key="data, objective" if not notes.takes else "model" if not notes.gives else "objective",
@@ -200,7 +194,7 @@ def _mismatch(error: Exception, components: Components, trial: _Trial, notes: _F
     )
 
 
-def _refuse_labels(objective: Objective, notes: _ForwardNotes, trial: _Trial) -> None:
+def _refuse_labels(objective: Objective, notes: _Notes, trial: _Trial) -> None:
     """Refuse labels out of range, those of the batch and all that the data tells, before the loss meets them, which on a GPU ends all."""
     loss, batch = getattr(objective, "loss_fn", None), trial.batch
     takes_classes = isinstance(objective, Classification) or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
@@ -211,7 +205,7 @@ def _refuse_labels(objective: Objective, notes: _ForwardNotes, trial: _Trial) ->
         return
     ignored, values = getattr(loss, "ignore_index", None), labels.cpu().numpy()
     _refuse_others(values, ids, num_classes, ignored=ignored, name=trial.name)
-    known = None if ids is None else getattr(getattr(trial.loader, "source", None), "labels", None)
+    known = None if ids is None else getattr(trial.source, "labels", None)
     every = np.asarray(known) if isinstance(known, (np.ndarray, Tensor)) else None
     if every is not None and np.array_equal(every[ids], values):  # the labels are what is trained on
         name = trial.name.replace("first ", "").replace("batch", "data")
@@ -235,25 +229,22 @@ def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, 
 
 def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
     """Refuse an objective whose loss (in training) or score (in evaluation) is a mean, and a loss function that gives a sum."""
-    objective, trains = components.objective, trial.loader is components.train_loader
-    kind = type(objective).__name__
+    objective, kind = components.objective, type(components.objective).__name__
     for name, ratio, once, twice in _computed(components, trial, world):
-        values = f"{once:.6g} for some samples, {twice:.6g} for the same ones twice"
-        if 0.8 < ratio < 1.25 and trains:
-            raise ConfigError(
-                key="objective",
-                happened=f"{kind}.loss gives a mean: {values}",
-                expected="a sum, which doubles: it is divided by the weight of the whole global batch, over all ranks and micro-batches",
-                fix='reduction="sum", or the mean times what `weight` gives; sanity_check=false if it is meant',
+        what, fix = f"{kind}.loss gives a mean", 'reduction="sum", or the mean times what `weight` gives'
+        if not trial.trains:
+            what, fix = (
+                f"{kind}.score gives {name!r} as a mean",
+                f"the sum of {name!r} over the samples, and their number under another name",
             )
         if 0.8 < ratio < 1.25:
             raise ConfigError(
                 key="objective",
-                happened=f"{kind}.score gives {name!r} as a mean: {values}",
-                expected="a sum, which doubles: evaluation adds scores up over all batches and ranks, and `metrics` divides",
-                fix=f"the sum of {name!r} over the samples, and their number under another name; sanity_check=false if it is meant",
+                happened=f"{what}: {once:.6g} for some samples, {twice:.6g} for the same ones twice",
+                expected="a sum, which doubles: it is divided once, over all batches and ranks",
+                fix=f"{fix}; sanity_check=false if it is meant",
             )
-        if trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
+        if trial.trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
             raise ConfigError(
                 key="objective",
                 happened=f"{getattr(objective.loss_fn, '__name__', type(objective.loss_fn).__name__)} gives the sum over the batch",
@@ -267,12 +258,12 @@ def _computed(components: Components, trial: _Trial, world: World) -> Iterator[t
     if not trial.micro_batch.counts:
         return
     objective, model = components.objective, components.model.eval()  # no dropout
-    trains, numbers = trial.loader is components.train_loader, []
+    numbers = []
     try:
         for part in _parts(trial, world):
             batch = batch_on(world.device, part)
             with torch.no_grad(), components.amp.autocast(world.device):
-                values = {"loss": whole_loss(objective, model, batch)} if trains else objective.score(model, batch)
+                values = {"loss": whole_loss(objective, model, batch)} if trial.trains else objective.score(model, batch)
             numbers.append({name: float(value.double().sum()) for name, value in values.items()})
     except Exception as error:
         logger.info("not tried whether loss and scores are sums: %s: %s", type(error).__name__, error)
@@ -299,44 +290,40 @@ def _parts(trial: _Trial, world: World) -> list[MicroBatch]:
     try:
         return [MicroBatch(map_tensors(partial(rows, times=times), batch), counts=True) for times in (1, 1, 2)]
     except ValueError:
-        source: Any = getattr(trial.loader, "source", None)
-        if trial.ids is None or source is None:
+        if trial.ids is None or trial.source is None:
             raise
         some = trial.ids[: max(1, min(_MAX_SAMPLES, len(trial.ids) // 2))]
-        return [as_micro_batch(source.batch(np.tile(some, times)), len(some) * times) for times in (1, 1, 2)]
+        return [as_micro_batch(trial.source.batch(np.tile(some, times)), len(some) * times) for times in (1, 1, 2)]
 
 
-class _ForwardNotes:
-    """Notes what the model is given and gives, in the first forward that is noted: types and shapes, no tensor."""
+@dataclass
+class _Notes:
+    """What the model was given and gave in its first forward: types and shapes, no tensor. "": it has not come so far."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.takes = self.gives = ""  # "": it has not come so far
-        self.scores: list[torch.Size] = []  # the shapes of what could be scores of classes
-        self.then: Callable[[], None] = lambda: None  # after that forward
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note a forward."""
-        model = self._model
-        with model.register_forward_pre_hook(self._before, with_kwargs=True), model.register_forward_hook(self._after):
-            try:
-                yield
-            finally:
-                self.then = lambda: None  # which may know this object, and so keep a batch alive
+    takes: str = ""
+    gives: str = ""
+    scores: list[torch.Size] = field(default_factory=list)  # the shapes of what could be scores of classes
 
     def __str__(self) -> str:
         return (f"takes {self.takes}" if self.takes else "was not called yet") + (f", gives {self.gives}" if self.gives else "")
 
-    def _before(self, model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        inputs = [*arguments, *([named] if named else [])]
-        self.takes = self.takes or describe(inputs[0] if len(inputs) == 1 else tuple(inputs))
 
-    def _after(self, model: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        if not self.gives:
-            self.gives = describe(output)
-            self.scores = [tensor.shape for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.ndim > 1]
-            self.then()
+@contextmanager
+def _noting(model: nn.Module, notes: _Notes, then: Callable[[], None]) -> Iterator[None]:
+    """Note the first forward within, and call `then` after it."""
+
+    def before(model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        inputs = [*arguments, *([named] if named else [])]
+        notes.takes = notes.takes or describe(inputs[0] if len(inputs) == 1 else tuple(inputs))
+
+    def after(model: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        if not notes.gives:
+            notes.gives = describe(output)
+            notes.scores = [tensor.shape for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.ndim > 1]
+            then()
+
+    with model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after):
+        yield
 
 
 def without_compiling() -> AbstractContextManager[Any]:
