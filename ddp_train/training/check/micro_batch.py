@@ -61,9 +61,6 @@ class DeviceMemory:
         return torch.cuda.max_memory_reserved(self._device)
 
 
-memory_of: Callable[[torch.device], DeviceMemory] = DeviceMemory
-
-
 def largest_micro_batch(components: Components, world: World, *, most: int) -> int:
     """Return the largest micro-batch that fits the devices of all ranks, the same number on each. Collective.
 
@@ -121,13 +118,15 @@ class _Search:
         parts = [components.model, components.objective]
         synchronised = any(isinstance(each, nn.SyncBatchNorm) for part in parts if isinstance(part, nn.Module) for each in part.modules())
         self._together = components.computes_together or (synchronised and world.size > 1)
-        self._memory = memory_of(world.device)
+        self._memory = DeviceMemory(world.device)
         self._memory.begin()
         self.room = self._memory.room()
         self.peaks: dict[int, int] = {}  # of the sizes that were tried, on this rank
         self._lasting = 0  # what the first of them took whatever its size: weights, gradients, the state to come
         self.short = -1  # the first rank that had too little of the size that was tried last
-        lasting = still_to_come(components, num_ranks=world.size) - _gradients_that_are_there(components)
+        lasting = still_to_come(components, num_ranks=world.size)
+        if components.strategy.keeps_gradients(components.module):  # in memory of its own, beside which the tries have theirs
+            lasting -= sum(parameter.nbytes for parameter in components.trained.parameters() if parameter.requires_grad)
         self._held: Tensor | None = torch.empty(max(0, lasting), dtype=torch.uint8, device=world.device)
 
     def fits(self, size: int) -> bool:
@@ -194,10 +193,3 @@ class _Search:
             self._lasting = self._lasting or self._memory.now()
             for parameter in components.trained.parameters():
                 parameter.grad = None
-
-
-def _gradients_that_are_there(components: Components) -> int:
-    """Return the bytes of a strategy's own memory for gradients, beside which the tries have theirs."""
-    if not components.strategy.keeps_gradients(components.module):
-        return 0
-    return sum(parameter.nbytes for parameter in components.trained.parameters() if parameter.requires_grad)

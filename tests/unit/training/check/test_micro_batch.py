@@ -82,7 +82,7 @@ def _let_be(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
         return batch
 
     monkeypatch.setattr("ddp_train.config.batch_sizes.resolve_device", lambda device: "cuda")
-    monkeypatch.setattr(micro_batch, "memory_of", lambda device: fake)
+    monkeypatch.setattr(micro_batch, "DeviceMemory", lambda device: fake)
     monkeypatch.setattr(TrainLoader, "of_size", of_size)
 
 
@@ -130,7 +130,7 @@ def test_all_ranks_agree_where_one_has_less(monkeypatch: pytest.MonkeyPatch, dev
     worlds = [replace(world, device=torch.device("cpu", world.rank)) for world in thread_worlds(3)]
     for own, each in zip(devices, parts, strict=True):
         each.train_loader.of_size = partial(_read_on, own, each.train_loader.of_size)  # type: ignore[method-assign]
-    monkeypatch.setattr(micro_batch, "memory_of", lambda device: devices[device.index])
+    monkeypatch.setattr(micro_batch, "DeviceMemory", lambda device: devices[device.index])
     monkeypatch.setattr(Components, "untouched", lambda *_: nullcontext())  # what it puts back is of the process, which they share
     monkeypatch.setattr(micro_batch, "try_training", lambda *_: None)
     assert on_all(3, lambda rank: largest_micro_batch(parts[rank], worlds[rank], most=60)) == [7, 7, 7]
