@@ -18,7 +18,7 @@ import shutil
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 from torch.export import Dim
@@ -61,17 +61,27 @@ def export(run: Path, *, format: str, to: Path) -> list[str]:
         UserError: the run has no good checkpoint, or its model cannot be had in this format.
     """
     _, checkpoint = find(run)
+    with _appears_whole(to) as partial:
+        said = _WRITE[format](checkpoint, partial)
+    return [f"weights  of {checkpoint}", *said]
+
+
+@contextmanager
+def _appears_whole(to: Path) -> Iterator[Path]:
+    """Give a path for a file or a folder that takes the place of `to` when all is written; nothing is left of half of it."""
     partial = to.with_name(f".partial_{to.name}")
-    with suppress(FileNotFoundError):
-        shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+    _remove(partial)
     to.parent.mkdir(parents=True, exist_ok=True)
     try:
-        said = _WRITE[format](checkpoint, partial)
+        yield partial
         os.rename(partial, to)
     finally:
-        with suppress(FileNotFoundError):
-            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
-    return [f"weights  of {checkpoint}", *said]
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _safetensors(checkpoint: Path, path: Path) -> list[str]:
@@ -85,25 +95,31 @@ def _safetensors(checkpoint: Path, path: Path) -> list[str]:
     with ExitStack() as stack:
         part, read = _weights(checkpoint, stack)
         unknown = [name for name, leaf in part.tensors.items() if leaf.dtype not in tensor_file.TORCH_DTYPES.values()]
-        if part.others or unknown:
-            raise UserError(
-                key="--format",
-                happened=f"safetensors cannot hold {', '.join([*part.others, *unknown][:8])}",
-                expected="tensors of its types and nothing else",
-                fix="--format=pt",
-            )
-        header = tensor_file.make_header([(name, leaf.dtype, leaf.shape) for name, leaf in part.tensors.items()], metadata)
+        _require_tensors("safetensors", [*part.others, *unknown])
+        _write_tensors(path, {name: (leaf.dtype, leaf.shape) for name, leaf in part.tensors.items()}, read, metadata)
+    return [
+        f"{len(part.tensors)} tensors, {path.stat().st_size / 1e6:,.1f} MB",
+        'load it with: model.load_state_dict(safetensors.torch.load_file("FILE"))',
+    ]
 
-        def contents() -> Iterator[memoryview]:
-            yield memoryview(header)
-            for name in part.tensors:
-                yield read(name).view(-1).view(torch.uint8).numpy().data
 
-        tensor_file.write(path, contents())
-        return [
-            f"{len(part.tensors)} tensors, {path.stat().st_size / 1e6:,.1f} MB",
-            'load it with: model.load_state_dict(safetensors.torch.load_file("FILE"))',
-        ]
+def _write_tensors(
+    path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], read: Callable[[str], Tensor], metadata: Mapping[str, str]
+) -> None:
+    """Write a safetensors file of tensors, each read when its turn comes."""
+    header = tensor_file.make_header([(name, *each) for name, each in tensors.items()], metadata)
+    values = (read(name).view(-1).view(torch.uint8).numpy().data for name in tensors)
+    tensor_file.write(path, chain([memoryview(header)], values))
+
+
+def _require_tensors(format: str, others: list[str]) -> None:
+    if others:
+        raise UserError(
+            key="--format",
+            happened=f"{format} cannot hold {', '.join(others[:8])}",
+            expected="tensors of its types and nothing else",
+            fix="--format=pt",
+        )
 
 
 def _weights(checkpoint: Path, stack: ExitStack) -> tuple[SavedPart, Callable[[str], Tensor]]:
@@ -121,10 +137,7 @@ def _weights(checkpoint: Path, stack: ExitStack) -> tuple[SavedPart, Callable[[s
 def _dcp(checkpoint: Path, path: Path) -> list[str]:
     with ExitStack() as stack:
         part, read = _weights(checkpoint, stack)
-        if part.others:
-            raise UserError(
-                key="--format", happened=f"is dcp, and the model has more than tensors: {', '.join(part.others[:8])}", fix="--format=pt"
-            )
+        _require_tensors("dcp", part.others)
         path.mkdir(mode=0o750)
         shapes = {name: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") for name, leaf in part.tensors.items()}
         with warnings.catch_warnings(action="ignore"):  # that there is one process
@@ -143,15 +156,8 @@ def from_dcp(folder: Path, to: Path) -> list[str]:
         UserError: it cannot be read, or has types that the file cannot.
     """
     source = DcpFolder(folder)
-    header = tensor_file.make_header([(name, dtype, shape) for name, (dtype, shape) in source.tensors.items()], {"format": "pt"})
-    partial = to.with_name(f".partial_{to.name}")
-    partial.unlink(missing_ok=True)
-    values = (source.read(name).view(-1).view(torch.uint8).numpy().data for name in source.tensors)
-    try:
-        tensor_file.write(partial, chain([memoryview(header)], values))
-        os.rename(partial, to)
-    finally:
-        partial.unlink(missing_ok=True)
+    with _appears_whole(to) as partial:
+        _write_tensors(partial, source.tensors, source.read, {"format": "pt"})
     left = f"; {source.num_others} other entries are left where they are" if source.num_others else ""
     return [f"weights  {len(source.tensors)} tensors of {folder}{left}"]
 
@@ -177,7 +183,7 @@ class DcpFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._reader = _CachingReader(folder)
+        self._reader = FileSystemReader(folder)
         try:
             metadata = self._reader.read_metadata()
             described = {key: each for key, each in metadata.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)}
@@ -186,6 +192,7 @@ class DcpFolder:
         for key, each in described.items():
             if missing := each.size.numel() - sum(math.prod(chunk.sizes) for chunk in each.chunks):
                 raise UserError(happened=f"{missing:,} numbers of {key} are in no file of {folder}")
+        self._reader.read_metadata = lambda *_, **__: metadata  # type: ignore[method-assign]  # unpickled once, and not for each tensor
         prefix = f"{_MODEL}." if any(key.startswith(f"{_MODEL}.") for key in described) else ""
         self._keys = {key.removeprefix(prefix): key for key in described if key.startswith(prefix)}
         self.tensors = {name: (described[key].properties.dtype, tuple(described[key].size)) for name, key in self._keys.items()}
@@ -198,16 +205,6 @@ class DcpFolder:
         with warnings.catch_warnings(action="ignore"):  # that there is one process
             load_dcp(state, storage_reader=self._reader, no_dist=True)
         return state[self._keys[name]]
-
-
-class _CachingReader(FileSystemReader):
-    """Unpickles the metadata once, and not for each tensor."""
-
-    _metadata: Metadata | None = None
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        self._metadata = self._metadata or super().read_metadata(*args, **kwargs)
-        return self._metadata
 
 
 def _pt(checkpoint: Path, path: Path) -> list[str]:
