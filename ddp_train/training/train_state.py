@@ -104,10 +104,7 @@ class TrainState:
         return {name: value for name, value in asdict(self).items() if name != "window"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step, self.samples, self.best = state["step"], state["samples"], state["best"]
-        self.evaluation_pending = state["evaluation_pending"]
-        self.losses = {turns: list(losses) for turns, losses in state["losses"].items()}
-        self.skipped_in_a_row = state["skipped_in_a_row"]
+        for name in self.state_dict():
+            setattr(self, name, state[name])
         self.stopped = Stopped(**state["stopped"]) if state["stopped"] else None
-        self.logged_names = list(state["logged_names"])
         self.jumps = [Jump(**{**jump, "samples": tuple(jump["samples"])}) for jump in state["jumps"]]

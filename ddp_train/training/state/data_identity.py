@@ -140,21 +140,16 @@ def require_same(checkpoint: Path, now: Identity, world: World, config: RunConfi
 
     Rank 0 decides: `require_alike` has compared the ranks.
     """
-    found: list[str] | UserError = []
+    found: list[str] = []
     if before := saved_identity(checkpoint) if world.is_main else {}:
         happened = f"{checkpoint} was saved with other data than there is now: samples would come twice or never, or mean something else"
-        try:
-            found = _accept(before, now, accepted=config.accept_changed_data, key="resume", happened=happened)
-        except UserError as error:
-            found = error
+        found = _accept(before, now, accepted=config.accept_changed_data, key="resume", happened=happened)
     elif world.is_main:
         print(f"{checkpoint.name} does not say on which data it was trained: it is not compared", flush=True)
-    found = world.from_main(found)
-    if isinstance(found, UserError):
-        raise found
-    if found and world.is_main:
+    if found:
         print(f"{_KEY}: the run goes on with what has changed:", *found, sep="\n    ", flush=True)
-    return found
+    accepted: list[str] = world.from_main(found)  # where the others wait when rank 0 refuses
+    return accepted
 
 
 def require_alike(identity: Identity, world: World) -> None:
