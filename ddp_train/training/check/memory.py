@@ -46,31 +46,25 @@ def print_memory_use(components: Components, world: World) -> None:
         spelled.append(f"activations and all else {shown(max(0, peak - on_device))}, at most {shown(peak)} at a time")
     else:
         spelled.append(f"the process has {shown(resident_bytes())}")
-    line = f"memory   {', '.join(spelled)}"
-    logger.info(line)
-    if world.is_main:
-        print(line, flush=True)
+    lines = [(logging.INFO, f"memory   {', '.join(spelled)}")]
     if world.device.type == "cuda":
-        _warn(world)
+        total = torch.cuda.get_device_properties(world.device).total_memory
+        share = torch.cuda.max_memory_reserved(world.device) / total
+        if share > _MOST:
+            said = (
+                f"warning  {share:.0%} of the {shown(total)} of rank {world.rank}'s device are taken: a longer or larger batch may not fit."
+            )
+            said += " A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
+            lines.append((logging.WARNING, said))
+    for level, line in lines:
+        logger.log(level, line)
+        if world.is_main:
+            print(line, flush=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether memory of the device or the machine was short."""
     return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or _WORDS.search(str(error)) is not None
-
-
-def _warn(world: World) -> None:
-    total = torch.cuda.get_device_properties(world.device).total_memory
-    share = torch.cuda.max_memory_reserved(world.device) / total
-    if share <= _MOST:
-        return
-    line = (
-        f"warning  {share:.0%} of the {shown(total)} of rank {world.rank}'s device are taken: a longer or larger batch may not fit."
-        " A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
-    )
-    logger.warning(line)
-    if world.is_main:
-        print(line, flush=True)
 
 
 def shown(size: int) -> str:
