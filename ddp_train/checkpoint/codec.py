@@ -86,7 +86,8 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     try:
         if tag == "$tensor":
             leaf = _leaf(plain)
-            return _restride(tensors[leaf.name], leaf.stride)
+            values = tensors[leaf.name]
+            return values if leaf.stride is None else torch.empty_strided(values.shape, leaf.stride, dtype=values.dtype).copy_(values)
         return _UNTAG[tag](plain[tag], tensors)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(happened=f"a checkpoint says {str(plain)[:80]}: {type(error).__name__} {error}") from None
@@ -94,14 +95,7 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def leaves(plain: Any) -> dict[str, Leaf]:
     """Return the tensors that a plain part names, in its order. Raises StateError: it says impossible things of one."""
-    found: dict[str, Leaf] = {}
-    for item in _tensor_items(plain):
-        try:
-            leaf = _leaf(item)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(happened=f"a checkpoint says {str(item)[:80]}: {type(error).__name__} {error}") from None
-        found[leaf.name] = leaf
-    return found
+    return {leaf.name: leaf for leaf in _leaves(plain)}
 
 
 def leaf_of(name: str, tensor: Tensor) -> Leaf:
@@ -178,10 +172,6 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def _restride(tensor: Tensor, stride: tuple[int, ...] | None) -> Tensor:
-    return tensor if stride is None else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-
-
 def _leaf(plain: Mapping[str, Any]) -> Leaf:
     shape, stride = tuple(plain["shape"]), plain.get("stride")
     if type(plain["$tensor"]) is not str or not all(type(size) is int and size >= 0 for size in shape):
@@ -194,15 +184,15 @@ def _leaf(plain: Mapping[str, Any]) -> Leaf:
     return Leaf(plain["$tensor"], DTYPES[plain["dtype"]], shape, None if stride is None else tuple(stride), shards)
 
 
-def _tensor_items(plain: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(plain, dict):
-        if "$tensor" in plain:
-            yield plain
-            return
-        plain = list(plain.values())
-    if isinstance(plain, list):
-        for item in plain:
-            yield from _tensor_items(item)
+def _leaves(plain: Any) -> Iterator[Leaf]:
+    if isinstance(plain, dict) and "$tensor" in plain:
+        try:
+            yield _leaf(plain)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(happened=f"a checkpoint says {str(plain)[:80]}: {type(error).__name__} {error}") from None
+    elif isinstance(plain, (dict, list)):
+        for item in plain.values() if isinstance(plain, dict) else plain:
+            yield from _leaves(item)
 
 
 _UNTAG: dict[str, Any] = {

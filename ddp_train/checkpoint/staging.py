@@ -76,18 +76,24 @@ class Piece:
         return (self.stop - self.start) * self.dtype.itemsize
 
 
-def divide(leaves: Iterable[Leaf], size: int, *, is_alike: Callable[[Leaf], bool] = lambda leaf: True) -> list[list[Piece]]:
-    """Return the pieces of each of `size` ranks, about as many bytes for each; those of large types first, so that all are aligned.
+def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[str] = ()) -> list[list[Piece]]:
+    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are cut among them (`pieces_between`).
+
+    About as many bytes for each; those of large types first, so that all are aligned. Rank 0 gets what is not alike on all ranks.
 
     Args:
-        is_alike: tells of a tensor whether all ranks have the same; rank 0 gets the others.
+        of_rank_0: what the shared state has by that name.
     """
-    leaves = list(leaves)
-    ordered = sorted(filter(is_alike, leaves), key=lambda leaf: -leaf.dtype.itemsize)
+    alike = tuple(f"{SHARED}.{part}." for part in _ALIKE if part not in of_rank_0)
+    shares: list[list[Piece]] = [[] for _ in range(size)]
+    ordered = list[Leaf]()
+    for leaf in sorted((leaf for leaf in leaves if leaf.shards == 1), key=lambda leaf: -leaf.dtype.itemsize):
+        if leaf.name.startswith(alike) and leaf.numel:
+            ordered.append(leaf)
+        else:
+            shares[0] += whole([leaf])
     total = sum(leaf.num_bytes for leaf in ordered)
     ends = [-(-total * (rank + 1) // size // _ALIGNMENT) * _ALIGNMENT for rank in range(size)]
-    shares: list[list[Piece]] = [[] for _ in range(size)]
-    shares[0] += whole(leaf for leaf in leaves if not (is_alike(leaf) and leaf.numel))
     position = rank = 0
     for leaf in ordered:
         start = 0
@@ -132,16 +138,6 @@ def own_piece(leaf: Leaf, rank: int, size: int) -> list[Piece]:
 def whole(leaves: Iterable[Leaf]) -> list[Piece]:
     """Return each tensor in one piece: a rank's own."""
     return [Piece(leaf, 0, leaf.numel) for leaf in leaves]
-
-
-def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[str] = ()) -> list[list[Piece]]:
-    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are cut among them (`pieces_between`).
-
-    Args:
-        of_rank_0: what the shared state has by that name.
-    """
-    alike = tuple(f"{SHARED}.{part}." for part in _ALIKE if part not in of_rank_0)
-    return divide((leaf for leaf in leaves if leaf.shards == 1), size, is_alike=lambda leaf: leaf.name.startswith(alike))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddp_train.checkpoint import codec
-from ddp_train.checkpoint.staging import StagingBuffer, divide, own_piece, pieces_between
+from ddp_train.checkpoint.staging import StagingBuffer, divide_shared, own_piece, pieces_between
 from ddp_train.interfaces import range_of
 from tests.unit.checkpoint.tensors import TENSORS
 from tests.unit.cut_tensors import cut_among, example, rank_of
@@ -105,8 +105,8 @@ def test_of_a_tensor_that_is_cut_a_rank_copies_the_rows_that_it_has() -> None:
 @settings(max_examples=50, deadline=None)
 @given(tensors=st.lists(TENSORS), size=st.integers(1, 7))
 def test_every_byte_is_written_by_one_rank_and_the_shares_are_even(tensors: list[Tensor], size: int) -> None:
-    leaves = [codec.leaf_of(f"t{number}", tensor) for number, tensor in enumerate(tensors)]
-    shares = divide(leaves, size)
+    leaves = [codec.leaf_of(f"shared.model.t{number}", tensor) for number, tensor in enumerate(tensors)]
+    shares = divide_shared(leaves, size)
     for leaf in leaves:
         pieces = [piece for share in shares for piece in share if piece.leaf == leaf]
         assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
