@@ -49,7 +49,6 @@ SHOWN_BY = {
     "system/handover.py": "names of variables and nothing else",
     "training/build/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
     "training/build/data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
-    "training/state/compare_state.py": "tests/unit/training/state/test_saved_state.py",
     "training/parts/components.py": "tests/unit/training/test_joint.py",
     "training/record/logged.py": "tests/unit/training/loop/test_callbacks.py",
     "training/inference/predict.py": "tests/unit/cli/test_evaluate.py",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.codec import Leaf
@@ -26,19 +29,12 @@ from ddp_train.training.loop.evaluation import SetAside, averages, training_mode
 from ddp_train.training.parts.components import Components
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import data_identity
-from ddp_train.training.state.compare_state import (
-    class_of,
-    compare_model,
-    compare_optimizer,
-    load_optimizer,
-    parameter_names,
-    regrouped,
-    regrouped_schedule,
-)
-from ddp_train.training.state.weights import cut_weights, put_state
+from ddp_train.training.state.weights import compare_model, cut_weights, put_state
 from ddp_train.training.train_state import TrainState, WindowSums
 
 _NOTHING = SetAside()
+_CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
+_PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
 
 
 def parts(components: Components, state: TrainState) -> dict[str, Any]:
@@ -122,7 +118,7 @@ def load(
         UserError: it is of another model or optimizer.
     """
     saved_size = size_of(checkpoint, world)
-    shared = read_shared(checkpoint, world, lay_out=cut_like(components), on_progress=on_progress)
+    shared = read_shared(checkpoint, world, lay_out=partial(_cut_like, components), on_progress=on_progress)
     own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
     strategy = components.strategy
     replica = own.get("replica", {}) if strategy.has_local_weights else {}
@@ -190,30 +186,24 @@ def _jump(before: list[float], now: list[float]) -> list[str]:
     return []
 
 
-def cut_like(components: Components) -> Callable[[Mapping[str, Any], Mapping[str, Leaf]], dict[str, Tensor]]:
-    """Return what tells of a checkpoint's tensors which come back cut among the ranks, and like which of the run's (`read_shared`)."""
-
-    def lay_out(plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
-        wanted = dict(cut_weights(components.modules))
-        parameters = named_parameters(components.trained)
-        names = plain.get("optimizer_parameters", [])
-        averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
-        averaging = f"{SHARED}.callbacks.{components.averaging}."
-        found = {}
-        for name, leaf in leaves.items():
-            like = wanted.get(name)
-            if name.startswith(f"{SHARED}.optimizer.state."):
-                parameter = _numbered(name.split(".")[3], names, parameters)
-                like = None if parameter is None else components.strategy.state_like(parameter)
-            elif name.startswith(f"{SHARED}.parameters_in_training."):
-                like = _numbered(name.split(".")[2], names, parameters)
-            elif name.startswith(averaging):
-                like = next((averaged[end] for end in _ends(name.removeprefix(averaging)) if end in averaged), None)
-            if like is not None and is_cut(like) and tuple(like.shape) == leaf.shape:
-                found[name] = like
-        return found
-
-    return lay_out
+def _cut_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
+    """Return of a checkpoint's tensors those that come back cut among the ranks, each as one of the run's (`read_shared`)."""
+    found, wanted = {}, dict(cut_weights(components.modules))
+    parameters, names = named_parameters(components.trained), plain.get("optimizer_parameters", [])
+    averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
+    averaging = f"{SHARED}.callbacks.{components.averaging}."
+    for name, leaf in leaves.items():
+        like = wanted.get(name)
+        if name.startswith(f"{SHARED}.optimizer.state."):
+            parameter = _numbered(name.split(".")[3], names, parameters)
+            like = None if parameter is None else components.strategy.state_like(parameter)
+        elif name.startswith(f"{SHARED}.parameters_in_training."):
+            like = _numbered(name.split(".")[2], names, parameters)
+        elif name.startswith(averaging):
+            like = next((averaged[end] for end in _ends(name.removeprefix(averaging)) if end in averaged), None)
+        if like is not None and is_cut(like) and tuple(like.shape) == leaf.shape:
+            found[name] = like
+    return found
 
 
 def _numbered(number: str, names: Any, parameters: Mapping[str, nn.Parameter]) -> nn.Parameter | None:
@@ -227,3 +217,104 @@ def _ends(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.partition(".")[2]
+
+
+def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return in what the optimizer is another one.
+
+    Args:
+        names: of its parameters, in the order of its groups (`parameter_names`).
+    """
+    if class_of(optimizer) != shared["optimizer_class"]:
+        return [f"the optimizer was {shared['optimizer_class']}, and is {class_of(optimizer)}"]
+    groups = regrouped(optimizer, shared["optimizer"])
+    mine = [len(group["params"]) for group in optimizer.param_groups]
+    theirs = [len(group["params"]) for group in groups]
+    if mine != theirs:
+        return [f"the optimizer's groups had {theirs} parameters, and have {mine}"]
+    places = zip(names, shared["optimizer_parameters"], strict=True)
+    other = next(((now, then) for now, then in places if now != then), None)
+    return [f"the optimizer had the parameters in another order: {other[1]} where {other[0]} is now"] if other else []
+
+
+def parameter_names(optimizer: Optimizer, trained: nn.Module) -> list[str]:
+    """Return the names of an optimizer's parameters, in the order of its groups: its state knows them by their places alone."""
+    names = {parameter: name for name, parameter in named_parameters(trained).items()}
+    return [names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer's saved state, cut as the optimizer's are.
+
+    Without weight decay there is one group where there are two otherwise (`optimizer.parameter_groups`), of the same parameters in the same
+    order. Groups that differ in more come back as they are.
+    """
+    numbers = [(number, group) for group in saved["param_groups"] for number in group["params"]]
+    groups: list[dict[str, Any]] = []
+    for mine in optimizer.param_groups:
+        part, numbers = numbers[: len(mine["params"])], numbers[len(mine["params"]) :]
+        if not part or part[0][1].keys() != mine.keys() or any(_rest(group) != _rest(part[0][1]) for _, group in part):
+            return list(saved["param_groups"])
+        groups.append({**part[0][1], "params": [number for number, _ in part]})
+    return list(saved["param_groups"]) if numbers else groups
+
+
+def regrouped_schedule(state: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> Any:
+    """Return a scheduler's saved state with a value for each of the optimizer's groups, where these are cut otherwise than they were."""
+    before = saved["param_groups"]
+    firsts = [group["params"][0] for group in regrouped(optimizer, saved)]
+    places = [next(place for place, group in enumerate(before) if first in group["params"]) for first in firsts]
+    return state if len(places) == len(before) else _put_in_places(state, places, len(before))
+
+
+def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
+    """Load an optimizer's state in the types that it was saved in; where the config differs from what was saved, the config wins.
+
+    Returns:
+        A line for each such difference.
+    """
+    saved = {**saved, "param_groups": regrouped(optimizer, saved)}
+    differences, groups = [], optimizer.param_groups
+    configured = [{key: group[key] for key in _CONFIGURED if key in group} for group in groups]
+    for number, (wanted, group) in enumerate(zip(configured, saved["param_groups"], strict=True)):
+        for key, value in wanted.items():
+            if key in group and group[key] != value:
+                differences.append(f"optimizer group {number}: {key} is {value} as configured; the checkpoint had {group[key]}")
+    optimizer.state.clear()  # of a run that goes back: its old state leaves the device before the new one comes
+    optimizer.load_state_dict(saved)
+    for group, values in zip(optimizer.param_groups, configured, strict=True):
+        group.update(values)
+    numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
+    for number, parameter in zip(numbers, chain.from_iterable(group["params"] for group in optimizer.param_groups), strict=True):
+        loaded = optimizer.state.get(parameter, {})
+        for key, value in saved["state"].get(number, {}).items():
+            if not isinstance(value, Tensor) or not isinstance(loaded.get(key), Tensor):
+                continue
+            if loaded[key].dtype != value.dtype:
+                loaded[key] = value.to(loaded[key].device)  # torch has cast it to the parameter's type without a word
+            if value.shape == parameter.shape and loaded[key].stride() != parameter.stride():
+                # Files have elements in their order; a fused kernel takes each by its place in memory (`precision.channels_last`).
+                loaded[key] = torch.empty_like(parameter, dtype=loaded[key].dtype, requires_grad=False).copy_(loaded[key])
+    return differences
+
+
+def _put_in_places(state: Any, places: list[int], size: int) -> Any:
+    if isinstance(state, Mapping):
+        return {
+            key: [value[place] for place in places]
+            if key in _PER_GROUP and isinstance(value, list) and len(value) == size
+            else _put_in_places(value, places, size)
+            for key, value in state.items()
+        }
+    return [_put_in_places(each, places, size) for each in state] if isinstance(state, list) else state
+
+
+def _rest(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the two groups of one optimizer have in common."""
+    return {key: value for key, value in group.items() if key not in ("params", "weight_decay")}
+
+
+def class_of(value: object) -> str:
+    """Return the full name of the class whose state a value's is: its own, or that which it says (`AdamW.saved_as`)."""
+    kind = getattr(value, "saved_as", type(value))
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -19,8 +19,7 @@ from ddp_train.checkpoint.staging import SHARED
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import cut, is_cut, own_rows
-from ddp_train.training.state.compare_state import compare_model
+from ddp_train.interfaces import cut, describe, is_cut, own_rows
 
 _KEY = "RUN"
 _SHOWN = 8
@@ -93,6 +92,18 @@ def _place(value: Any) -> int:
     """Return where a tensor lies on this rank, by which tied ones are known."""
     rows = own_rows(value) if isinstance(value, Tensor) else None
     return rows.data_ptr() if rows is not None and rows.numel() else _NOWHERE
+
+
+def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    """Return every key that the model misses, does not have, or has in another shape or type."""
+    own: Mapping[str, Any] = model.state_dict()
+    problems = [f"{name} is missing in the checkpoint" for name in own if name not in saved]
+    problems += [f"{name} is in the checkpoint, and not in the model" for name in saved if name not in own]
+    for name in own:
+        mine, theirs = own[name], saved.get(name)
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and describe(mine) != describe(theirs):
+            problems.append(f"{name} is {describe(theirs)} in the checkpoint, and {describe(mine)} in the model")
+    return problems
 
 
 def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
