@@ -23,6 +23,7 @@ from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter
 from ddp_train.job import Job, Task
 from ddp_train.loader.loader import EvalLoader
+from ddp_train.metrics.jsonl import read_records
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import Stop
@@ -32,7 +33,6 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_start
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.training.build.build import build_evaluated
-from ddp_train.training.inference import finished_run
 from ddp_train.training.inference.predict import predict
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate
@@ -61,7 +61,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
         known = known_meaning(Path(task.run if task.watches else task.checkpoint)) if world.is_main else {}
         answers, meaning = world.from_main((answers_of(Path(task.run)), known) if world.is_main else None)
         components = build_evaluated(job.config, world, answers, meaning)
-    seen = {int(record["step"]) for record in finished_run.records(job.run_folder.metrics)}  # by an attempt before this one
+    seen = {int(record["step"]) for record in read_records(job.run_folder.root)}  # by an attempt before this one
     last, metrics = max(seen, default=0), dict[str, float]()
     records: Records | None = None
     for checkpoint in _checkpoints(task, seen, world, tracker):

@@ -227,7 +227,7 @@ class Trace:
     def __init__(self, path: Path, device: torch.device, *, step: int, first: int, has_memory: bool) -> None:
         self.path, self._has_memory = path, has_memory
 
-        def schedule(step: int) -> ProfilerAction:
+        def schedule(step: int) -> Any:  # what it is to do then
             return ProfilerAction.WARMUP if step < first else ProfilerAction.RECORD
 
         self._profile = profile(
@@ -249,7 +249,7 @@ class Trace:
             return ""
         _write_whole(self.path, ".pt.trace.json.gz", self._profile.export_chrome_trace)
         if self._has_memory:
-            return self._profile.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=12, max_name_column_width=40)
+            return str(self._profile.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=12, max_name_column_width=40))
         return table(self._profile.events())
 
 

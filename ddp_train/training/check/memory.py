@@ -53,8 +53,8 @@ def print_memory_use(components: Components, world: World) -> None:
         if share > _MOST:
             said = (
                 f"warning  {share:.0%} of the {shown(total)} of rank {world.rank}'s device are taken: a longer or larger batch may not fit."
+                " A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
             )
-            said += " A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
             lines.append((logging.WARNING, said))
     for level, line in lines:
         logger.log(level, line)

@@ -5,7 +5,6 @@ The config of a run names the code that is run: it is taken from nobody but its 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
 from ddp_train.config.targets.target import set_name
 from ddp_train.distributed.world import alone
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.metrics.jsonl import read_records
 from ddp_train.run_folder.trust import require_trust
 from ddp_train.training.build.data import make_data
 from ddp_train.training.build.model import build_model
@@ -67,7 +66,7 @@ class FinishedRun:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of metrics.jsonl as they are now, one dict a row: `pandas.DataFrame(run.metrics)` is a table."""
-        return records(RunFolder(self.folder).metrics)
+        return list(read_records(self.folder))
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = False) -> FinishedRun:
@@ -92,17 +91,6 @@ def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = F
     step, meaning = int(checkpoint.name.removeprefix("step_")), saved_identity(checkpoint).get("meaning", {})
     model = model.to(device).eval()
     return FinishedRun(folder=folder, checkpoint=checkpoint, step=step, config=config, model=model, typed=typed, meaning=meaning)
-
-
-def records(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a metrics.jsonl; [] where there is none. The last line may be on its way."""
-    found = []
-    for line in file.read_text().splitlines() if file.exists() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
-    return found
 
 
 def typed_config(config: dict[str, Any]) -> RunConfig:
