@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -53,6 +54,24 @@ def tail(path: Path, most: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+@contextlib.contextmanager
+def appears_whole(path: Path) -> Iterator[Path]:
+    """Give a path for a file or a folder that takes the place of `path` when all is written; nothing is left of a half of it."""
+    partial = path.with_name(f".partial_{path.name}")
+    _remove(partial)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 class GrowingFile:

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +26,7 @@ from ddp_train.distributed.world import World
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.system.files import appears_whole
 from ddp_train.training.loop import gradient
 from ddp_train.training.loop.trainer import Hooks
 from ddp_train.training.parts.components import Components
@@ -148,7 +149,8 @@ class Profiler:
         self._tracker.move()
         try:
             if text := recording.end():
-                _write_whole(recording.path, ".txt", lambda file: Path(file).write_text(f"{text}\n"))
+                with appears_whole(recording.path.with_name(f"{recording.path.name}.txt")) as file:
+                    file.write_text(f"{text}\n")
         except Exception as error:
             self._give_up(error)
             return
@@ -247,7 +249,8 @@ class Trace:
         self._profile.stop()
         if action is ProfilerAction.WARMUP:
             return ""
-        _write_whole(self.path, ".pt.trace.json.gz", self._profile.export_chrome_trace)
+        with appears_whole(self.path.with_name(f"{self.path.name}.pt.trace.json.gz")) as file:
+            self._profile.export_chrome_trace(str(file))
         if self._has_memory:
             return str(self._profile.key_averages().table(sort_by="self_cpu_memory_usage", row_limit=12, max_name_column_width=40))
         return table(self._profile.events())
@@ -264,7 +267,8 @@ class Allocations:
     def end(self) -> str:
         """Write them, and return the table for people."""
         memory: Any = torch.cuda.memory
-        _write_whole(self.path, "_memory.pickle", memory._dump_snapshot)
+        with appears_whole(self.path.with_name(f"{self.path.name}_memory.pickle")) as file:
+            memory._dump_snapshot(str(file))
         memory._record_memory_history(enabled=None)
         return torch.cuda.memory_summary(self._device, abbreviated=True)
 
@@ -273,16 +277,6 @@ def _free(path: Path) -> Path:
     """Return a name for files that is not taken: after a restart a run may come to the same step again, and gets NAME_2."""
     names = (path.with_name(f"{path.name}_{number}") if number > 1 else path for number in count(1))
     return next(name for name in names if not any(path.parent.glob(f"{name.name}[._][!0-9]*")))
-
-
-def _write_whole(path: Path, ending: str, write: Callable[[str], Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial_{path.name}{ending}")
-    try:
-        write(str(partial))
-        partial.replace(path.with_name(f"{path.name}{ending}"))
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 _ROWS, _WIDTH = 12, 56  # of operators; characters of a name

@@ -106,10 +106,8 @@ def bisect(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
             bad = place
             break
         good, place = place, min(bisect_left(sizes, 2 * sizes[place]), len(sizes) - 1)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(sizes[middle]) else (good, middle)
-    return sizes[good] if good >= 0 else None
+    bad = bisect_left(sizes, True, good + 1, bad, key=lambda size: not fits(size))
+    return sizes[bad - 1] if bad else None
 
 
 class _Search:

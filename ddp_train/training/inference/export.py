@@ -13,12 +13,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
-import os
-import shutil
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,6 +38,7 @@ from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import batch_size, describe, tensors_of
+from ddp_train.system.files import appears_whole
 from ddp_train.training.build.build import build_evaluated
 from ddp_train.training.inference.finished_run import load, typed_config
 from ddp_train.training.inference.predict import infer, inputs_of
@@ -61,27 +60,9 @@ def export(run: Path, *, format: str, to: Path) -> list[str]:
         UserError: the run has no good checkpoint, or its model cannot be had in this format.
     """
     _, checkpoint = find(run)
-    with _appears_whole(to) as partial:
+    with appears_whole(to) as partial:
         said = _WRITE[format](checkpoint, partial)
     return [f"weights  of {checkpoint}", *said]
-
-
-@contextmanager
-def _appears_whole(to: Path) -> Iterator[Path]:
-    """Give a path for a file or a folder that takes the place of `to` when all is written; nothing is left of half of it."""
-    partial = to.with_name(f".partial_{to.name}")
-    _remove(partial)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield partial
-        os.rename(partial, to)
-    finally:
-        _remove(partial)
-
-
-def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _safetensors(checkpoint: Path, path: Path) -> list[str]:
@@ -156,7 +137,7 @@ def from_dcp(folder: Path, to: Path) -> list[str]:
         UserError: it cannot be read, or has types that the file cannot.
     """
     source = DcpFolder(folder)
-    with _appears_whole(to) as partial:
+    with appears_whole(to) as partial:
         _write_tensors(partial, source.tensors, source.read, {"format": "pt"})
     left = f"; {source.num_others} other entries are left where they are" if source.num_others else ""
     return [f"weights  {len(source.tensors)} tensors of {folder}{left}"]

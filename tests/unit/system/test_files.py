@@ -8,7 +8,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddp_train.system.files import create_json, write_atomic
+import pytest
+
+from ddp_train.system.files import appears_whole, create_json, write_atomic
 
 
 def test_of_many_threads_one_creates_a_report_and_it_is_its_own(tmp_path: Path) -> None:
@@ -42,3 +44,19 @@ def test_a_file_that_may_not_grow_so_far_is_named_and_leaves_nothing(tmp_path: P
     end = subprocess.run([sys.executable, "-c", code, str(tmp_path / "plan.yaml")], capture_output=True, text=True, check=True)
     assert end.stdout == f"{tmp_path / 'plan.yaml'} File too large\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_not_written_to_its_end_is_not_there(tmp_path: Path) -> None:
+    def fail() -> None:
+        with appears_whole(tmp_path / "folder") as partial:
+            partial.mkdir()
+            (partial / "half").touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+    with appears_whole(tmp_path / "new" / "file") as partial:
+        partial.write_text("whole")
+        assert not (tmp_path / "new" / "file").exists()
+    assert [path.read_text() for path in (tmp_path / "new").iterdir()] == ["whole"]

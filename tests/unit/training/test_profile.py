@@ -191,7 +191,7 @@ def test_a_window_that_fails_ends_no_run(
     def fail(*arguments: Any, **named: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("ddp_train.training.profile.Trace" if breaks == "start" else "ddp_train.training.profile._write_whole", fail)
+    monkeypatch.setattr("ddp_train.training.profile.Trace" if breaks == "start" else "ddp_train.training.profile.appears_whole", fail)
     one_run, _ = run(tmp_path, *WINDOW)
     assert one_run.state.step == 12
     assert "rank 0 records no profile: OSError: No space left on device" in caplog.text
