@@ -151,8 +151,7 @@ class Saver:
             return
         message = f"the checkpoint of step {order.step} was NOT saved, earlier ones are untouched. {self._problem}"
         logger.error(message)
-        if self.world.is_main:
-            print(message, flush=True)
+        self.world.print(message)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,8 +87,7 @@ def newest_good(folder: Path, world: World | None = None, *, on_progress: Callab
         problem = verify_together(candidate, world, on_progress=on_progress)
         if not problem:
             return candidate
-        if world.is_main:
-            print(f"checkpoint {candidate.name} is not used: {problem}", flush=True)
+        world.print(f"checkpoint {candidate.name} is not used: {problem}")
     return None
 
 

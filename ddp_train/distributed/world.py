@@ -49,6 +49,11 @@ class World:
         """Whether this is global rank 0. Guards file writing only; a collective never stands under it."""
         return self.rank == 0
 
+    def print(self, *lines: str) -> None:
+        """Print lines, on rank 0 alone."""
+        if self.is_main and lines:
+            print(*lines, sep="\n", flush=True)
+
     def sum(self, values: Tensor) -> Tensor:
         """All-reduce by addition, in place. Collective."""
         if self.size > 1:

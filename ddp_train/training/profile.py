@@ -102,23 +102,23 @@ class Profiler:
         elif not ranks:
             problem = f"the run has ranks 0 to {self._world.size - 1}"
         if request is None or problem:
-            self._print(f"profile.request is left aside: {problem}")
+            self._world.print(f"profile.request is left aside: {problem}")
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         self._taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
         self._hooks.before_step.append(self.begin_step)
         steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
-        self._print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.shown()}/profile")
+        self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.shown()}/profile")
 
     def close(self) -> None:
         """Called after the last step."""
         window = self._window
         if window is not None and self._taken <= window.first:
-            self._print(f"profile  nothing was recorded: the run took {self._taken} steps, and {window.first} come before the window")
+            self._world.print(f"profile  nothing was recorded: the run took {self._taken} steps, and {window.first} come before the window")
         self._end()
         if self.is_requested():
             self._run_folder.profile_request.unlink(missing_ok=True)
-            self._print("profile.request came too late: the run has taken its last step")
+            self._world.print("profile.request came too late: the run has taken its last step")
 
     def _plan(self, kind: str, first: int, steps: int, ranks: Sequence[int]) -> _Window:
         return _Window("allocations" if kind == "memory" and self._world.device.type == "cuda" else kind, first, steps, ranks)
@@ -168,10 +168,6 @@ class Profiler:
         self._recording = self._window = None
         if self.begin_step in self._hooks.before_step:
             self._hooks.before_step.remove(self.begin_step)
-
-    def _print(self, line: str) -> None:
-        if self._world.is_main:
-            print(line, flush=True)
 
 
 class Marks:

@@ -58,8 +58,7 @@ def print_memory_use(components: Components, world: World) -> None:
             lines.append((logging.WARNING, said))
     for level, line in lines:
         logger.log(level, line)
-        if world.is_main:
-            print(line, flush=True)
+        world.print(line)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -87,8 +87,7 @@ def largest_micro_batch(components: Components, world: World, *, most: int) -> i
         )
     line = f"a micro-batch of {found} is the largest that fits: {shown(search.peaks[found])} of {shown(search.room)} at most"
     logger.info(line)
-    if world.is_main:
-        print(f"batch    {line}", flush=True)
+    world.print(f"batch    {line}")
     return found
 
 

@@ -86,8 +86,7 @@ def check(components: Components, first: MicroBatch, world: World, *, samples: i
             _refuse_means(components, trial, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
-    if world.is_main:
-        print(*(f"tried    {line}" for line in lines), sep="\n", flush=True)
+    world.print(*(f"tried    {line}" for line in lines))
 
 
 def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator[_Trial]:

@@ -183,8 +183,8 @@ def resume(job: Job, components: Components, state: TrainState, world: World, *,
     accepted = require_same(chosen, components.identity, world, job.config) if chosen else []
     if world.is_main:
         remove_debris(job.run_folder.checkpoints)
-        for name in set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen):
-            print(f"a checkpoint of a later step, or of another run, is now {name}", flush=True)
+        aside = set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen)
+        world.print(*(f"a checkpoint of a later step, or of another run, is now {name}" for name in aside))
     if chosen is None:
         if world.is_main and job.run_folder.metrics.exists():
             print("resumed  from the start: there is no good checkpoint", flush=True)

@@ -145,7 +145,7 @@ def require_same(checkpoint: Path, now: Identity, world: World, config: RunConfi
         happened = f"{checkpoint} was saved with other data than there is now: samples would come twice or never, or mean something else"
         found = _accept(before, now, accepted=config.accept_changed_data, key="resume", happened=happened)
     elif world.is_main:
-        print(f"{checkpoint.name} does not say on which data it was trained: it is not compared", flush=True)
+        world.print(f"{checkpoint.name} does not say on which data it was trained: it is not compared")
     if found:
         print(f"{_KEY}: the run goes on with what has changed:", *found, sep="\n    ", flush=True)
     accepted: list[str] = world.from_main(found)  # where the others wait when rank 0 refuses

@@ -122,8 +122,8 @@ def load(
     own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
     strategy = components.strategy
     replica = own.get("replica", {}) if strategy.has_local_weights else {}
-    if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights) and world.is_main:
-        print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's", flush=True)
+    if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights):
+        world.print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's")
     _restore(checkpoint, shared | replica, components, state, world)
     if strategy.has_local_weights:
         strategy.are_alike = replica.keys().isdisjoint(components.modules)
@@ -170,9 +170,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
         )
     differences += _jump(rates, [float(group["lr"]) for group in optimizer.param_groups])
     differences += callbacks.load_states(components.callbacks, shared["callbacks"], components.fresh)
-    if world.is_main:
-        for difference in differences:
-            print(difference, flush=True)
+    world.print(*differences)
 
 
 def _jump(before: list[float], now: list[float]) -> list[str]:
