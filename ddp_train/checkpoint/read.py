@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,8 +55,8 @@ def read_shared(
     world = world or alone()
     size = size_of(checkpoint, world)
     with ExitStack() as stack:
-        files = _Files(checkpoint, stack)
-        plain = world.from_main(files[0].plain(SHARED) if world.is_main else None)
+        files = cache(partial(_File, checkpoint, stack))  # each is opened when something of it is asked for
+        plain = world.from_main(files(0).plain(SHARED) if world.is_main else None)
         shared = _Shared(plain, size, files)
         if isinstance(state := plain.get("state"), dict) and "step" in state:
             require_origin(checkpoint, "its state", step=state["step"])
@@ -67,7 +68,7 @@ def read_shared(
             rows = own_rows(like)
             tensors[name] = as_cut(shared.read(wanted[name], *own_range(like)).view(rows.shape).to(rows.device), like)
             on_progress()
-        return _as_state(plain, tensors)
+        return _require(codec.decode(plain, tensors), dict)
 
 
 class _Shared:
@@ -76,9 +77,10 @@ class _Shared:
     Args:
         plain: its plain part.
         size: how many ranks have written it.
+        files: by rank.
     """
 
-    def __init__(self, plain: Any, size: int, files: _Files) -> None:
+    def __init__(self, plain: Any, size: int, files: Callable[[int], _File]) -> None:
         self._size, self._files = size, files
         of_rank_0 = _require(plain, dict).get(OF_RANK_0, [])
         self._in_shares = defaultdict[str, list[tuple[int, Piece]]](list)  # by tensor, each with the rank whose file it is in
@@ -92,9 +94,9 @@ class _Shared:
         for rank, piece in self._pieces(leaf, begin, end):
             start, stop = max(begin, piece.start), min(end, piece.stop)
             if start < stop:
-                self._files[rank].require(piece)
+                self._files(rank).require(piece)
                 part = values[start - begin : stop - begin].view(torch.uint8)
-                self._files[rank].read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, part))
+                self._files(rank).read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, part))
         return values
 
     def read_together(self, leaves: Iterable[codec.Leaf], world: World, on_progress: Callable[[], None]) -> dict[str, Tensor]:
@@ -105,11 +107,11 @@ class _Shared:
             for rank, piece in self._pieces(leaf, 0, leaf.numel):
                 by_reader[rank % world.size].append((rank, piece))
         for rank, piece in by_reader[world.rank]:
-            self._files[rank].require(piece)
+            self._files(rank).require(piece)
         tensors = {leaf.name: torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves}
         for parts in zip_longest(*(_rounds(pieces, tensors) for pieces in by_reader), fillvalue=list[_Part]()):
             for part in parts[world.rank]:  # all ranks read at the same time
-                self._files[part.rank].read(part)
+                self._files(part.rank).read(part)
                 on_progress()
             for reader in range(world.size if world.size > 1 else 0):
                 _give(parts[reader], world, reader)
@@ -130,14 +132,14 @@ def size_of(checkpoint: Path, world: World) -> int:
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
     """Return what was one rank's alone: random, window, data. Raises CheckpointError: it is not what its format says."""
     with ExitStack() as stack:
-        file = _File(checkpoint, rank, stack)
+        file = _File(checkpoint, stack, rank)
         plain = file.plain(OWN)
         tensors = {}
         for piece in whole(codec.leaves(plain).values()):
             file.require(piece)
             tensors[piece.name] = values = torch.empty(piece.shape, dtype=piece.dtype)
             file.read(_Part(rank, piece, 0, values.view(-1).view(torch.uint8)))
-        return _as_state(plain, tensors)
+        return _require(codec.decode(plain, tensors), dict)
 
 
 class SavedPart:
@@ -152,8 +154,8 @@ class SavedPart:
     """
 
     def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:
-        files = _Files(checkpoint, stack)
-        plain = files[0].plain(SHARED)
+        files = cache(partial(_File, checkpoint, stack))
+        plain = files(0).plain(SHARED)
         self._shared = _Shared(plain, read_manifest(checkpoint)["world_size"], files)
         self._plain: dict[str, Any] = _require(plain.get(part, {}), dict)
         is_tensor = {name: isinstance(value, dict) and "$tensor" in value for name, value in self._plain.items()}
@@ -208,20 +210,8 @@ def _give(parts: Sequence[_Part], world: World, reader: int) -> None:
             part.values.copy_(found)
 
 
-class _Files(dict[int, "_File"]):
-    """The files of the ranks that have written a checkpoint, each opened when something of it is asked for."""
-
-    def __init__(self, checkpoint: Path, stack: ExitStack) -> None:
-        super().__init__()
-        self._checkpoint, self._stack = checkpoint, stack
-
-    def __missing__(self, rank: int) -> _File:
-        self[rank] = _File(self._checkpoint, rank, self._stack)
-        return self[rank]
-
-
 class _File:
-    def __init__(self, checkpoint: Path, rank: int, stack: ExitStack) -> None:
+    def __init__(self, checkpoint: Path, stack: ExitStack, rank: int) -> None:
         self._name = rank_file(rank)
         self._descriptor = stack.enter_context(opened(checkpoint, self._name))
         self._entries, origin = tensor_file.read_header(self._descriptor, self._name)
@@ -254,10 +244,6 @@ class _File:
         if name not in self._entries:
             raise CheckpointError(happened=f"{self._name}: {name} is missing")
         return self._entries[name]
-
-
-def _as_state(plain: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return _require(codec.decode(plain, tensors), dict)
 
 
 def _require(value: Any, kind: type[_T]) -> _T:

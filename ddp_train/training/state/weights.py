@@ -24,6 +24,7 @@ from ddp_train.interfaces import cut, describe, is_cut, own_rows
 _KEY = "RUN"
 _SHOWN = 8
 _WEIGHTS = ("model", "objective")
+_MODEL = f"{SHARED}.model."  # what the names of the model's weights begin with
 _NOWHERE = -1  # of what is no tensor, or has no elements here
 AVERAGES = "averages"
 """The part of a checkpoint that has the averaged weights, by the model's names for them."""
@@ -64,7 +65,7 @@ def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[
         CheckpointError: it is not what its format says.
     """
     likes = dict(cut_weights(modules or {}))
-    likes |= {f"{SHARED}.{AVERAGES}.{name}": value for name, value in _cut_values((modules or {}).get("model"))}
+    likes |= {f"{SHARED}.{AVERAGES}.{name.removeprefix(_MODEL)}": value for name, value in likes.items() if name.startswith(_MODEL)}
 
     def lay_out(plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
         return {name: likes[name] for name, leaf in leaves.items() if name in likes and tuple(likes[name].shape) == leaf.shape}
@@ -80,12 +81,9 @@ def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[
 def cut_weights(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
     """Yield what of the modules' weights is cut among the ranks, by its names in a checkpoint."""
     for part, module in modules.items():
-        for name, value in _cut_values(module):
-            yield f"{SHARED}.{part}.{name}", value
-
-
-def _cut_values(module: nn.Module | None) -> Iterator[tuple[str, Tensor]]:
-    return ((name, value) for name, value in ({} if module is None else module.state_dict()).items() if is_cut(value))
+        for name, value in module.state_dict().items():
+            if is_cut(value):
+                yield f"{SHARED}.{part}.{name}", value
 
 
 def _place(value: Any) -> int:
