@@ -48,7 +48,9 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
     # Answers go in as they are, whatever Hydra would make of them.
     filled = {name: answers[f"{key}.{name}"] for name in node if f"{key}.{name}" in answers}
     given = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
-    gives = _what_is_given(key, first)
+    # What nodes inside this one may lack, by their arguments' names: the optimizer of a schedule, the parameters of an optimizer.
+    names = given_in(key) if first is not None else ()
+    gives = {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)
     try:
         revealed = reveal(given)
     except KeyError as error:
@@ -77,14 +79,6 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         refuse_unexpected(error, node, key)
         error.add_note(f"config key: {key}")
         raise
-
-
-def _what_is_given(key: str, first: Any) -> dict[str, Any]:
-    """Return what nodes inside a node may lack, by their arguments' names: the optimizer of a schedule, the parameters of an optimizer."""
-    if first is None:
-        return {}
-    names = given_in(key)
-    return {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)
 
 
 def run_gives(name: str) -> Any:

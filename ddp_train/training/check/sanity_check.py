@@ -61,12 +61,6 @@ class _Trial:
         """As a model gets it."""
         return note_size(finished(self.micro_batch.batch), self.micro_batch.samples)
 
-    def true_ids(self) -> Indices | None:
-        """Return the samples, if all that were asked for are in the batch."""
-        if self.ids is None or self.micro_batch.skipped or self.micro_batch.samples is not None:
-            return None
-        return self.ids if len(self.ids) == batch_size(self.batch) else None
-
 
 def check(components: Components, first: MicroBatch, world: World, *, samples: int, predicts: bool) -> None:
     """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints what they are.
@@ -199,9 +193,11 @@ def _refuse_labels(objective: Objective, notes: _Notes, trial: _Trial) -> None:
     takes_classes = isinstance(objective, Classification) or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
     if not takes_classes or len(notes.scores) != 1 or len(notes.scores[0]) != 2 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
-    ids, labels, (size, num_classes) = trial.true_ids(), batch[1], notes.scores[0]
+    labels, (size, num_classes) = batch[1], notes.scores[0]
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (size,):
         return
+    is_whole = not trial.micro_batch.skipped and trial.micro_batch.samples is None and trial.ids is not None and len(trial.ids) == size
+    ids = trial.ids if is_whole else None  # all that were asked for are in the batch
     ignored, values = getattr(loss, "ignore_index", None), labels.cpu().numpy()
     _refuse_others(values, ids, num_classes, ignored=ignored, name=trial.name)
     known = None if ids is None else getattr(trial.source, "labels", None)
