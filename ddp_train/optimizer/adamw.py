@@ -49,8 +49,13 @@ class AdamW(TorchAdamW):
             self._looked_at = [[*group["params"]] for group in self.param_groups] if all(map(_is_plain, self.param_groups)) else None
             return None
         with torch.no_grad():
-            for group in groups:
-                _launch(*group)
+            for group, gradients, states in groups:
+                steps = [state["step"] for state in states]
+                averages, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+                beta1, beta2 = group["betas"]
+                settings = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize", "amsgrad")}
+                torch._foreach_add_(steps, 1)
+                torch._fused_adamw_(group["params"], gradients, averages, squares, [], steps, beta1=beta1, beta2=beta2, **settings)
         return None
 
     step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it: its hooks and its mark are in `_step_in_company`
@@ -67,8 +72,8 @@ class AdamW(TorchAdamW):
             or getattr(self, "grad_scale", None) is not None
         )
 
-    def _arguments(self) -> list[_Arguments] | None:
-        """Return what the kernel takes of each group; None: torch has to look at what has changed."""
+    def _arguments(self) -> list[tuple[dict[str, Any], list[Tensor], list[dict[str, Tensor]]]] | None:
+        """Return each group, and the gradients and states of its parameters; None: torch has to look at what has changed."""
         if self._looked_at is None or len(self._looked_at) != len(self.param_groups):
             return None
         found = []
@@ -83,17 +88,6 @@ class AdamW(TorchAdamW):
 
 
 _KNOWS_TORCH = not torch_internals.missing(torch_internals.OF_ADAMW)
-_Arguments = tuple[dict[str, Any], list[Tensor], list[dict[str, Tensor]]]
-"""A group, and the gradient and the state of each of its parameters."""
-
-
-def _launch(group: dict[str, Any], gradients: list[Tensor], states: list[dict[str, Tensor]]) -> None:
-    steps = [state["step"] for state in states]
-    averages, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
-    beta1, beta2 = group["betas"]
-    settings = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize", "amsgrad")}
-    torch._foreach_add_(steps, 1)
-    torch._fused_adamw_(group["params"], gradients, averages, squares, [], steps, beta1=beta1, beta2=beta2, **settings)
 
 
 def _is_plain(group: dict[str, Any]) -> bool:
