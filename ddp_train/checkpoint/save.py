@@ -209,16 +209,12 @@ def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
 
 
 def _write_share(order: SaveOrder, rank: int) -> _Report:
-    staged, digest, path = order.staged, "", order.partial / rank_file(rank)
-
-    def write() -> None:
-        nonlocal digest
-        digest = tensor_file.write(path, (memoryview(staged.header), staged.values.numpy().data), on_progress=order.on_progress)
-
+    staged, path, digests = order.staged, order.partial / rank_file(rank), list[str]()
+    contents = (memoryview(staged.header), staged.values.numpy().data)
     if lost := staged.not_finite(order.may_be_infinite):
         return _Report(staged.num_bytes, problem=f"{lost} is not finite: lost weights must not replace good ones")
-    problem = _attempt(write)
-    return _Report(staged.num_bytes, digest, problem, needs_room=bool(problem), layout=staged.layout())
+    problem = _attempt(lambda: digests.append(tensor_file.write(path, contents, on_progress=order.on_progress)))
+    return _Report(staged.num_bytes, "".join(digests), problem, needs_room=bool(problem), layout=staged.layout())
 
 
 def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
