@@ -231,10 +231,8 @@ class _File:
     def require(self, piece: Piece) -> None:
         """Check that a piece is there, in the size that it must have, before memory is taken for it."""
         entry = self._entry(piece.name)
-        if entry.end - entry.begin != piece.num_bytes:
-            raise CheckpointError(
-                happened=f"{self._name}: {piece.name} has {entry.end - entry.begin:,} bytes instead of {piece.num_bytes:,}"
-            )
+        if (size := entry.end - entry.begin) != piece.num_bytes:
+            raise CheckpointError(happened=f"{self._name}: {piece.name} has {size:,} bytes instead of {piece.num_bytes:,}")
 
     def read(self, part: _Part) -> None:
         """Read a part of a piece into its place."""

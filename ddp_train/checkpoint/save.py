@@ -272,10 +272,8 @@ def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapp
 def _other_tensors(reports: Sequence[_Report]) -> list[str]:
     """Return what the ranks do not have alike: each has divided its own state, and the shares would not fit together."""
     first, *others = (report.layout for report in reports)
-    different = {
-        rank: ", ".join(part for part in sorted(first | each) if first.get(part) != each.get(part)) for rank, each in enumerate(others, 1)
-    }
-    return [f"rank {rank}: it has other tensors than rank 0 in {names}" for rank, names in different.items() if names]
+    different = {rank: [part for part in sorted(first | own) if first.get(part) != own.get(part)] for rank, own in enumerate(others, 1)}
+    return [f"rank {rank}: it has other tensors than rank 0 in {', '.join(parts)}" for rank, parts in different.items() if parts]
 
 
 def _attempt(action: Callable[[], None]) -> str:

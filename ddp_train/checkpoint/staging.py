@@ -289,9 +289,7 @@ def _allocate(num_bytes: int, *, pinned: bool) -> Tensor:
     error = int(torch.cuda.cudart().cudaHostRegister(values.data_ptr(), size, _PORTABLE))
     if error:  # a limit on locked memory, say
         _forget_error()
-        logger.warning(
-            "checkpoints are copied to %d MB of memory that is not pinned (CUDA error %d): as right, but slower", size >> 20, error
-        )
+        logger.warning("checkpoints are copied to %d MB of memory that is not pinned (CUDA error %d), more slowly", size >> 20, error)
     else:
         weakref.finalize(owner, _give_back, memory, values.data_ptr()).atexit = False  # CUDA may be gone before
     return values[:num_bytes]

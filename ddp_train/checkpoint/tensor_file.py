@@ -69,10 +69,8 @@ def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], met
         begin += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 16)  # so that the values lie as they do in memory
-    if len(text) > _MAX_HEADER:
-        raise TensorFileError(
-            happened=f"{len(entries):,} tensors need a header of {len(text):,} bytes in a file", expected=f"{_MAX_HEADER:,} at most"
-        )
+    if (size := len(text)) > _MAX_HEADER:
+        raise TensorFileError(happened=f"{len(entries):,} tensors need a header of {size:,} bytes", expected=f"{_MAX_HEADER:,} at most")
     return len(text).to_bytes(8, "little") + text
 
 
@@ -114,9 +112,7 @@ def read_header(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str,
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if size < 8 or length > min(_MAX_HEADER, size - 8):
-        raise TensorFileError(
-            happened=f"{name}: its header would have {length:,} bytes, in a file of {size:,}", expected=f"{_MAX_HEADER:,} at most"
-        )
+        raise TensorFileError(happened=f"{name}: its header would have {length:,} of {size:,} bytes", expected=f"{_MAX_HEADER:,} at most")
     try:
         header = json.loads(os.pread(descriptor, length, 8), object_pairs_hook=_without_repeats)
         origin = json.loads((header.pop("__metadata__", None) or {}).get(ORIGIN, "{}"))

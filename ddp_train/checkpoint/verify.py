@@ -208,13 +208,12 @@ def _manifest(folder: int) -> dict[str, Any]:
         kinds = {"step": int, "world_size": int, "config_sha256": str, "torch": str, "facts": dict, "files": dict}
         if not all(type(found[key]) is kind for key, kind in kinds.items()):
             raise ValueError("a value is of another kind")
-        if not all(type(each["bytes"]) is int and type(each["xxh3_128"]) is str for each in found["files"].values()):
+        files = found["files"]
+        if not all(type(each["bytes"]) is int and type(each["xxh3_128"]) is str for each in files.values()):
             raise ValueError("a file has no size or no hash")
-        if wrong := next((name for name in found["files"] if not _NAME.fullmatch(name)), None):
+        if wrong := next((name for name in files if not _NAME.fullmatch(name)), None):
             raise CheckpointError(happened=f"{wrong!r} is no name of a file in a checkpoint")
-        if found["step"] < 0 or set(found["files"]) != {
-            rank_file(rank) for rank in range(min(found["world_size"], len(found["files"]) + 1))
-        }:
+        if found["step"] < 0 or set(files) != {rank_file(rank) for rank in range(min(found["world_size"], len(files) + 1))}:
             raise ValueError(f"{found['world_size']} ranks at step {found['step']} do not leave {len(found['files'])} files")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(happened=f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None

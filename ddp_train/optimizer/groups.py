@@ -52,9 +52,7 @@ def parameter_groups(
     """
     named = named_parameters(trained)
     if not any(parameter.requires_grad for parameter in named.values()):
-        raise ConfigError(
-            key="model", happened="no parameter is to be trained", expected="at least one with requires_grad", fix="unfreeze a layer"
-        )
+        raise ConfigError(key="model", happened="no parameter is to be trained", expected="one with requires_grad", fix="unfreeze a layer")
     if not groups and layer_decay is None:
         return split_by_decay([parameter for parameter in named.values() if parameter.requires_grad], weight_decay)
     factors = rate_factors(trained, layer_decay) if layer_decay is not None else {}

@@ -67,9 +67,7 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
     for part, make in parts.items():
         names = matching(named, [part], key="optimizer.parts")
         if twice := [name for name in named if name in names and name not in left]:
-            raise ConfigError(
-                key=f"optimizer.parts.{part}", happened=f"has {twice[0]}, and a part before it has it, too", expected="one part"
-            )
+            raise ConfigError(key=f"optimizer.parts.{part}", happened=f"has {twice[0]}, and a part before it has it", expected="one part")
         mine = [left.pop(name) for name in named if name in names]
         made.append(make(split_by_decay(mine, getattr(make, "keywords", {}).get("weight_decay"))))
         if has_modes(made[-1]):
@@ -127,9 +125,7 @@ def muon(
     """
     matrices, others = _split_by_role(model, head_names)
     if not matrices:
-        raise ConfigError(
-            key="optimizer", happened="the model has no hidden weight matrix for Muon", expected="linear layers", fix="optimizer=adamw"
-        )
+        raise ConfigError(key="optimizer", happened="no hidden weight matrix for Muon", expected="linear layers", fix="optimizer=adamw")
     # The split goes by names and shapes; where it is wrong (a head with an unknown name), these two numbers are where one sees it.
     log.info("Muon trains %d matrices with %.1f M weights, AdamW %d tensors with %.1f M", *_size(matrices), *_size(others))
     parts: list[torch.optim.Optimizer] = [

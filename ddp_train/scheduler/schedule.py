@@ -98,9 +98,7 @@ def warmup_stable_decay(
 def step(optimizer: Optimizer, *, step_size: int, gamma: float = 0.1) -> LRSchedule:
     """Multiply the rate by `gamma` every `step_size` optimizer steps."""
     if step_size < 1:
-        raise ConfigError(
-            key="scheduler.step_size", happened=f"{step_size} is no period", expected="at least 1 step", fix="scheduler.step_size=1000"
-        )
+        raise ConfigError(key="scheduler.step_size", happened=f"is {step_size}", expected="at least 1 step", fix="scheduler.step_size=1000")
     return LRSchedule(optimizer, lambda step: gamma ** (step // step_size))
 
 

@@ -223,9 +223,7 @@ def _torch_export(checkpoint: Path, path: Path) -> list[str]:
 def _onnx(checkpoint: Path, path: Path) -> list[str]:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(
-            key="--format", happened=f"is onnx, and {' and '.join(missing)} cannot be imported", fix=f"pip install {' '.join(missing)}"
-        )
+        raise UserError(key="--format", happened=f"is onnx, without {' and '.join(missing)}", fix=f"pip install {' '.join(missing)}")
     model, args, kwargs, shapes = _traceable(checkpoint)
     program: Any = torch.onnx.export(model, args, kwargs=kwargs, dynamic_shapes=shapes, dynamo=True, verbose=False)
     program.save(path)
