@@ -173,15 +173,11 @@ def _mismatch(error: Exception, components: Components, trial: _Trial, notes: _N
         fix = f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     return ConfigError(
         key="data, objective" if not notes.takes else "model" if not notes.gives else "objective",
-        happened="\n".join(
-            [
-                f"{trial.name} fails: {type(error).__name__}: {error}",
-                f"  {failure.own_line(error)}",
-                f"  data       gives {describe(batch)}",
-                f"  model      {type(model).__name__} ({types}) {notes}",
-                f"  objective  {getattr(name, '__name__', type(name).__name__)}",
-            ]
-        ),
+        happened=f"{trial.name} fails: {type(error).__name__}: {error}\n"
+        f"  {failure.own_line(error)}\n"
+        f"  data       gives {describe(batch)}\n"
+        f"  model      {type(model).__name__} ({types}) {notes}\n"
+        f"  objective  {getattr(name, '__name__', type(name).__name__)}",
         expected="data, model and objective that fit",
         fix=fix,
     )
