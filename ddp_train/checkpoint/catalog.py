@@ -72,12 +72,9 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
     metric = metric or next(iter(valid))
     if metric not in valid:
         close = difflib.get_close_matches(metric, valid, n=1, cutoff=0.4) or list(valid)[:1]
-        raise ConfigError(
-            key="checkpoint.metric",
-            happened=f"is {metric!r}, which this run does not measure or which has no direction",
-            expected=f"one of {', '.join(valid)}" + ("" if is_evaluated else " (data.eval is null: nothing is evaluated)"),
-            fix=f"checkpoint.metric={close[0]}",
-        )
+        happened = f"is {metric!r}, which this run does not measure or which has no direction"
+        expected = f"one of {', '.join(valid)}" + ("" if is_evaluated else " (data.eval is null: nothing is evaluated)")
+        raise ConfigError(key="checkpoint.metric", happened=happened, expected=expected, fix=f"checkpoint.metric={close[0]}")
     return Ranking(metric=metric, goal=valid[metric])
 
 

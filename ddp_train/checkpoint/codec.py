@@ -126,11 +126,9 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor], names: dict[tuple
         return {"$dict": pairs}
     if kind is Tensor or isinstance(value, nn.Parameter) or is_cut(value):
         return _encode_tensor(value.detach(), path, tensors, names)
-    raise StateError(
-        happened=f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold",
-        expected="tensors, numbers, text, bytes, None, and lists, tuples and dicts of them",
-        fix="a state_dict() that converts it, for example with .item(), .tolist() or torch.from_numpy",
-    )
+    happened = f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold"
+    fix = "a state_dict() that converts it, for example with .item(), .tolist() or torch.from_numpy"
+    raise StateError(happened=happened, expected="tensors, numbers, text, bytes, None, and lists, tuples and dicts of them", fix=fix)
 
 
 def _encode_key(key: Any, path: str) -> Any:

@@ -37,11 +37,8 @@ def require_known_form(path: Path) -> None:
                 "is a folder of torch.distributed.checkpoint, whose pickles run code; where you trust it,"
                 f" `ddp-train prepare weights {path} to=FILE.safetensors --unpickle` makes a file of its weights"
             )
-        raise ConfigError(
-            key="init_from",
-            happened=f"{path}: {problem}",
-            expected="a .safetensors, .pt, .pth or .ckpt file, a run folder, or one of its checkpoints",
-        )
+        expected = "a .safetensors, .pt, .pth or .ckpt file, a run folder, or one of its checkpoints"
+        raise ConfigError(key="init_from", happened=f"{path}: {problem}", expected=expected)
 
 
 def require_regular(path: Path) -> int:
@@ -76,9 +73,6 @@ def require_archive(path: Path) -> None:
 
 def refuse(path: Path, why: str) -> NoReturn:
     """Refuse a file as weights to begin with."""
-    raise ConfigError(
-        key="init_from",
-        happened=f"{path}: {why}",
-        expected="tensors alone, as safetensors or torch.save writes them; or a dict of them as `model`, `state_dict`, `model_state_dict`",
-        fix="save the weights as safetensors, where you trust the file: safetensors.torch.save_file(weights, FILE)",
-    )
+    expected = "tensors alone, as safetensors or torch.save writes them; or a dict of them as `model`, `state_dict`, `model_state_dict`"
+    fix = "save the weights as safetensors, where you trust the file: safetensors.torch.save_file(weights, FILE)"
+    raise ConfigError(key="init_from", happened=f"{path}: {why}", expected=expected, fix=fix)

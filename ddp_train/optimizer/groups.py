@@ -67,12 +67,9 @@ def parameter_groups(
         if not trained_names and options:
             raise ConfigError(key=f"optimizer.groups.{group}", happened="all parameters that it matches are frozen", fix="leave it out")
         if own_decay and trained_names and all(named[name].ndim < 2 for name in trained_names):
-            raise ConfigError(
-                key=f"optimizer.groups.{group}.weight_decay",
-                happened=f"is {own_decay}, and all parameters that it matches are biases and norm weights, which are never decayed",
-                expected="a group with a parameter of two dimensions or more",
-                fix="leave it out",
-            )
+            happened = f"is {own_decay}, and all parameters that it matches are biases and norm weights, which are never decayed"
+            expected = "a group with a parameter of two dimensions or more"
+            raise ConfigError(key=f"optimizer.groups.{group}.weight_decay", happened=happened, expected=expected, fix="leave it out")
         by_factor: dict[float, list[nn.Parameter]] = {}
         for name in trained_names:
             by_factor.setdefault(1.0 if "lr" in options else factors.get(name, 1.0), []).append(named[name])
@@ -103,12 +100,9 @@ def _assign(named: Mapping[str, nn.Parameter], groups: Groups) -> dict[str, list
         chosen = matching(named, patterns, key=key)
         if chosen <= taken:
             first = next(other for other, names in found.items() if chosen & set(names))
-            raise ConfigError(
-                key=key,
-                happened=f"all that it matches is in groups before it ({first})",
-                expected="at least one parameter that no group before it has",
-                fix=f"put {group} before {first}, or a pattern of its own",
-            )
+            happened = f"all that it matches is in groups before it ({first})"
+            fix = f"put {group} before {first}, or a pattern of its own"
+            raise ConfigError(key=key, happened=happened, expected="at least one parameter that no group before it has", fix=fix)
         found[group] = [name for name in named if name in chosen - taken]
         taken |= chosen
     return found

@@ -180,11 +180,8 @@ class Plateau:
     def follow(self, metrics: Mapping[str, float]) -> None:
         """Look at the metrics of an evaluation, the same on all ranks."""
         if self.metric not in metrics:
-            raise RunError(
-                key="scheduler.metric",
-                happened=f"the evaluation has no {self.metric}, which the scheduler follows",
-                expected=f"one of {', '.join(metrics)}",
-            )
+            happened = f"the evaluation has no {self.metric}, which the scheduler follows"
+            raise RunError(key="scheduler.metric", happened=happened, expected=f"one of {', '.join(metrics)}")
         self.scheduler.step(metrics[self.metric])
 
     def get_last_lr(self) -> list[float | Tensor]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, DataError, UserError
+from ddp_train.errors import ConfigError, DataError, UserError, one_line
 from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe, finished, map_tensors, note_size, tensors_of, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
@@ -133,8 +132,7 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
     gives = f", the model gives {notes.gives}" if notes.gives else ""  # an objective may call parts of the model alone
     what = trial.name.removeprefix("the first ").removeprefix("batch of ")
-    said, gives = (textwrap.shorten(text, _MAX_CHARACTERS, placeholder="...") for text in (describe(trial.batch), gives))
-    return f"{what} {said} on {device}{gives}{shown}"
+    return f"{what} {one_line(describe(trial.batch), _MAX_CHARACTERS)} on {device}{one_line(gives, _MAX_CHARACTERS)}{shown}"
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
@@ -229,12 +227,9 @@ def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
                 f"the sum of {name!r} over the samples, and their number under another name",
             )
         if 0.8 < ratio < 1.25:
-            raise ConfigError(
-                key="objective",
-                happened=f"{what}: {once:.6g} for some samples, {twice:.6g} for the same ones twice",
-                expected="a sum, which doubles: it is divided once, over all batches and ranks",
-                fix=f"{fix}; sanity_check=false if it is meant",
-            )
+            happened = f"{what}: {once:.6g} for some samples, {twice:.6g} for the same ones twice"
+            expected = "a sum, which doubles: it is divided once, over all batches and ranks"
+            raise ConfigError(key="objective", happened=happened, expected=expected, fix=f"{fix}; sanity_check=false if it is meant")
         if trial.trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
             raise ConfigError(
                 key="objective",

@@ -95,12 +95,8 @@ def _write_tensors(
 
 def _require_tensors(format: str, others: list[str]) -> None:
     if others:
-        raise UserError(
-            key="--format",
-            happened=f"{format} cannot hold {', '.join(others[:8])}",
-            expected="tensors of its types and nothing else",
-            fix="--format=pt",
-        )
+        happened = f"{format} cannot hold {', '.join(others[:8])}"
+        raise UserError(key="--format", happened=happened, expected="tensors of its types and nothing else", fix="--format=pt")
 
 
 def _weights(checkpoint: Path, stack: ExitStack) -> tuple[SavedPart, Callable[[str], Tensor]]:
@@ -202,12 +198,9 @@ def _pt(checkpoint: Path, path: Path) -> list[str]:
 def _hf(checkpoint: Path, path: Path) -> list[str]:
     model: Any = load(checkpoint).model
     if not hasattr(model, "save_pretrained"):
-        raise UserError(
-            key="--format",
-            happened=f"is hf, and {type(model).__name__} has no save_pretrained",
-            expected="a model of transformers or diffusers, or one with huggingface_hub's PyTorchModelHubMixin",
-            fix="--format=safetensors",
-        )
+        happened = f"is hf, and {type(model).__name__} has no save_pretrained"
+        expected = "a model of transformers or diffusers, or one with huggingface_hub's PyTorchModelHubMixin"
+        raise UserError(key="--format", happened=happened, expected=expected, fix="--format=safetensors")
     model.save_pretrained(path)
     return [f"load it with: {type(model).__name__}.from_pretrained('FILE')"]
 

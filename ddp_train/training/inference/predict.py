@@ -32,11 +32,8 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
     """
     loader, model = components.eval_loader, components.model
     if not isinstance(loader, EvalLoader):
-        raise ConfigError(
-            key="data",
-            happened="is a stream, whose samples have no positions",
-            expected="data with positions, in whose order predictions are written",
-        )
+        expected = "data with positions, in whose order predictions are written"
+        raise ConfigError(key="data", happened="is a stream, whose samples have no positions", expected=expected)
     files = PredictionFiles(folder, world, num_samples=loader.num_samples, first=loader.first)
     if world.is_main and loader.source.where(0):
         files.name_samples(loader.source.where(index) for index in range(loader.num_samples))
@@ -82,9 +79,7 @@ def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tens
         if isinstance(value, Tensor) and value.ndim and len(value) == size
     }
     if not rows:
-        raise ConfigError(
-            key="objective",
-            happened=f"cannot say what it finds in samples without targets, and the model gives {describe(outputs)}",
-            expected="tensors with one row for each sample; or an objective with the method `infer` (ddp_train.interfaces.SupportsInfer)",
-        )
+        happened = f"cannot say what it finds in samples without targets, and the model gives {describe(outputs)}"
+        expected = "tensors with one row for each sample; or an objective with the method `infer` (ddp_train.interfaces.SupportsInfer)"
+        raise ConfigError(key="objective", happened=happened, expected=expected)
     return rows

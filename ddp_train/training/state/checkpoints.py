@@ -111,12 +111,9 @@ class Checkpoints:
         self.records.log_event(found.event, found.happened)
         chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.tracker.move)
         if chosen is None:
-            raise RewindError(
-                key="checkpoint.every_steps",
-                happened=f"{found.happened}\n    There is no checkpoint to go back to yet",
-                expected="a checkpoint before the first bad number",
-                fix="a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start",
-            )
+            happened = f"{found.happened}\n    There is no checkpoint to go back to yet"
+            fix = "a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start"
+            raise RewindError(key="checkpoint.every_steps", happened=happened, expected="a checkpoint before the first bad number", fix=fix)
         from_step, samples, jumps = state.step, state.samples, state.jumps
         load(chosen, self.components, state, self.world, on_progress=self.tracker.move)
         in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]

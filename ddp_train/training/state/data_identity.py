@@ -108,12 +108,8 @@ def _accept(before: Identity, now: Identity, *, accepted: str | None, key: str, 
     if not found or accepted == code:
         return found
     typed = " ".join(override(name, left.get(name)) for name in names if name in (_BATCH, *_ORDER))
-    raise UserError(
-        key=key,
-        happened="\n    ".join([f"{happened}:", *found]),
-        expected="what it was before (on the left)",
-        fix=f"{typed or 'the data of before'}; or, to go on with what there is now, {_KEY}={code}",
-    )
+    fix = f"{typed or 'the data of before'}; or, to go on with what there is now, {_KEY}={code}"
+    raise UserError(key=key, happened="\n    ".join([f"{happened}:", *found]), expected="what it was before (on the left)", fix=fix)
 
 
 def saved_identity(checkpoint: Path) -> Identity:

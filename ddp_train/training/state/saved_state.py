@@ -162,12 +162,9 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             problems = [f"{type(error).__name__}: {error}"]
     if problems:
-        raise UserError(
-            key="resume",
-            happened="\n    ".join([f"{checkpoint} does not fit this model and optimizer:", *problems]),
-            expected="a checkpoint of the same configuration",
-            fix="resume=never, or the configuration that it was saved with",
-        )
+        happened = "\n    ".join([f"{checkpoint} does not fit this model and optimizer:", *problems])
+        fix = "resume=never, or the configuration that it was saved with"
+        raise UserError(key="resume", happened=happened, expected="a checkpoint of the same configuration", fix=fix)
     differences += _jump(rates, [float(group["lr"]) for group in optimizer.param_groups])
     differences += callbacks.load_states(components.callbacks, shared["callbacks"], components.fresh)
     world.print(*differences)

@@ -40,11 +40,8 @@ def find(path: Path) -> tuple[Path, Path]:
     is_run = (path / "config.yaml").exists() and not catalog.is_checkpoint(path)
     folder = path if is_run else path.parent.parent
     if not is_run and not catalog.is_checkpoint(path):
-        raise ConfigError(
-            key=_KEY,
-            happened=f"{path} is no run folder and no checkpoint",
-            expected="a folder that holds config.yaml, or one of its checkpoints",
-        )
+        expected = "a folder that holds config.yaml, or one of its checkpoints"
+        raise ConfigError(key=_KEY, happened=f"{path} is no run folder and no checkpoint", expected=expected)
     name = path / "checkpoints" / catalog.LAST if is_run else path
     if is_run:
         catalog.require_candidates(name, key=_KEY)
@@ -112,12 +109,9 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
     """
     problems = [problem for name, module in modules.items() for problem in compare_model(module, weights.get(name, {}))]
     if problems:
-        raise UserError(
-            key="model",
-            happened="\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_SHOWN], *["..."] * (len(problems) > _SHOWN)]),
-            expected="the model that the run has trained",
-            fix="the code of that time; environment.json of the run has its commit and its packages",
-        )
+        happened = "\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_SHOWN], *["..."] * (len(problems) > _SHOWN)])
+        fix = "the code of that time; environment.json of the run has its commit and its packages"
+        raise UserError(key="model", happened=happened, expected="the model that the run has trained", fix=fix)
     for name, module in modules.items():
         put_state(module, weights[name], weights[f"{name}_versions"])
 
