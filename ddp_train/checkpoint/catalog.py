@@ -126,11 +126,7 @@ def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
 
 
 def require_candidates(name: Path, *, key: str) -> list[Path]:
-    """Return the checkpoints that a name may mean, of which there is one at least.
-
-    Raises:
-        ConfigError: there is no checkpoint or, for `best`, none with the metric by which they are compared.
-    """
+    """Return the checkpoints that a name may mean. Raises ConfigError: there is none or, for `best`, none with its metric."""
     if found := candidates(name):
         return found
     there = saved(name.parent)
@@ -145,13 +141,7 @@ def require_candidates(name: Path, *, key: str) -> list[Path]:
 
 
 def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
-    """Rename the checkpoints of later steps, which a run that continues from `chosen` leaves behind, and those of other runs.
-
-    Returns the new names.
-
-    Args:
-        chosen: None: the run starts again, and leaves all of them.
-    """
+    """Rename the checkpoints after `chosen` (None: all), which a run leaves behind, and those of other runs; return the new names."""
     renamed, others = [], [each.path for each in every(folder) if each.is_foreign]
     for later in sorted(path for path in folder.glob("step_*") if chosen is None or path.name > chosen.name or path in others):
         free = (later.with_name(f"aside_{number}_{later.name}") for number in count())

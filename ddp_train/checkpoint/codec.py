@@ -57,24 +57,16 @@ class StateError(UserError):
 def encode(state: Any, root: str) -> tuple[Any, dict[str, Tensor]]:
     """Return the plain part of a state, which shares nothing with it, and its tensors by name, which are the state's own.
 
-    Args:
-        root: what all names begin with.
-
-    Raises:
-        StateError: it holds something else; the message has its place.
+    All names begin with `root`. Raises StateError: it holds something else; the message has its place.
     """
     tensors: dict[str, Tensor] = {}
     return _encode(state, root, tensors, {}), tensors
 
 
 def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state again.
+    """Return the state again. Raises StateError: the plain part is not one that `encode` makes.
 
-    Args:
-        tensors: by name; contiguous, in the shape and type that the plain part says.
-
-    Raises:
-        StateError: the plain part is not one that `encode` makes.
+    The tensors are by name; contiguous, in the shape and type that the plain part says.
     """
     if isinstance(plain, list):
         return [decode(item, tensors) for item in plain]

@@ -48,10 +48,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote: of a dict of tensors, or of one below one of `_NESTED`.
 
-    What stands beside them is neither imported nor made, and its values are not read.
-
-    Raises:
-        UserError: it is no regular file, of an old format, damaged, has anything but tensors there, or is made to deceive.
+    What stands beside them is neither imported nor made, and its values are not read. Raises UserError: it is no regular file, of an old
+    format, damaged, has anything but tensors there, or is made to deceive.
     """
     require_archive(path)
     try:

@@ -18,11 +18,7 @@ _ENTRY = re.compile(  # what torch.save writes: the structure, the tensors, and 
 
 
 def require_known_form(path: Path) -> None:
-    """Refuse as `init_from` what is no file of weights of a known form, no run and no checkpoint.
-
-    Raises:
-        ConfigError: it is none, or there is nothing.
-    """
+    """Refuse as `init_from` what is no file of weights of a known form, no run and no checkpoint. Raises ConfigError."""
     if path.suffix == ".safetensors":
         size = require_regular(path)
         with path.open("rb") as file:

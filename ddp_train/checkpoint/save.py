@@ -83,13 +83,10 @@ class Saver:
         self._buffer.make_room(num_bytes)
 
     def save(self, content: Content, *, facts: Mapping[str, Any] | None = None) -> None:
-        """Save a state. What changes after this returns is not in the checkpoint. Waits for the save before it. Collective.
+        """Save a state, and what else the manifest is to say (`facts`: metrics), the same on all ranks. Collective.
 
-        Args:
-            facts: more for the manifest (metrics, say), the same on all ranks.
-
-        Raises:
-            StateError: a checkpoint cannot hold the state.
+        What changes after this returns is not in the checkpoint. Waits for the save before it. Raises StateError: a checkpoint
+        cannot hold the state.
         """
         self.finish()
         origin = {"step": content.step, "run": self.run}
@@ -115,8 +112,7 @@ class Saver:
     def finish(self) -> str:
         """Wait for the save that is under way; return what went wrong with the last one, the same on all ranks, or "".
 
-        Raises:
-            DistError: the store in which the ranks meet is gone, and with it another rank, or the agent.
+        Raises DistError: the store in which the ranks meet is gone, and with it another rank, or the agent.
         """
         if self._under_way is not None:
             thread, order = self._under_way
@@ -184,8 +180,7 @@ class _Report:
 def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
     """Write this rank's part and wait for the others; return what went wrong on any rank, the same on all, or "".
 
-    Raises:
-        DistError: the store is gone, and with it the run.
+    Raises DistError: the store is gone, and with it the run.
     """
     number = order.number
     if world.is_main:

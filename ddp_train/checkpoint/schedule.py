@@ -44,10 +44,9 @@ class CheckpointSchedule:
         self.go_back(saved)
 
     def go_back(self, saved: Sequence[CatalogEntry]) -> None:
-        """Forget what was found before the run went back to a checkpoint: the best that were left behind bar no others.
+        """Forget what was found before the run went back: the best that were left behind bar no others.
 
-        Args:
-            saved: the checkpoints that there are now, the same on every rank.
+        The checkpoints in `saved`, which there are now, are the same on every rank.
         """
         values = (self.keep.ranking.value(each.metrics) for each in saved)
         self._best = sorted((value for value in values if value is not None), reverse=True)

@@ -79,10 +79,8 @@ class Piece:
 def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[str] = ()) -> list[list[Piece]]:
     """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are cut among them (`pieces_between`).
 
-    About as many bytes for each; those of large types first, so that all are aligned. Rank 0 gets what is not alike on all ranks.
-
-    Args:
-        of_rank_0: what the shared state has by that name.
+    About as many bytes for each; those of large types first, so that all are aligned. Rank 0 gets what is not alike on all ranks, and
+    `of_rank_0`: what the shared state has by that name.
     """
     alike = tuple(f"{SHARED}.{part}." for part in _ALIKE if part not in of_rank_0)
     shares: list[list[Piece]] = [[] for _ in range(size)]
@@ -110,10 +108,8 @@ def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[st
 def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tuple[int, Piece]]:
     """Yield who of `size` ranks has written a tensor that was cut among them, and what, as far as it has elements from `begin` to `end`.
 
-    Ranks are laid out as replicas of all shards: of R x S ranks the number r * S + s has shard s, and of it the part r of R.
-
-    Raises:
-        StateError: so many ranks cannot have had so many shards.
+    Ranks are laid out as replicas of all shards: of R x S ranks the number r * S + s has shard s, and of it the part r of R. Raises
+    StateError: so many ranks cannot have had so many shards.
     """
     if size % leaf.shards:
         raise StateError(happened=f"{leaf.name} would be in {leaf.shards} shards on {size} ranks", expected="shards that divide the ranks")
@@ -172,11 +168,7 @@ class StagedShare:
 
 
 class StagingBuffer:
-    """Takes snapshots, each over the one before.
-
-    Args:
-        device: where the state lives; for a GPU the memory is pinned, and copied to on a stream of its own.
-    """
+    """Takes snapshots, each over the one before. For a GPU the memory is pinned, and copied to on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)

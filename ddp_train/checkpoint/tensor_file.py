@@ -48,14 +48,7 @@ class Entry:
 
 
 def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return what stands before the values of tensors that follow each other in this order.
-
-    Args:
-        metadata: what others read beside the tensors; None: nothing.
-
-    Raises:
-        TensorFileError: there are too many.
-    """
+    """Return what stands before the values of tensors in this order, with `metadata` for others. Raises TensorFileError: too many."""
     entries: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     begin = 0
     for name, dtype, shape in tensors:
@@ -101,13 +94,9 @@ def write(path: str | os.PathLike[str], contents: Iterable[memoryview], *, on_pr
 
 
 def read_header(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """Return the tensors of an open file by name, after checking that the header can be true, and what it says of where it comes from.
+    """Return the tensors of an open file by name, and what it says of where it comes from.
 
-    Args:
-        name: the file's, for errors.
-
-    Raises:
-        TensorFileError: it cannot.
+    Raises TensorFileError, with the file's `name`: the header cannot be true.
     """
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")

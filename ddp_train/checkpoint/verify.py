@@ -40,11 +40,7 @@ _ANY = object()
 
 
 def require_origin(checkpoint: Path, part: str, *, step: Any, run: Any = _ANY) -> None:
-    """Refuse a part of a checkpoint that belongs to another step, or to another run than the folder that the checkpoint lies in.
-
-    Raises:
-        CheckpointError: it does.
-    """
+    """Refuse a part that is of another step, or of another run than the folder of its checkpoint. Raises CheckpointError."""
     if checkpoint.name.startswith("step_") and (type(step) is not int or checkpoint.name != name_of(step)):
         raise CheckpointError(happened=f"{part} is of step {step}")
     number = RunFolder(checkpoint.parent.parent).number() if run is not _ANY else None
@@ -66,11 +62,7 @@ class CheckpointError(UserError):
 
 
 def verify(checkpoint: Path, *, on_progress: Callable[[], None] = lambda: None) -> str:
-    """Compare every file with the manifest, and the manifest with its mark; return what is wrong, or "".
-
-    Args:
-        on_progress: called after every 8 MiB.
-    """
+    """Compare every file with the manifest, and that with its mark; return what is wrong, or "". `on_progress` comes after every 8 MiB."""
     return _problem(lambda: _compare(checkpoint, _listed(checkpoint), on_progress))
 
 
@@ -145,9 +137,7 @@ def _compare(checkpoint: Path, files: Files, on_progress: Callable[[], None]) ->
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint, compared with its mark: step, world_size, config_sha256, torch, facts, files.
 
-    Raises:
-        CheckpointError: it is damaged, or of another format.
-        OSError: it cannot be read.
+    Raises CheckpointError: it is damaged, or of another format. OSError: it cannot be read.
     """
     with _opened(checkpoint) as folder:
         return _manifest(folder)

@@ -17,13 +17,10 @@ from ddp_train.traits import has_modes
 
 
 class Several(torch.optim.Optimizer):
-    """Several torch optimizers for different parameters behind one interface.
+    """Several torch optimizers for different parameters behind one interface. Their order is part of the state's format.
 
     The groups and the state of the parts are this optimizer's own: schedulers, gradient scalers and checkpoints see one ordinary optimizer.
     A part whose parameters have no gradient does nothing, as in the turns of others.
-
-    Args:
-        parts: their order is part of the state's format.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:

@@ -131,13 +131,10 @@ def _falling(
 
 
 class EveryEpoch:
-    """Lets a scheduler step once for each epoch of the data that is over (`scheduler.every=epoch`).
+    """Lets a scheduler of torch's step once for each epoch of the data that is over (`scheduler.every=epoch`).
 
     The data's position decides, not how often anybody asks: a run that went back to a checkpoint while its data went on, or that continues
     with another batch size, has the rate of the epoch that it is in.
-
-    Args:
-        scheduler: any of torch's.
     """
 
     def __init__(self, scheduler: LRScheduler) -> None:

@@ -10,11 +10,7 @@ import torch
 
 
 def seed_all(seed: int, *, rank: int | None = None) -> None:
-    """Seed python, numpy and torch on every device.
-
-    Args:
-        rank: give each rank a stream of its own (dropout). None: the same stream on all ranks (initial weights).
-    """
+    """Seed python, numpy and torch on every device: a stream for each `rank` (dropout); None: the same on all ranks (initial weights)."""
     if rank is not None:
         seed = int(np.random.SeedSequence([seed, rank + 1]).generate_state(1, np.uint64)[0] >> np.uint64(1))
     random.seed(seed)

@@ -74,10 +74,8 @@ def shown(size: int) -> str:
 def estimate(components: Components, *, num_ranks: int) -> int:
     """Return how many bytes a checkpoint will have: the tensors of model, optimizer and callbacks, and a little for each rank.
 
-    Those count, too, that the optimizer makes in its first step, and a callback that averages the weights in its `start`.
-
-    Raises:
-        ConfigError: there are too many tensors; no checkpoint could name them.
+    Those count, too, that the optimizer makes in its first step, and a callback that averages the weights in its `start`. Raises
+    ConfigError: there are too many tensors; no checkpoint could name them.
     """
     states = {part: module.state_dict().items() for part, module in components.modules.items()}
     model = {f"{part}.{name}": value for part, items in states.items() for name, value in items if isinstance(value, Tensor)}

@@ -129,8 +129,7 @@ def _dcp(checkpoint: Path, path: Path) -> list[str]:
 def from_dcp(folder: Path, to: Path) -> list[str]:
     """Write the weights of a folder of DCP into a new safetensors file, and return lines for the screen. Unpickles: see `DcpFolder`.
 
-    Raises:
-        UserError: it cannot be read, or has types that the file cannot.
+    Raises UserError: it cannot be read, or has types that the file cannot.
     """
     source = DcpFolder(folder)
     with appears_whole(to) as partial:
@@ -153,10 +152,8 @@ class _ReadingPlanner(DefaultSavePlanner):
 class DcpFolder:
     """The tensors of a folder of DCP, of which no more than one is in memory. Unpickles the metadata, which can run code.
 
-    Those below "model" are taken, by the names that they have there; all, where nothing is below it.
-
-    Raises:
-        UserError: it is none, damaged, or has not all of a tensor.
+    Those below "model" are taken, by the names that they have there; all, where nothing is below it. Raises UserError: it is none, damaged,
+    or has not all of a tensor.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -81,11 +81,7 @@ class Checkpoints:
         """Tells whether a checkpoint is due, asked after each step and its evaluation; the same on all ranks."""
 
     def save(self, window: WindowSums) -> None:
-        """Save the run as it is now. Collective.
-
-        Args:
-            window: what has come since the last record.
-        """
+        """Save the run as it is now, and in `window` what has come since the last record. Collective."""
         self._saver.finish()  # before the collective: a rank that is lost is told from the store, at once
         with weights_to_evaluate(self.components) as aside:
             saved = content(self.components, self.state, window, self.world, aside)
@@ -169,8 +165,7 @@ def probe(run_folder: RunFolder, components: Components, keep: Retention, world:
 def resume(job: Job, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None]) -> list[str] | None:
     """Continue from the given or the newest good checkpoint. Collective.
 
-    Returns:
-        What differs in the data since then, and was accepted; None: there is no checkpoint.
+    Returns what differs in the data since then, and was accepted; None: there is no checkpoint.
     """
     if job.checkpoint is None:
         chosen = newest_good(job.run_folder.checkpoints, world, on_progress=on_progress)

@@ -66,11 +66,7 @@ def identity_of(source: Any, loader: Loader, config: RunConfig) -> Identity:
 
 
 def meaning_of(data: Any) -> dict[str, Any]:
-    """Return what the numbers of a data set mean, of a source or of what the config names.
-
-    Raises:
-        ConfigError: they mean one thing in one source of a mixture, and another in another.
-    """
+    """Return what the numbers of data mean, of a source or of what the config names. Raises ConfigError: not the same in a mixture."""
     found: dict[str, Any] = {}
     for key, part in _parts(data):
         for name, value in plain(_meaning(_raw(part))).items():
@@ -91,8 +87,7 @@ def adopt(data: Any, meaning: Mapping[str, Any]) -> None:
 def require_meaning(own: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
     """Refuse data whose numbers mean something else than a model knows, as far as both say it; return what differs and was accepted.
 
-    Raises:
-        UserError: with both values.
+    Raises UserError with both values.
     """
     before, now = ({name: values[name] for name in own.keys() & known.keys()} for values in (known, own))
     happened = "the numbers of the data mean something else than the model was trained with"
@@ -121,8 +116,7 @@ def saved_identity(checkpoint: Path) -> Identity:
 def known_meaning(run: Path) -> Mapping[str, Any]:
     """Return what the numbers of a run's data mean to its model, as its newest checkpoint says that can be read; {}: none says it.
 
-    Args:
-        run: a run folder, one of its checkpoints, or a name for one; anything else says nothing.
+    The path is a run folder, one of its checkpoints, or a name for one; anything else says nothing.
     """
     given = run if catalog.is_checkpoint(run) else run / "checkpoints" / catalog.LAST
     for checkpoint in catalog.candidates(given) if catalog.is_name(given) else [given]:

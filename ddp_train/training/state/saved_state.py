@@ -215,11 +215,7 @@ def _ends(name: str) -> Iterator[str]:
 
 
 def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return in what the optimizer is another one.
-
-    Args:
-        names: of its parameters, in the order of its groups (`parameter_names`).
-    """
+    """Return in what the optimizer is another one, with the `names` of its parameters (`parameter_names`)."""
     if class_of(optimizer) != shared["optimizer_class"]:
         return [f"the optimizer was {shared['optimizer_class']}, and is {class_of(optimizer)}"]
     groups = regrouped(optimizer, shared["optimizer"])
@@ -263,11 +259,7 @@ def regrouped_schedule(state: Any, optimizer: Optimizer, saved: Mapping[str, Any
 
 
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
-    """Load an optimizer's state in the types that it was saved in; where the config differs from what was saved, the config wins.
-
-    Returns:
-        A line for each such difference.
-    """
+    """Load an optimizer's state in the types that it was saved in; where the config differs, it wins. Returns a line for each."""
     saved = {**saved, "param_groups": regrouped(optimizer, saved)}
     differences, groups = [], optimizer.param_groups
     configured = [{key: group[key] for key in _CONFIGURED if key in group} for group in groups]

@@ -33,8 +33,7 @@ AVERAGES = "averages"
 def find(path: Path) -> tuple[Path, Path]:
     """Return the run folder and the undamaged checkpoint that a path means: the newest one of a run folder, or the one that it names.
 
-    Raises:
-        UserError: it is neither, or there is no undamaged one.
+    Raises UserError: it is neither, or there is no undamaged one.
     """
     path = path.absolute()
     is_run = (path / "config.yaml").exists() and not catalog.is_checkpoint(path)
@@ -102,11 +101,7 @@ def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
 
 
 def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-    """Put what `read_weights` gave into modules, by their names: `model`, and `objective` where it has a state.
-
-    Raises:
-        UserError: they are of another model.
-    """
+    """Put what `read_weights` gave into modules: `model`, and `objective` where it has a state. Raises UserError: of another model."""
     problems = [problem for name, module in modules.items() for problem in compare_model(module, weights.get(name, {}))]
     if problems:
         happened = "\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_SHOWN], *["..."] * (len(problems) > _SHOWN)])
