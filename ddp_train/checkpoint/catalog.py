@@ -65,8 +65,7 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
         metric: the user's choice; None: the headline metric.
         is_evaluated: whether the run evaluates; otherwise there is the training loss alone.
 
-    Raises:
-        ConfigError: there is no such metric, or nobody knows which way it is better.
+    Raises ConfigError: there is no such metric, or nobody knows which way it is better.
     """
     valid = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated and goals else {"train/loss": "min"}
     metric = metric or next(iter(valid))
@@ -109,8 +108,7 @@ def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
         verify: returns what is wrong with a checkpoint, or "".
         key: the config key that has the path.
 
-    Raises:
-        UserError: there is none.
+    Raises UserError: there is none.
     """
     if not is_name(given):
         if problem := verify(given):

@@ -49,8 +49,7 @@ def read_shared(
         lay_out: tells which tensors are to be cut among the ranks; none: all come whole, however they were written.
         on_progress: called again and again while this rank reads.
 
-    Raises:
-        CheckpointError: it is not what its format says.
+    Raises CheckpointError: it is not what its format says.
     """
     world = world or alone()
     size = size_of(checkpoint, world)
@@ -149,8 +148,7 @@ class SavedPart:
         part: one that is not there has nothing in it.
         stack: closes the files.
 
-    Raises:
-        CheckpointError: it is not what its format says.
+    Raises CheckpointError: it is not what its format says.
     """
 
     def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:

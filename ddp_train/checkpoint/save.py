@@ -245,8 +245,7 @@ def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapp
         facts: for the manifest: step, world_size, config_sha256 and what else there is to say.
         files: bytes and xxh3_128 of each file.
 
-    Raises:
-        OSError: it could not be made durable, and is no checkpoint.
+    Raises OSError: it could not be made durable, and is no checkpoint.
     """
     manifest = {"format": FORMAT, **facts, "torch": torch.__version__, "files": files}
     text = json.dumps(manifest, indent=2).encode() + b"\n"

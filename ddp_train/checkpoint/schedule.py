@@ -111,8 +111,7 @@ def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
     Returns:
         A warning when not all of them fit, or "".
 
-    Raises:
-        EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
+    Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
     """
     try:
         probe = folder / f".probe_{os.getpid()}"

@@ -194,8 +194,7 @@ class StagingBuffer:
             own: this rank's.
             origin: which run is saved after which step, for the file's header; None: it does not say.
 
-        Raises:
-            StateError: a checkpoint cannot hold it.
+        Raises StateError: a checkpoint cannot hold it.
         """
         shared_plain, tensors = codec.encode(shared, SHARED)
         own_plain, own_tensors = codec.encode(own, OWN)

@@ -74,8 +74,7 @@ def write(path: str | os.PathLike[str], contents: Iterable[memoryview], *, on_pr
         contents: follow each other: the header, and values, each made when it is written.
         on_progress: called after every 8 MiB.
 
-    Raises:
-        OSError: not all of it could be written.
+    Raises OSError: not all of it could be written.
     """
     digest = xxhash.xxh3_128()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)

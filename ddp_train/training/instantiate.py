@@ -41,8 +41,7 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         answers: values for the arguments that are `auto`, by their keys.
         first: a first positional argument (parameters, a model, an optimizer).
 
-    Raises:
-        UserError: its class raised; the message has the config key.
+    Raises UserError: its class raised; the message has the config key.
     """
     answers = answers or {}
     # Answers go in as they are, whatever Hydra would make of them.

@@ -56,8 +56,7 @@ def export(run: Path, *, format: str, to: Path) -> list[str]:
         format: safetensors, pt, dcp, hf, torch_export or onnx.
         to: a file or a folder that is not there yet; it appears whole.
 
-    Raises:
-        UserError: the run has no good checkpoint, or its model cannot be had in this format.
+    Raises UserError: the run has no good checkpoint, or its model cannot be had in this format.
     """
     _, checkpoint = find(run)
     with appears_whole(to) as partial:

@@ -96,8 +96,7 @@ class Checkpoints:
 
         The data goes on where it is, past the batches in which the loss was lost.
 
-        Raises:
-            RewindError: there is no checkpoint, or going back to it has not helped three times.
+        Raises RewindError: there is no checkpoint, or going back to it has not helped three times.
 
         Source: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1 (PaLM: spikes come from a batch and a state of the weights together).
         """

@@ -35,8 +35,7 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
     Returns:
         Lines for the screen, on rank 0.
 
-    Raises:
-        UserError: the file cannot be read safely, or does not fit (rank 0).
+    Raises UserError: the file cannot be read safely, or does not fit (rank 0).
     """
     fitting, lines = fit(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
     names = set(world.from_main(list(fitting)))  # where the others wait when rank 0 refuses

@@ -57,8 +57,7 @@ def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[
         modules: that get the weights, by their names: of what is cut among the ranks there each rank reads its own rows. All others are
             whole, and on the CPU.
 
-    Raises:
-        CheckpointError: it is not what its format says.
+    Raises CheckpointError: it is not what its format says.
     """
     likes = dict(cut_weights(modules or {}))
     likes |= {f"{SHARED}.{AVERAGES}.{name.removeprefix(_MODEL)}": value for name, value in likes.items() if name.startswith(_MODEL)}
