@@ -119,22 +119,18 @@ def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
         probe.unlink()
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        raise EnvironmentRefuses(
-            key="hydra.run.dir",
-            happened=f"{folder} cannot be written: {error.strerror or error}",
-            expected="a folder in which files can be written, synchronised, renamed and removed",
-            fix="mend it, or hydra.run.dir=FOLDER on another disk",
-        ) from None
+        happened = f"{folder} cannot be written: {error.strerror or error}"
+        expected = "a folder in which files can be written, synchronised, renamed and removed"
+        fix = "mend it, or hydra.run.dir=FOLDER on another disk"
+        raise EnvironmentRefuses(key="hydra.run.dir", happened=happened, expected=expected, fix=fix) from None
     there = sum(1 for _ in folder.glob("step_*"))
     needed = max(1, 2 - there) * checkpoint_bytes
     estimate = f"one takes {in_units(checkpoint_bytes)} (weights and optimizer, estimated)"
     if free < needed:
-        raise EnvironmentRefuses(
-            key="checkpoint",
-            happened=f"{folder} has {in_units(free)} free, and needs {in_units(needed)}: {estimate}",
-            expected="room for two checkpoints, so that the old one stays until the new one is complete",
-            fix="free space there, or hydra.run.dir=FOLDER on a larger disk",
-        )
+        happened = f"{folder} has {in_units(free)} free, and needs {in_units(needed)}: {estimate}"
+        expected = "room for two checkpoints, so that the old one stays until the new one is complete"
+        fix = "free space there, or hydra.run.dir=FOLDER on a larger disk"
+        raise EnvironmentRefuses(key="checkpoint", happened=happened, expected=expected, fix=fix)
     if there + free // checkpoint_bytes >= wanted:
         return ""
     return (

@@ -121,12 +121,10 @@ def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
     numbers = _numbers(model)
     last = max(numbers.values(), default=0)
     if last == 0:
-        raise ConfigError(
-            key="optimizer.layer_decay",
-            happened=f"{type(model).__name__} has no layers one after another",
-            expected="an nn.ModuleList or nn.Sequential of at least two layers with parameters",
-            fix="optimizer.layer_decay=null, and optimizer.groups for parts that are to have a rate of their own",
-        )
+        happened = f"{type(model).__name__} has no layers one after another"
+        expected = "an nn.ModuleList or nn.Sequential of at least two layers with parameters"
+        fix = "optimizer.layer_decay=null, and optimizer.groups for parts that are to have a rate of their own"
+        raise ConfigError(key="optimizer.layer_decay", happened=happened, expected=expected, fix=fix)
     return {name: decay ** (last - numbers.get(name, last)) for name in named_parameters(trained)}
 
 

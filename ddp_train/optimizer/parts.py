@@ -68,12 +68,10 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
         mine = [left.pop(name) for name in named if name in names]
         made.append(make(split_by_decay(mine, getattr(make, "keywords", {}).get("weight_decay"))))
         if has_modes(made[-1]):
-            raise ConfigError(
-                key=f"optimizer.parts.{part}",
-                happened=f"{type(made[-1]).__name__} has other weights to evaluate than to train, which the other parts would not follow",
-                expected="an ordinary optimizer as a part; a schedule-free one trains the whole model",
-                fix="optimizer=custom with its optimizer._target_",
-            )
+            happened = f"{type(made[-1]).__name__} has other weights to evaluate than to train, which the other parts would not follow"
+            expected = "an ordinary optimizer as a part; a schedule-free one trains the whole model"
+            fix = "optimizer=custom with its optimizer._target_"
+            raise ConfigError(key=f"optimizer.parts.{part}", happened=happened, expected=expected, fix=fix)
     if left:
         raise ConfigError(key="optimizer.parts", happened=f"{len(left)} parameters are in no part: {few([*left])}", expected="each in one")
     return Several(*made)

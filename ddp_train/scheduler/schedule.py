@@ -113,12 +113,10 @@ def _falling(
     room = total_steps - (decay_steps or 0)
     if warmup_steps > room:
         decay = f" + decay {decay_steps}" if decay_steps else ""
-        raise ConfigError(
-            key="scheduler.warmup_steps",
-            happened=f"warm-up {warmup_steps}{decay} steps are more than the run's {total_steps}",
-            expected="together at most the number of optimizer steps",
-            fix=f"scheduler.warmup_steps={max(0, room)}, or a longer run (trainer.max_steps)",
-        )
+        happened = f"warm-up {warmup_steps}{decay} steps are more than the run's {total_steps}"
+        expected = "together at most the number of optimizer steps"
+        fix = f"scheduler.warmup_steps={max(0, room)}, or a longer run (trainer.max_steps)"
+        raise ConfigError(key="scheduler.warmup_steps", happened=happened, expected=expected, fix=fix)
     last_peak = warmup_steps if decay_steps is None else total_steps - decay_steps - 1
 
     def factor(step: int) -> float:

@@ -92,12 +92,10 @@ def estimate(components: Components, *, num_ranks: int) -> int:
         for pieces in divide_shared(leaves, num_ranks):
             tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
     except tensor_file.TensorFileError as error:
-        raise ConfigError(
-            key="model",
-            happened=f"{len(model):,} tensors of the model and {len(optimizer):,} of the optimizer are too many: {error.happened}",
-            expected=f"{error.expected}, some 150,000 tensors for each rank's file",
-            fix="layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share",
-        ) from None
+        happened = f"{len(model):,} tensors of the model and {len(optimizer):,} of the optimizer are too many: {error.happened}"
+        expected = f"{error.expected}, some 150,000 tensors for each rank's file"
+        fix = "layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share"
+        raise ConfigError(key="model", happened=happened, expected=expected, fix=fix) from None
     both_modes = sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0  # evaluated and trained
     of_weights, of_optimizer, of_callbacks = sum(weights.values()), _bytes(optimizer), _bytes(carried)
     of_ranks = num_ranks * (_for_next_exchange(components, num_ranks) + _BYTES_PER_RANK)

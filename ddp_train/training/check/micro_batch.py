@@ -79,12 +79,10 @@ def largest_micro_batch(components: Components, world: World, *, most: int) -> i
         found = bisect(sizes, search.fits)
         search.end()
     if found is None:
-        raise RunError(
-            key="loader.micro_batch_size",
-            happened=f"is auto, and a single sample does not fit the device of rank {search.short}",
-            expected=f"a step of one sample, with the optimizer's state, in {_MOST:.0%} of the memory that is free",
-            fix="activation_checkpointing=full, amp=bf16, strategy=fsdp on more ranks, or a smaller model",
-        )
+        happened = f"is auto, and a single sample does not fit the device of rank {search.short}"
+        expected = f"a step of one sample, with the optimizer's state, in {_MOST:.0%} of the memory that is free"
+        fix = "activation_checkpointing=full, amp=bf16, strategy=fsdp on more ranks, or a smaller model"
+        raise RunError(key="loader.micro_batch_size", happened=happened, expected=expected, fix=fix)
     line = f"a micro-batch of {found} is the largest that fits: {shown(search.peaks[found])} of {shown(search.room)} at most"
     logger.info(line)
     world.print(f"batch    {line}")

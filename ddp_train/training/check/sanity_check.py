@@ -231,12 +231,10 @@ def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
             expected = "a sum, which doubles: it is divided once, over all batches and ranks"
             raise ConfigError(key="objective", happened=happened, expected=expected, fix=f"{fix}; sanity_check=false if it is meant")
         if trial.trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
-            raise ConfigError(
-                key="objective",
-                happened=f"{getattr(objective.loss_fn, '__name__', type(objective.loss_fn).__name__)} gives the sum over the batch",
-                expected="the mean over its samples, as loss functions do: it is multiplied by their number",
-                fix="objective.reduction=mean; sanity_check=false if it is meant",
-            )
+            happened = f"{getattr(objective.loss_fn, '__name__', type(objective.loss_fn).__name__)} gives the sum over the batch"
+            expected = "the mean over its samples, as loss functions do: it is multiplied by their number"
+            fix = "objective.reduction=mean; sanity_check=false if it is meant"
+            raise ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
 
 
 def _computed(components: Components, trial: _Trial, world: World) -> Iterator[tuple[str, float, float, float]]:
