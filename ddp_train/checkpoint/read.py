@@ -71,13 +71,7 @@ def read_shared(
 
 
 class _Shared:
-    """What all ranks have, in the open files of a checkpoint.
-
-    Args:
-        plain: its plain part.
-        size: how many ranks have written it.
-        files: by rank.
-    """
+    """What all ranks have, with its plain part, in the open files (by rank) of a checkpoint that `size` ranks have written."""
 
     def __init__(self, plain: Any, size: int, files: Callable[[int], _File]) -> None:
         self._size, self._files = size, files
@@ -144,11 +138,7 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
 class SavedPart:
     """One part of what all ranks have (`model`), open: its values by their names, of which no more is in memory than is asked for.
 
-    Args:
-        part: one that is not there has nothing in it.
-        stack: closes the files.
-
-    Raises CheckpointError: it is not what its format says.
+    A part that is not there has nothing in it; the stack closes the files. Raises CheckpointError: it is not what its format says.
     """
 
     def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:

@@ -241,11 +241,8 @@ def make_partial(partial: Path) -> None:
 def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
     """Turn the folder into a checkpoint: manifest and mark, everything on disk, one rename. Its files are on disk already (rank 0).
 
-    Args:
-        facts: for the manifest: step, world_size, config_sha256 and what else there is to say.
-        files: bytes and xxh3_128 of each file.
-
-    Raises OSError: it could not be made durable, and is no checkpoint.
+    The manifest has the facts (step, world_size, config_sha256, ...) and of each file bytes and xxh3_128. Raises OSError: it could not be
+    made durable, and is no checkpoint.
     """
     manifest = {"format": FORMAT, **facts, "torch": torch.__version__, "files": files}
     text = json.dumps(manifest, indent=2).encode() + b"\n"

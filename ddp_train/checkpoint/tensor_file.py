@@ -68,13 +68,9 @@ def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], met
 
 
 def write(path: str | os.PathLike[str], contents: Iterable[memoryview], *, on_progress: Callable[[], None] = lambda: None) -> str:
-    """Write a new file, on disk when this returns, and return its xxh3-128.
+    """Write a new file, on disk when this returns, and return its xxh3-128. Raises OSError: not all of it could be written.
 
-    Args:
-        contents: follow each other: the header, and values, each made when it is written.
-        on_progress: called after every 8 MiB.
-
-    Raises OSError: not all of it could be written.
+    The contents follow each other: the header, and values, each made when it is written. `on_progress` is called after every 8 MiB.
     """
     digest = xxhash.xxh3_128()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)

@@ -69,9 +69,7 @@ def verify(checkpoint: Path, *, on_progress: Callable[[], None] = lambda: None) 
 def newest_good(folder: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> Path | None:
     """Return the newest checkpoint whose files are what its manifest says; rank 0 prints why newer ones are passed over. Collective.
 
-    Args:
-        world: the ranks, of which each reads some of the files; None: this process reads them all.
-        on_progress: called while this rank reads.
+    Each rank reads some of the files (no world: this process reads them all), and meanwhile calls `on_progress`.
     """
     world = world or alone()
     candidates: list[Path] = world.from_main(sorted(folder.glob("step_*"), reverse=True))

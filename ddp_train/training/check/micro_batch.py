@@ -64,12 +64,8 @@ class DeviceMemory:
 def largest_micro_batch(components: Components, world: World, *, most: int) -> int:
     """Return the largest micro-batch that fits the devices of all ranks, the same number on each. Collective.
 
-    Args:
-        most: what a rank has of the largest global batch.
-
-    Raises:
-        RunError: not even a single sample fits.
-        ConfigError: data, model and objective do not fit together.
+    At most it is what a rank has of the largest global batch (`most`). Raises RunError: not even a single sample fits. ConfigError: data,
+    model and objective do not fit together.
     """
     sizes = sizes_of(most)
     try_training(components, components.train_loader.of_size(sizes[0]), world)

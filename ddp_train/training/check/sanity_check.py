@@ -64,13 +64,8 @@ class _Trial:
 def check(components: Components, first: MicroBatch, world: World, *, samples: int, predicts: bool) -> None:
     """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints what they are.
 
-    Args:
-        samples: the data's position.
-        predicts: the evaluation is to save predictions.
-
-    Raises:
-        ConfigError: data, model and objective do not fit.
-        DataError: a label is out of range.
+    The data is at `samples`; `predicts`: the evaluation is to save predictions. Raises ConfigError: data, model and objective do not fit.
+    DataError: a label is out of range.
     """
     lines = []
     with components.untouched(world.device), without_compiling():  # what is noted of a forward would be compiled into it

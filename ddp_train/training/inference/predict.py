@@ -22,13 +22,8 @@ from ddp_train.training.record.predictions import PredictionFiles
 def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:
     """Write what the model says of every sample of the evaluation data, and return the number of samples. Collective.
 
-    Args:
-        folder: for the files, which appear in it all at once; samples.txt has the samples' names where the data tells them.
-        begins_batch: called before each batch is asked for.
-
-    Raises:
-        ConfigError: the data has no order to write them in.
-        OSError: on every rank when one could not write.
+    The files appear in the folder at once; samples.txt has the names of samples where the data tells them. `begins_batch` is called before
+    each batch is asked for. Raises ConfigError: the data has no order to write them in. OSError: on every rank when one could not write.
     """
     loader, model = components.eval_loader, components.model
     if not isinstance(loader, EvalLoader):

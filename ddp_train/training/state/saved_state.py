@@ -105,17 +105,10 @@ def _replica(shared: Mapping[str, Any], kept: Mapping[Place, Tensor], world: Wor
 def load(
     checkpoint: Path, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None] = lambda: None
 ) -> bool:
-    """Put a verified checkpoint into the components. Collective.
+    """Put a verified checkpoint into the components; `on_progress` is called while this rank reads. Collective.
 
-    Args:
-        on_progress: called while this rank reads.
-
-    Returns:
-        Whether the random streams came back too; with another world size they cannot.
-
-    Raises:
-        CheckpointError: it is not what its format says.
-        UserError: it is of another model or optimizer.
+    Returns whether the random streams came back too; with another world size they cannot. Raises CheckpointError: it is not what its format
+    says. UserError: it is of another model or optimizer.
     """
     saved_size = size_of(checkpoint, world)
     shared = read_shared(checkpoint, world, lay_out=partial(_cut_like, components), on_progress=on_progress)
