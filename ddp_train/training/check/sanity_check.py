@@ -213,16 +213,13 @@ def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, 
 
 def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
     """Refuse an objective whose loss (in training) or score (in evaluation) is a mean, and a loss function that gives a sum."""
-    objective, kind = components.objective, type(components.objective).__name__
+    objective = components.objective
     for name, ratio, once, twice in _computed(components, trial, world):
-        what, fix = f"{kind}.loss gives a mean", 'reduction="sum", or the mean times what `weight` gives'
-        if not trial.trains:
-            what, fix = (
-                f"{kind}.score gives {name!r} as a mean",
-                f"the sum of {name!r} over the samples, and their number under another name",
-            )
+        what = "loss gives a mean" if trial.trains else f"score gives {name!r} as a mean"
+        fix = f"the sum of {name!r} over the samples, and their number under another name"
+        fix = 'reduction="sum", or the mean times what `weight` gives' if trial.trains else fix
         if 0.8 < ratio < 1.25:
-            happened = f"{what}: {once:.6g} for some samples, {twice:.6g} for the same ones twice"
+            happened = f"{type(objective).__name__}.{what}: {once:.6g} for some samples, {twice:.6g} for the same ones twice"
             expected = "a sum, which doubles: it is divided once, over all batches and ranks"
             raise ConfigError(key="objective", happened=happened, expected=expected, fix=f"{fix}; sanity_check=false if it is meant")
         if trial.trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:

@@ -141,12 +141,8 @@ class Checkpoints:
 
 def retention(settings: CheckpointConfig, components: Components) -> Retention:
     """Return which checkpoints stay; refuses a metric that the run does not measure."""
-    return Retention(
-        last=settings.keep_last,
-        best=settings.keep_best,
-        every_steps=settings.keep_every_steps,
-        ranking=ranking_of(components, settings.metric),
-    )
+    by = ranking_of(components, settings.metric)
+    return Retention(last=settings.keep_last, best=settings.keep_best, every_steps=settings.keep_every_steps, ranking=by)
 
 
 def ranking_of(components: Components, metric: str | None = None) -> Ranking:
