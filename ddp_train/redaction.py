@@ -83,7 +83,10 @@ def reveal(value: Any) -> Any:
         KeyError: the environment lacks one; its name.
     """
     if isinstance(value, str):
-        return _REFERENCE.sub(lambda found: _reveal(found[1]), value)
+        for name in references(value):
+            if len(secret := os.environ[name]) >= _SHORTEST:
+                _seen[secret] = name  # it stands where a secret does, whatever the variable is called
+        return _REFERENCE.sub(lambda found: os.environ[found[1]], value)
     if isinstance(value, Mapping):
         return {name: reveal(inner) for name, inner in value.items()}
     return [reveal(inner) for inner in value] if isinstance(value, list) else value
@@ -113,13 +116,6 @@ def redact_all(value: Any, secrets: Mapping[str, str] | None = None) -> Any:
     if isinstance(value, Mapping):
         return {redact_all(name, secrets): redact_all(inner, secrets) for name, inner in value.items()}
     return [redact_all(inner, secrets) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def _reveal(name: str) -> str:
-    value = os.environ[name]
-    if len(value) >= _SHORTEST:
-        _seen[value] = name  # it stands where a secret does, whatever the variable is called
-    return value
 
 
 def _words(name: str) -> list[str]:

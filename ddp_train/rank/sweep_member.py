@@ -34,11 +34,7 @@ from ddp_train.system import handover, torchrun_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
 
-_FRESH = (
-    "this rank runs in a fresh interpreter, which took some seconds: a module of yours touched CUDA when it was imported"
-    " (torch.cuda.is_available() does), and a process that is forked after that cannot use it; ask where you need to know,"
-    " or set PYTORCH_NVML_BASED_CUDA_CHECK=1"
-)
+_FRESH = "this rank runs in a fresh interpreter, which took some seconds: a module of yours touched CUDA when it was imported"
 
 _POLL_S = 0.1
 _DIES_WITHIN_S = 5.0
