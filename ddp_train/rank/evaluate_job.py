@@ -28,7 +28,7 @@ from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import BatchNotes, progress_of
+from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_start
 from ddp_train.run_folder.verdict import Outcome, verdict_of
@@ -105,12 +105,11 @@ def _work(job: Job, task: Task, components: Evaluated, state: TrainState, world:
     folder_of, loaders = partial(job.run_folder.predictions_of, state.step), components.eval_loaders.values()
     counts = [len(loader) if isinstance(loader, EvalLoader) else None for loader in loaders]
     num_batches = None if None in counts else sum(filter(None, counts))
-    notes = BatchNotes(job.run_folder, step=state.step, num_batches=num_batches) if world.is_main else None
+    note_batch = batch_notes(job.run_folder, step=state.step, num_batches=num_batches) if world.is_main else lambda: None
 
     def begins_batch() -> None:
         tracker.enter(Phase.EVALUATION, state.step)
-        if notes is not None:
-            notes.begin()
+        note_batch()
 
     if task.predicts:
         count = predict(components, world, folder_of(), begins_batch=begins_batch)

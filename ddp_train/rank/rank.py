@@ -44,7 +44,7 @@ from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
-from ddp_train.watchdog.client import HeartbeatWriter, WatchRequest, patience, start_watchdog
+from ddp_train.watchdog.client import WatchRequest, patience, start_watchdog, write_heartbeats
 from ddp_train.watchdog.flight_recorder import FlightRecorder, without_records
 
 logger = logging.getLogger(__name__)
@@ -55,15 +55,11 @@ LOST = "Another rank ended without a report and broke the connection"
 _MEET_WITHIN_S = 300.0
 _PEER_REPORTS_S = 3.0  # below what the agents of other machines take to notice that one is gone
 _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL and of the sockets below them
-    "|".join(
-        (
-            r"Connection (was likely )?closed|Socket (unexpectedly )?closed|closed by (remote )?peer",
-            r"Connection (reset by peer|timed out|refused)|Broken pipe|Software caused connection abort|No route to host|Host is down",
-            r"(Read|Write|Connect|wait|barrier|socket) timeout|Timed out (waiting|after)|Application timeout caused pair closure",
-            r"client socket has (timed out|failed to connect)|[Ff]ailed to (recv|send)|connectFullMesh failed",
-            r"ncclRemoteError|Got completion from peer|communicator was aborted|Watchdog caught collective operation timeout",
-        )
-    ),
+    r"Connection (was likely )?closed|Socket (unexpectedly )?closed|closed by (remote )?peer"
+    r"|Connection (reset by peer|timed out|refused)|Broken pipe|Software caused connection abort|No route to host|Host is down"
+    r"|(Read|Write|Connect|wait|barrier|socket) timeout|Timed out (waiting|after)|Application timeout caused pair closure"
+    r"|client socket has (timed out|failed to connect)|[Ff]ailed to (recv|send)|connectFullMesh failed"
+    r"|ncclRemoteError|Got completion from peer|communicator was aborted|Watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
 _IS_OWN = re.compile(r"CUDA (error|failure|[cm]alloc)|out of memory", re.IGNORECASE)  # in whatever they are wrapped
@@ -87,7 +83,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") 
         remark: for the job's log; "": none.
     """
     state, tracker, started = TrainState(), PhaseTracker(), time.monotonic()
-    HeartbeatWriter(tracker)
+    write_heartbeats(tracker)
     peers: Peers | None = None
     with rank_log(job.run_folder, rank, shows=not job.in_sweep) as terminal:
         if remark:

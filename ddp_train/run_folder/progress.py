@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,25 +66,24 @@ def rates(tokens_per_s: float | None, mfu: float | None) -> list[str]:
     return said if mfu is None else [*said, f"MFU {mfu:.1%}"]
 
 
-class BatchNotes:
-    """Writes into an evaluation's folder how far rank 0 is with a checkpoint, once a second at most. `num_batches` may not be known."""
+def batch_notes(run_folder: RunFolder, *, step: int, num_batches: int | None) -> Callable[[], None]:
+    """Return what to call when a batch of an evaluation is asked for, and once more after the last one; `num_batches` may not be known.
 
-    def __init__(self, run_folder: RunFolder, *, step: int, num_batches: int | None) -> None:
-        self._run_folder, self._step, self._num_batches = run_folder, step, num_batches
-        self._begun = 0
-        self._started = time.monotonic()
-        self._noted = -_NOTE_EVERY_S  # seconds since the start
+    It writes into the evaluation's folder how far rank 0 is with the checkpoint of a step, once a second at most.
+    """
+    begun, started, noted = 0, time.monotonic(), -_NOTE_EVERY_S  # the last one in seconds since the start
 
-    def begin(self) -> None:
-        """Say that a batch is asked for; once more after the last one."""
-        self._begun += 1
-        elapsed = time.monotonic() - self._started
-        if elapsed - self._noted < _NOTE_EVERY_S and self._begun - 1 != self._num_batches:
+    def begin() -> None:
+        nonlocal begun, noted
+        begun += 1
+        elapsed = time.monotonic() - started
+        if elapsed - noted < _NOTE_EVERY_S and begun - 1 != num_batches:
             return
-        self._noted = elapsed
-        far = {"step": self._step, "done": self._begun - 1, "of": self._num_batches, "seconds": elapsed}
+        noted = elapsed
         with suppress(OSError):  # a full disk: the evaluation will say so itself
-            write_json(self._run_folder.batches, far)
+            write_json(run_folder.batches, {"step": step, "done": begun - 1, "of": num_batches, "seconds": elapsed})
+
+    return begin
 
 
 def evaluation_line(run_folder: RunFolder) -> str:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
@@ -64,8 +64,7 @@ def patience(*timeouts_s: float | None) -> timedelta:
     return timedelta(days=1) if longest == math.inf else timedelta(seconds=OTHER_NODES * longest + _REPORTS_S)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """What a rank is at."""
 
     time: float  # when that began, in seconds of the machine's monotonic clock
@@ -81,27 +80,26 @@ class Heartbeat:
         return self.step, _PHASES.index(self.phase)
 
 
-class HeartbeatWriter:
-    """Beats with each phase of a job (in a rank)."""
+def write_heartbeats(tracker: PhaseTracker) -> None:
+    """Beat with each phase of a job (in a rank)."""
+    descriptor, first_step = -1, -1  # memory of its own, where no other process can watch; where this rank began, if it has
+    if HAS_SHARED_MEMORY:
+        descriptor = os.memfd_create(_NAME)  # stays open: the watch opens it by its name
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+    memory = mmap.mmap(descriptor, mmap.PAGESIZE)
 
-    def __init__(self, tracker: PhaseTracker) -> None:
-        descriptor = -1  # memory of its own, where no other process can watch
-        if HAS_SHARED_MEMORY:
-            descriptor = os.memfd_create(_NAME)  # stays open: the watch opens it by its name
-            os.ftruncate(descriptor, mmap.PAGESIZE)
-        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
-        self._first_step = -1
-        self._see_device(-1, False)
-        tracker.listen(self._beat)
-        tracker.listen_to_device(self._see_device)
+    def beat(phase: Phase, step: int) -> None:
+        nonlocal first_step
+        if first_step < 0 and phase is Phase.DATA:
+            first_step = step
+        _LAYOUT.pack_into(memory, 0, time.monotonic(), step, 0 <= first_step < step, _PHASES.index(phase))
 
-    def _beat(self, phase: Phase, step: int) -> None:
-        if self._first_step < 0 and phase is Phase.DATA:
-            self._first_step = step
-        _LAYOUT.pack_into(self._memory, 0, time.monotonic(), step, 0 <= self._first_step < step, _PHASES.index(phase))
+    def see_device(step: int, is_awaited: bool) -> None:
+        _DEVICE.pack_into(memory, _LAYOUT.size, step, is_awaited)
 
-    def _see_device(self, step: int, is_awaited: bool) -> None:
-        _DEVICE.pack_into(self._memory, _LAYOUT.size, step, is_awaited)
+    see_device(-1, False)
+    tracker.listen(beat)
+    tracker.listen_to_device(see_device)
 
 
 class HeartbeatReader:
@@ -116,14 +114,7 @@ class HeartbeatReader:
     def last(self, *, since: float) -> Heartbeat:
         """Return the last one; where there is none since `since`, a start at that time."""
         if self._memory is not None:
-            moment, step, has_taken_a_step, number, device_step, is_awaited = _BOTH.unpack_from(self._memory)
+            moment, step, has_taken_a_step, number, device_step, waits_for_device = _BOTH.unpack_from(self._memory)
             if moment >= since:
-                return Heartbeat(
-                    time=moment,
-                    phase=_PHASES[number],
-                    step=step,
-                    has_taken_a_step=bool(has_taken_a_step),
-                    device_step=device_step,
-                    waits_for_device=is_awaited,
-                )
+                return Heartbeat(moment, _PHASES[number], step, bool(has_taken_a_step), device_step, waits_for_device)
         return Heartbeat(time=since, phase=Phase.START, step=0, has_taken_a_step=False)

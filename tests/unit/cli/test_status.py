@@ -19,7 +19,7 @@ from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import BatchNotes
+from ddp_train.run_folder.progress import batch_notes
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import mark_cancelled
 from tests.unit.cli.runs import a_run, works_in
@@ -98,7 +98,7 @@ def test_of_an_evaluation_its_batches_are_shown(tmp_path: Path, capsys: pytest.C
     run_folder = a_run(tmp_path)
     Task(run="there", checkpoint="there/checkpoints/last").write(run_folder)
     run_folder.metrics.write_text('{"split": "train", "step": 7}\n')
-    BatchNotes(run_folder, step=7, num_batches=12).begin()
+    batch_notes(run_folder, step=7, num_batches=12)()
     assert status(tmp_path, capsys)[1:] == ["checkpoint of step 7, batch 0 of 12"]
     Result(status=Status.COMPLETED, step=7, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
     assert status(tmp_path, capsys) == ["done", "eval/loss 0.25"]

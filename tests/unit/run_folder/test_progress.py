@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.run_folder import progress as module
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import BatchNotes, LogTail, evaluation_line, newest_record, progress_line
+from ddp_train.run_folder.progress import LogTail, batch_notes, evaluation_line, newest_record, progress_line
 
 
 def test_the_newest_record_counts(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_how_far_an_evaluation_is_is_noted_once_a_second(tmp_path: Path, monkeyp
     assert evaluation_line(run_folder) == ""
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    notes, lines = BatchNotes(run_folder, step=7, num_batches=12), list[str]()
+    note_batch, lines = batch_notes(run_folder, step=7, num_batches=12), list[str]()
     for _ in range(13):  # the last time says that all are done
-        notes.begin()
+        note_batch()
         lines.append(evaluation_line(run_folder))
         now += 0.4
     assert lines[0] == lines[1] == lines[2] == "checkpoint of step 7, batch 0 of 12"

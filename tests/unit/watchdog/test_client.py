@@ -11,19 +11,19 @@ from datetime import timedelta
 from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system import stack_dump
 from ddp_train.system.process import exit_code_of, state_of
-from ddp_train.watchdog.client import HeartbeatReader, HeartbeatWriter, patience
+from ddp_train.watchdog.client import HeartbeatReader, patience, write_heartbeats
 
 
 def test_beats_and_stacks_are_read_from_another_process() -> None:
     code = """
 import time
 from ddp_train.system import stack_dump as stacks
-from ddp_train.watchdog.client import HeartbeatWriter
+from ddp_train.watchdog.client import write_heartbeats
 from ddp_train.phase import Phase, PhaseTracker
 tracker = PhaseTracker()
 stacks.answer()
 stacks.Note().write("the samples 3 to 5")
-HeartbeatWriter(tracker)
+write_heartbeats(tracker)
 tracker.enter(Phase.DATA, 4)
 tracker.enter(Phase.SAVE, 5)
 tracker.see_device(3, is_awaited=True)
@@ -51,7 +51,7 @@ linger()
 
 def test_a_beat_costs_little() -> None:
     tracker = PhaseTracker()
-    HeartbeatWriter(tracker)
+    write_heartbeats(tracker)
     started = time.perf_counter()
     for step in range(10_000):
         tracker.enter(Phase.STEP, step)
