@@ -121,14 +121,10 @@ def _unanswered(left: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigErro
     typed = " ".join(override(key, plain(facts[near])) if near else f"{key}=VALUE" for key, near in values.items())
     is_text = not {*left.values()}.isdisjoint(_TEXT)
     giver = "the run" if next(iter(left)).partition(".")[0] in BY_RUN else "the data"
-    return ConfigError(
-        key=", ".join(left),
-        happened=f"{'is' if len(left) == 1 else 'are'} auto, and {giver} does not say {'it' if len(left) == 1 else 'them'}",
-        expected=f"a fact of {giver}; it has {said}"
-        if said
-        else f"a fact of {giver}; it has none (`facts` of a data set: `ddp-train help docs/data.md`)",
-        fix=typed + (", or text: data=char_text objective=language_modeling" if is_text else ""),
-    )
+    happened = f"{'is' if len(left) == 1 else 'are'} auto, and {giver} does not say {'it' if len(left) == 1 else 'them'}"
+    expected = f"a fact of {giver}; it has {said or 'none (`facts` of a data set: `ddp-train help docs/data.md`)'}"
+    fix = typed + (", or text: data=char_text objective=language_modeling" if is_text else "")
+    return ConfigError(key=", ".join(left), happened=happened, expected=expected, fix=fix)
 
 
 def _shown(value: Any) -> str:

@@ -57,9 +57,8 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
     """Derive whichever of the global batch size and the accumulation is not given. ConfigError: what is given contradicts itself."""
     nodes = 1 if is_torchrun_worker() else most_nodes(cluster)
     if nodes > 1 and cluster.launcher == "local":
-        raise ConfigError(
-            key="cluster.nodes", happened=f"is {cluster.nodes}, but cluster.launcher=local has one machine", fix="cluster=machines"
-        )
+        happened = f"is {cluster.nodes}, but cluster.launcher=local has one machine"
+        raise ConfigError(key="cluster.nodes", happened=happened, fix="cluster=machines")
     world_size = sum(processes_of_nodes(cluster))
     if is_torchrun_worker():
         world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()

@@ -291,13 +291,10 @@ def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig |
     folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"] if hydra is not None else []
     files = [path for folder in folders if (path := Path(folder) / "experiment" / f"{option}.yaml").exists()]
     file = str(files[0]) if files else f"experiment/{option}.yaml"
-    return ConfigError(
-        key="experiment",
-        happened=f"{file} lacks the line `# @package _global_`: its keys landed below `experiment.`, where nothing reads them"
-        f" ({', '.join(map(str, landed))})",
-        expected="`# @package _global_` as its first line",
-        fix=f"sed -i '1i # @package _global_' {shlex.quote(file)}",
-    )
+    keys = ", ".join(map(str, landed))
+    happened = f"{file} lacks the line `# @package _global_`: its keys landed below `experiment.`, where nothing reads them ({keys})"
+    fix = f"sed -i '1i # @package _global_' {shlex.quote(file)}"
+    return ConfigError(key="experiment", happened=happened, expected="`# @package _global_` as its first line", fix=fix)
 
 
 def _targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:

@@ -112,9 +112,5 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
 
 
 def _missing(rank: int, happened: str, within_s: float) -> UserError:
-    return UserError(
-        key="cluster",
-        happened=f"rank {rank} waited {within_s:.0f} s for the others: {happened}",
-        expected="all ranks, started by torchrun agents of the same rendezvous",
-        fix="the logs of the ranks that are missing",
-    )
+    happened, fix = f"rank {rank} waited {within_s:.0f} s for the others: {happened}", "the logs of the ranks that are missing"
+    return UserError(key="cluster", happened=happened, expected="all ranks, started by torchrun agents of the same rendezvous", fix=fix)

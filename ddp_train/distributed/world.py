@@ -186,12 +186,9 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
     on_one_gpu = os.environ.get(handover.ONE_GPU)
     is_shared = on_one_gpu == "shared"
     if device == "cuda" and torch.cuda.device_count() < (1 if is_shared else local_size):
-        raise UserError(
-            key="cluster.processes_per_node",
-            happened=f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs",
-            expected="a GPU for every process",
-            fix="fewer processes, or cluster=cpu",
-        )
+        happened = f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs"
+        expected = "a GPU for every process"
+        raise UserError(key="cluster.processes_per_node", happened=happened, expected=expected, fix="fewer processes, or cluster=cpu")
     torch_device = torch.device("cuda", 0 if is_shared else local_rank) if device == "cuda" else torch.device("cpu")
     world = World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
     if device == "cuda":

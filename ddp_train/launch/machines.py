@@ -98,12 +98,9 @@ def _listen(found: Rendezvous) -> socket.socket | None:
     else:
         if found.node_rank is None:
             return None
-    raise EnvironmentRefuses(
-        key="cluster.rendezvous_endpoint",
-        happened=problem,
-        expected="a port of the first machine that is free there and open between the machines",
-        fix=f"cluster.rendezvous_endpoint={found.host}:PORT with another port, on each machine",
-    )
+    expected = "a port of the first machine that is free there and open between the machines"
+    fix = f"cluster.rendezvous_endpoint={found.host}:PORT with another port, on each machine"
+    raise EnvironmentRefuses(key="cluster.rendezvous_endpoint", happened=problem, expected=expected, fix=fix)
 
 
 def _is_here(host: str) -> bool:

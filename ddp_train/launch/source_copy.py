@@ -90,11 +90,9 @@ def verify(code: Code) -> None:
         submitted = set()
     names = sorted({line.partition("  ")[2] for line in submitted ^ set(listing.splitlines())}) if submitted else ["unknown files"]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    raise EnvironmentRefuses(
-        happened=f"the run's code is not what was submitted, as {host} sees it: {', '.join(names[:3])}{more} in {folder}",
-        expected="the snapshot as it was taken; nobody edits it",
-        fix=f"`ddp-train resume {folder.parents[1]}`, where your source is: it takes a new snapshot",
-    )
+    happened = f"the run's code is not what was submitted, as {host} sees it: {', '.join(names[:3])}{more} in {folder}"
+    fix = f"`ddp-train resume {folder.parents[1]}`, where your source is: it takes a new snapshot"
+    raise EnvironmentRefuses(happened=happened, expected="the snapshot as it was taken; nobody edits it", fix=fix)
 
 
 def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:

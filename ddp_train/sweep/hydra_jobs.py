@@ -111,11 +111,8 @@ class Multirun:
         jobs: list[tuple[SweepJob, Job]] = []
         self._gathered = gather(self.sweep, self._settings.metric)
         if self._gathered.problems:
-            raise EnvironmentRefuses(
-                happened=f"nobody knows which jobs run: {self._gathered.problems[0]}",
-                expected="an answer: no job is to run twice",
-                fix="try again in a minute",
-            )
+            happened = f"nobody knows which jobs run: {self._gathered.problems[0]}"
+            raise EnvironmentRefuses(happened=happened, expected="an answer: no job is to run twice", fix="try again in a minute")
         for entry in self.sweep.jobs:
             is_over = entry.status == Status.FAILED and not retries_failed and entry.number not in unjudged
             if entry.status == Status.COMPLETED or is_over:

@@ -143,12 +143,8 @@ def prepare_optuna(composed: DictConfig, folder: Path, goal: str | None, *, is_t
     with read_write(composed.hydra), open_dict(composed.hydra):
         if not is_given("direction"):
             if goal is None:
-                raise ConfigError(
-                    key="sweep.direction",
-                    happened="is not given, and the objective does not say which way its metric is better",
-                    expected="minimize or maximize",
-                    fix="sweep.direction=maximize",
-                )
+                happened = "is not given, and the objective does not say which way its metric is better"
+                raise ConfigError(key="sweep.direction", happened=happened, expected="minimize or maximize", fix="sweep.direction=maximize")
             sweeper.direction = {"min": "minimize", "max": "maximize"}[goal]
         if sweeper.storage is None:
             sweeper.storage = f"sqlite:///{folder}/optuna.db"

@@ -41,9 +41,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise DataError(
-            happened=f"{path} cannot be read: {error}", expected="the file as it was written", fix="put it back, or move it away"
-        ) from None
+        happened, fix = f"{path} cannot be read: {error}", "put it back, or move it away"
+        raise DataError(happened=happened, expected="the file as it was written", fix=fix) from None
 
 
 def tail(path: Path, most: int) -> str:

@@ -81,12 +81,8 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
         os.close(descriptor)
         holder = holder_of(folder)
         lease = "" if holder is None or is_here(holder) else f", or {_STALE_AFTER * REFRESH_S:.0f} s when that machine is gone"
-        raise ConfigError(
-            key=key,
-            happened=f"another run is working in {folder}" + (f" ({holder})" if holder else ""),
-            expected="one run per folder",
-            fix=f"wait for it{lease}, or choose another folder",
-        )
+        happened = f"another run is working in {folder}" + (f" ({holder})" if holder else "")
+        raise ConfigError(key=key, happened=happened, expected="one run per folder", fix=f"wait for it{lease}, or choose another folder")
     with contextlib.suppress(OSError, AttributeError):  # no such locks, or a Python without them: `is_held` goes by the holder's file
         _record_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK)
     _write(folder)

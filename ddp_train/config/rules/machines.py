@@ -56,10 +56,8 @@ def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
 def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     """Check that nothing of their shape is left open: the machines are others than this one, which cannot ask them."""
     if cluster.device == "auto":
-        happened = "is auto, and the run's machines are not this one"
-        yield ConfigError(
-            key="cluster.device", happened=happened, expected="cuda: a GPU for each process; or cpu", fix="cluster.device=cuda"
-        )
+        happened, expected = "is auto, and the run's machines are not this one", "cuda: a GPU for each process; or cpu"
+        yield ConfigError(key="cluster.device", happened=happened, expected=expected, fix="cluster.device=cuda")
     has_open = not cluster.hosts or None in [host_and_processes(host)[1] for host in cluster.hosts]
     if cluster.device == "cuda" and cluster.processes_per_node is None and has_open:
         happened = "is not given, and this machine cannot know the GPUs of the others"

@@ -40,12 +40,9 @@ def _check_optimizer(target: Any, ours: Mapping[str, Any], tree: Mapping[str, An
         happened, expected = f"is given, and {path} takes the model and sorts its parameters itself", _TAKES_GROUPS
         yield conflict("optimizer.layer_decay", happened, "null, or optimizer=adamw", expected=expected)
     if not isinstance(groups, Mapping | None):
-        yield ConfigError(
-            key="optimizer.groups",
-            happened=f"is {groups!r}",
-            expected="a name for each group, and what it has: match, and lr, weight_decay or freeze",
-            fix="'+optimizer.groups.head={match: head, lr: 0.01}'",
-        )
+        expected = "a name for each group, and what it has: match, and lr, weight_decay or freeze"
+        fix = "'+optimizer.groups.head={match: head, lr: 0.01}'"
+        yield ConfigError(key="optimizer.groups", happened=f"is {groups!r}", expected=expected, fix=fix)
         return
     for name, group in (groups or {}).items():
         yield from _group(f"optimizer.groups.{name}", group, target, path, sorts_itself=sorts_itself)
@@ -59,20 +56,14 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
     match, options = group.get("match"), [name for name in group if name not in ("match", "freeze")]
     patterns = [match] if isinstance(match, str) else match
     if not isinstance(patterns, list) or not patterns or not all(isinstance(each, str) and each for each in patterns):
-        yield ConfigError(
-            key=f"{key}.match",
-            happened="is not given" if match is None else f"is {match!r}",
-            expected="a pattern of parameters' names, or a list of them: head, '*.bias', [layers.0,layers.1]",
-        )
+        expected = "a pattern of parameters' names, or a list of them: head, '*.bias', [layers.0,layers.1]"
+        yield ConfigError(key=f"{key}.match", happened="is not given" if match is None else f"is {match!r}", expected=expected)
     if not isinstance(group.get("freeze", False), bool):
         yield ConfigError(key=f"{key}.freeze", happened=f"is {group['freeze']!r}", expected="true or false")
     if group.get("freeze") and options:
-        yield ConfigError(
-            key=f"{key}.{options[0]}",
-            happened="is given with freeze=true, and what is frozen is not trained",
-            expected="one of the two",
-            fix=f"remove it: {removal(f'{key}.{options[0]}', group[options[0]])}",
-        )
+        happened = "is given with freeze=true, and what is frozen is not trained"
+        fix = f"remove it: {removal(f'{key}.{options[0]}', group[options[0]])}"
+        yield ConfigError(key=f"{key}.{options[0]}", happened=happened, expected="one of the two", fix=fix)
     elif not group.get("freeze") and not options:
         expected, fix = "lr, weight_decay or freeze", f"'{key}={example}'"
         yield ConfigError(key=key, happened="says nothing but whom it matches", expected=expected, fix=fix)
@@ -80,19 +71,12 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
         if name == "params" or not takes(target, name):
             known = [each for each in _arguments(target) if each != "params"]
             close = nearest(name, [*known, "match", "freeze"])
-            yield ConfigError(
-                key=f"{key}.{name}",
-                happened=f"{path} has no argument {name!r}",
-                expected=f"match, freeze, or one of {', '.join(known)}",
-                fix=f"did you mean {key}.{close}?" if close else f"remove it: {removal(f'{key}.{name}', group[name])}",
-            )
+            happened = f"{path} has no argument {name!r}"
+            fix = f"did you mean {key}.{close}?" if close else f"remove it: {removal(f'{key}.{name}', group[name])}"
+            yield ConfigError(key=f"{key}.{name}", happened=happened, expected=f"match, freeze, or one of {', '.join(known)}", fix=fix)
         elif sorts_itself:
-            yield ConfigError(
-                key=f"{key}.{name}",
-                happened=f"is given, and {path} takes the model and sorts its parameters itself",
-                expected=f"freeze=true alone, or {_TAKES_GROUPS}",
-                fix="optimizer=adamw",
-            )
+            happened, fix = f"is given, and {path} takes the model and sorts its parameters itself", "optimizer=adamw"
+            yield ConfigError(key=f"{key}.{name}", happened=happened, expected=f"freeze=true alone, or {_TAKES_GROUPS}", fix=fix)
 
 
 def _arguments(target: Any) -> list[str]:
@@ -111,22 +95,17 @@ def _check_rates(ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[C
         yield ConfigError(key="optimizer.base_batch_size", happened=f"is {base!r}", expected="a number of samples, at least 1")
     if (scale is None) != (base is None):
         missing, given = ("lr_scale", "base_batch_size") if scale is None else ("base_batch_size", "lr_scale")
-        yield ConfigError(
-            key=f"optimizer.{missing}",
-            happened=f"is not given, and optimizer.{given} is {ours[given]}",
-            expected="both: how rates follow the global batch, and the one for which they were found",
-            fix="optimizer.lr_scale=linear optimizer.base_batch_size=256, or optimizer.lr_scale=sqrt for Adam",
-        )
+        happened = f"is not given, and optimizer.{given} is {ours[given]}"
+        expected = "both: how rates follow the global batch, and the one for which they were found"
+        fix = "optimizer.lr_scale=linear optimizer.base_batch_size=256, or optimizer.lr_scale=sqrt for Adam"
+        yield ConfigError(key=f"optimizer.{missing}", happened=happened, expected=expected, fix=fix)
     if scale is not None and (tree.get("trainer") or {}).get("batch_size_schedule"):
         happened = f"is {scale}, and trainer.batch_size_schedule has several sizes: the rate follows one"
         yield conflict("optimizer.lr_scale", happened, off)
     if scale is not None and (absolute := sorted({"max_lr", "base_lr"} & (tree.get("scheduler") or {}).keys())):
-        yield ConfigError(
-            key=f"scheduler.{absolute[0]}",
-            happened=f"sets the rate itself, so that optimizer.lr_scale={scale} would change nothing",
-            expected="a scheduler of factors, as ours and most of torch's are",
-            fix=f"scheduler=warmup_cosine, or optimizer.lr_scale={off}",
-        )
+        happened = f"sets the rate itself, so that optimizer.lr_scale={scale} would change nothing"
+        expected, fix = "a scheduler of factors, as ours and most of torch's are", f"scheduler=warmup_cosine, or optimizer.lr_scale={off}"
+        yield ConfigError(key=f"scheduler.{absolute[0]}", happened=happened, expected=expected, fix=fix)
 
 
 def _check_scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -134,12 +113,10 @@ def _check_scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, An
     if every not in (None, "step", "epoch"):
         yield ConfigError(key="scheduler.every", happened=f"is {every!r}", expected="step or epoch")
     elif every == "epoch" and follows:
-        yield ConfigError(
-            key="scheduler.every",
-            happened="is epoch, and ReduceLROnPlateau moves on after each evaluation",
-            expected="evaluation.every_steps, which says how often; null there is the end of every epoch",
-            fix=f"remove it: {removal('scheduler.every', every)}",
-        )
+        happened = "is epoch, and ReduceLROnPlateau moves on after each evaluation"
+        expected = "evaluation.every_steps, which says how often; null there is the end of every epoch"
+        fix = f"remove it: {removal('scheduler.every', every)}"
+        yield ConfigError(key="scheduler.every", happened=happened, expected=expected, fix=fix)
     if metric is not None and not follows:
         happened = f"is given, and {tree['scheduler']['_target_']} follows none"
         yield conflict("scheduler.metric", happened, "null, or scheduler=plateau", expected="null")

@@ -65,18 +65,15 @@ def _check_evaluation(evaluation: schema.EvaluationConfig, is_evaluated: bool) -
         yield conflict("evaluation.save_predictions", happened, "false", expected="an evaluation split: data.eval with what differs for it")
     for name, changes in evaluation.sets.items():
         if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,63}", name, re.ASCII) or name.startswith("step_"):
-            yield ConfigError(
-                key=f"{schema.EVALUATION_SETS}.{name}",
-                happened="is no name for an evaluation set: its metrics are eval/NAME/loss, its predictions in predictions/NAME",
-                expected="letters, digits, '_' and '-', 64 at most, a letter or digit first, and not step_",
-            )
+            happened = "is no name for an evaluation set: its metrics are eval/NAME/loss, its predictions in predictions/NAME"
+            expected = "letters, digits, '_' and '-', 64 at most, a letter or digit first, and not step_"
+            yield ConfigError(key=f"{schema.EVALUATION_SETS}.{name}", happened=happened, expected=expected)
         if not isinstance(changes, Mapping | None):
             expected, fix = "what differs from the training data, {} for nothing; or null", f"'evaluation.sets.{name}={{split: test}}'"
             yield ConfigError(key=f"{schema.EVALUATION_SETS}.{name}", happened=f"is {changes!r}", expected=expected, fix=fix)
     for metric in (name for name in evaluation.metrics if "/" in name):
-        yield ConfigError(
-            key=f"{schema.EVALUATION_METRICS}.{metric}", happened="has a slash, as the metrics of evaluation sets", expected="none"
-        )
+        happened = "has a slash, as the metrics of evaluation sets"
+        yield ConfigError(key=f"{schema.EVALUATION_METRICS}.{metric}", happened=happened, expected="none")
 
 
 def _check_callbacks(tree: Mapping[str, Any], is_evaluated: bool) -> Iterator[ConfigError]:
@@ -163,11 +160,9 @@ def _check_device(cluster: schema.ClusterConfig, amp: dict[str, Any], strategy: 
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < (min(wanted, 1) if os.environ.get(handover.ONE_GPU) == "shared" else wanted):
             why = "" if gpus else devices.why_none()
-            yield ConfigError(
-                key="cluster.processes_per_node" if gpus else "cluster.device",
-                happened=f"{wanted} processes want a GPU each; this machine shows {gpus}{why and f': {why}'}",
-                fix=f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu",
-            )
+            happened = f"{wanted} processes want a GPU each; this machine shows {gpus}{why and f': {why}'}"
+            fix = f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu"
+            yield ConfigError(key="cluster.processes_per_node" if gpus else "cluster.device", happened=happened, fix=fix)
     if device == "cpu" and amp.get("dtype") == "float16":
         happened = "fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows"
         yield conflict("amp", happened, "bf16", expected="amp=off or amp=bf16 on CPU")

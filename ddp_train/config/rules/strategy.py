@@ -31,12 +31,9 @@ def check_strategy(strategy: dict[str, Any], optimizer: dict[str, Any], micro_st
         if not needs_whole_matrices(class_of(path)):
             continue
         name = path.rpartition(".")[2]
-        yield ConfigError(
-            key=key.removesuffix("._target_"),
-            happened=f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them",
-            expected="an optimizer that steps each number by itself (AdamW, SGD)",
-            fix="optimizer=adamw, or strategy=ddp",
-        )
+        happened = f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them"
+        expected = "an optimizer that steps each number by itself (AdamW, SGD)"
+        yield ConfigError(key=key.removesuffix("._target_"), happened=happened, expected=expected, fix="optimizer=adamw, or strategy=ddp")
 
 
 def check_cuda_graphs(compile: CompileConfig, strategy: dict[str, Any], micro_steps: int, world_size: int) -> Iterator[ConfigError]:
@@ -49,13 +46,11 @@ def check_cuda_graphs(compile: CompileConfig, strategy: dict[str, Any], micro_st
         return
     in_buckets = world_size > 1 and strategy.get("gradient_as_bucket_view") and not strategy.get("find_unused_parameters")
     if micro_steps > 1 and not in_buckets:
-        yield ConfigError(
-            key="compile.mode",
-            happened=f"is {compile.mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step"
-            f" on {world_size} rank{'s' * (world_size != 1)}",
-            expected="gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step",
-            fix="compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1",
-        )
+        ranks = f"{world_size} rank{'s' * (world_size != 1)}"
+        happened = f"is {compile.mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step on {ranks}"
+        expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
+        fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
+        yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)
     if world_size > 1 and shards_weights(strategy):
         happened = f"is {compile.mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
@@ -89,12 +84,9 @@ def check_early_step(
         happened = f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}"
         yield conflict("trainer.clip_grad_norm", happened, "null")
     if micro_steps > 1 or batch.is_open:
-        yield ConfigError(
-            key="loader.micro_batch_size",
-            happened=f"a step has several micro-batches, whose gradients add up, {with_it}",
-            expected="one micro-batch a step on each rank",
-            fix="a larger loader.micro_batch_size, or a smaller trainer.global_batch_size",
-        )
+        happened = f"a step has several micro-batches, whose gradients add up, {with_it}"
+        fix = "a larger loader.micro_batch_size, or a smaller trainer.global_batch_size"
+        yield ConfigError(key="loader.micro_batch_size", happened=happened, expected="one micro-batch a step on each rank", fix=fix)
     if health.on_nonfinite == "skip":
         yield conflict("health.on_nonfinite", f"is skip, which looks at all gradients before a step is taken, {with_it}", "rewind")
     if amp.get("dtype") == "float16":
@@ -106,12 +98,8 @@ def check_early_step(
         expected = "strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back"
         yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
     for name in (name for name, value in strategy.items() if "offload" in name and value):
-        yield ConfigError(
-            key=f"strategy.{name}",
-            happened=f"is {strategy[name]}: gradients leave the device by themselves, {with_it}",
-            expected="one of the two",
-            fix="trainer.optimizer_in_backward=false",
-        )
+        happened = f"is {strategy[name]}: gradients leave the device by themselves, {with_it}"
+        yield ConfigError(key=f"strategy.{name}", happened=happened, expected="one of the two", fix="trainer.optimizer_in_backward=false")
 
 
 def check_open_micro_batch(batch: BatchSizes, objective: dict[str, Any], strategy: dict[str, Any]) -> Iterator[ConfigError]:
@@ -143,12 +131,9 @@ def check_local_sgd(
     name = str(optimizer.get("_target_")).rpartition(".")[2]
     if world_size > 1 and every == 1 and (name != "SGD" or trainer.clip_grad_norm is not None):
         what = f"the optimizer is {name}" if name != "SGD" else "trainer.clip_grad_norm is given"
-        yield ConfigError(
-            key="strategy.every_steps",
-            happened=f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean",
-            expected="2 or more; 1 is the same as ddp for SGD without clipping",
-            fix="strategy=ddp",
-        )
+        happened = f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean"
+        expected = "2 or more; 1 is the same as ddp for SGD without clipping"
+        yield ConfigError(key="strategy.every_steps", happened=happened, expected=expected, fix="strategy=ddp")
 
 
 def check_power_sgd(strategy: dict[str, Any], amp: dict[str, Any], world_size: int) -> Iterator[ConfigError]:

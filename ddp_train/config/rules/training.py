@@ -92,12 +92,10 @@ def check_loader(loader: LoaderConfig) -> Iterator[ConfigError]:
         yield conflict("loader.sampling", happened, "shuffled, which leaves it to the sampler")
     is_weighted = loader.sampling == "weighted"
     if is_weighted != (loader.sample_weights is not None):
-        yield ConfigError(
-            key="loader.sample_weights",
-            happened="is not given" if is_weighted else f"is given, but loader.sampling is {loader.sampling}",
-            expected="a file of weights with loader.sampling=weighted, and none without",
-            fix="loader.sample_weights=FILE.npy" if is_weighted else "loader.sampling=weighted",
-        )
+        happened = "is not given" if is_weighted else f"is given, but loader.sampling is {loader.sampling}"
+        expected = "a file of weights with loader.sampling=weighted, and none without"
+        fix = "loader.sample_weights=FILE.npy" if is_weighted else "loader.sampling=weighted"
+        yield ConfigError(key="loader.sample_weights", happened=happened, expected=expected, fix=fix)
 
 
 def check_steps(trainer: TrainerConfig, scheduler: dict[str, Any]) -> Iterator[ConfigError]:

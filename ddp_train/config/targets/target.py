@@ -105,12 +105,9 @@ def _check_arguments(
             if ours and (is_data or not close):
                 close, sign = [ours], ""
             better = override(close[0], given[name], sign=sign, was=f"{key}.{name}") if close else ""
-            yield ConfigError(
-                key=f"{key}.{name}",
-                happened=f"{path} has no argument {name!r}",
-                expected=", ".join(named) or "no argument",
-                fix=f"did you mean {better}?" if close else f"remove it: {removal(f'{key}.{name}', given[name])}",
-            )
+            happened = f"{path} has no argument {name!r}"
+            fix = f"did you mean {better}?" if close else f"remove it: {removal(f'{key}.{name}', given[name])}"
+            yield ConfigError(key=f"{key}.{name}", happened=happened, expected=", ".join(named) or "no argument", fix=fix)
     positional = len(node.get("_args_") or ())
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in given]
     if key in COMPLETED:  # when the run has what comes first

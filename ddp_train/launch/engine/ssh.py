@@ -67,10 +67,8 @@ class Ssh:
         run_folder = RunFolder(rendered.run_folders[0])
         rendered.write()
         spec = Spec.read(run_folder.spec)
-        remotes = [
-            Remote(host=host, command=command, script=script)
-            for host, command, script in zip(hosts_of(spec.job.config.cluster), rendered.commands, rendered.files.values(), strict=True)
-        ]
+        hosts = hosts_of(spec.job.config.cluster)
+        remotes = [Remote(*each) for each in zip(hosts, rendered.commands, rendered.files.values(), strict=True)]
         told, tell = os.pipe()
 
         def be_client() -> int:

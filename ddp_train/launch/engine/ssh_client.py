@@ -17,10 +17,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
 from ddp_train.launch.engine.ssh_remote import MARK, READY
@@ -44,8 +43,7 @@ _OF_THE_MACHINE_BEGIN = ("BASH", "DBUS_", "PET_", "SLURM", "SSH_", "TORCHELASTIC
 """Variables that tell of this machine, of a login or of a shell, and not of the run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remote:
+class Remote(NamedTuple):
     """A machine, and how it is reached and prepared."""
 
     host: str

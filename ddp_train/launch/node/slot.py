@@ -112,9 +112,8 @@ def slot_under_an_engine(
     launch = launch or (step.id if step is not None else None)
     if index is None or index >= spec.max_nodes:
         happened = "it is not said which machine this is" if index is None else f"this would be machine {index} of {spec.max_nodes}"
-        raise ConfigError(
-            happened=happened, expected="a step of SLURM, NODE_RANK, or --index", fix="ddp-train node SPEC --index=0 --launch=WORD"
-        )
+        fix = "ddp-train node SPEC --index=0 --launch=WORD"
+        raise ConfigError(happened=happened, expected="a step of SLURM, NODE_RANK, or --index", fix=fix)
     if launch is None:
         expected = "a step of SLURM, or --launch=WORD, the same on each machine and new each time"
         raise ConfigError(happened="it is not said which start of the run this is", expected=expected)
