@@ -81,18 +81,15 @@ def _check_callbacks(tree: Mapping[str, Any], is_evaluated: bool) -> Iterator[Co
     callbacks = tree.get("callbacks")
     for name, node in callbacks.items() if isinstance(callbacks, Mapping) else ():
         path = node.get("_target_") if isinstance(node, Mapping) else None
-        if isinstance(path, str) and not path.startswith("ddp_train."):  # ours are callbacks, and importing them would import torch
-            yield from _check_events(path, f"callbacks.{name}._target_")
+        is_ours = str(path).startswith("ddp_train.")  # a callback, and importing it would import torch
+        target = None if is_ours else look_up_or_none(path)
+        if inspect.isclass(target) and not any(hasattr(target, event) for event in schema.EVENTS):
+            happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
+            expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
+            yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
         if path == _EARLY_STOPPING and not is_evaluated and "data" in tree:
             happened = "follows a metric of the evaluation, and data.eval is null: there is none"
             yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
-
-
-def _check_events(path: str, key: str) -> Iterator[ConfigError]:
-    target = look_up_or_none(path)
-    if inspect.isclass(target) and not any(hasattr(target, event) for event in schema.EVENTS):
-        happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
-        yield ConfigError(key=key, happened=happened, expected="a callback (`ddp-train help docs/callbacks.md`), with at least one of them")
 
 
 def _check_debug(debug: schema.DebugConfig) -> Iterator[ConfigError]:
