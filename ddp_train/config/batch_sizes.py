@@ -30,8 +30,7 @@ class BatchSizes:
     def on(self, world_size: int, *, micro_batch_size: Any) -> BatchSizes:
         """Return the same global batch on another number of ranks, of which each has a sample at least: the accumulation follows.
 
-        Args:
-            micro_batch_size: as it was asked for, a number or auto; where the global batch does not fill it, it is smaller.
+        `micro_batch_size`: as it was asked for, a number or auto; where the global batch does not fill it, it is smaller.
         """
         return _sizes(self.global_batch_size, micro_batch_size, world_size)
 

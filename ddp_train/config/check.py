@@ -60,8 +60,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
         config: the job's config, without the `hydra` node.
         hydra: the `hydra` node, whose names Hydra itself does not check.
 
-    Raises:
-        ConfigErrors: with every problem found.
+    ConfigErrors: with every problem found.
     """
     errors: list[ConfigError] = []
     if hydra is not None:

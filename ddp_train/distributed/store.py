@@ -42,11 +42,8 @@ def join_store_again(prefix: str) -> dist.Store:
 def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> str:
     """Return the value of a key as soon as it is there.
 
-    Args:
-        within_s: how long that may take; less than a second counts as one. None: for ever.
-
-    Raises:
-        DistError: the store is gone, or the time is over.
+    `within_s`: how long that may take; less than a second counts as one. None: for ever.
+    DistError: the store is gone, or the time is over.
     """
     patience = _PATIENCE if within_s is None else timedelta(seconds=max(1.0, within_s))
     while True:

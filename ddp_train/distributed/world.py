@@ -84,8 +84,7 @@ class World:
     def are_alike(self, numbers: Tensor) -> Tensor:
         """Tell, number by number, whether all ranks have the same: bool, on the CPU. As cheap for thousands as for two. Collective.
 
-        Args:
-            numbers: int64, shape [numbers], the same shape on all ranks.
+        `numbers`: int64, shape [numbers], the same shape on all ranks.
         """
         if not len(numbers):
             return torch.ones(0, dtype=torch.bool)
@@ -179,8 +178,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         device: `cpu` or `cuda`; on `cuda` tensors on CPU can be reduced too (gloo beside NCCL).
         timeout: of every collective; the rank that gives up is not the one to blame.
 
-    Raises:
-        UserError: this node has fewer GPUs than processes.
+    UserError: this node has fewer GPUs than processes.
     """
     local_rank, local_size = torchrun_env.local_rank(), torchrun_env.local_world_size()
     on_one_gpu = os.environ.get(handover.ONE_GPU)
@@ -217,8 +215,7 @@ def _reach_out(store: dist.Store) -> None:
 
     gloo would take the address that this machine's own name has, which to itself may be 127.0.1.1. NCCL does not go by names.
 
-    Args:
-        store: where the machines tell each other their addresses: the one that MASTER_ADDR names has no route to it.
+    `store`: where the machines tell each other their addresses: the one that MASTER_ADDR names has no route to it.
     """
     node, nodes = torchrun_env.node_rank(), torchrun_env.num_nodes()
     address = address_towards(torchrun_env.store_address()[0])

@@ -31,8 +31,7 @@ _server: ForkServer | None = None
 def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
     """Start to import what an agent and its ranks need, in parallel with this process, unless that has begun; return the fork server.
 
-    Args:
-        uses_compiler: import the compiler, too, while nothing is asked for: this process starts several agents, or waits before the first.
+    `uses_compiler`: import the compiler, too, while nothing is asked for: this process starts several agents, or waits before the first.
     """
     global _server
     if _server is not None and not _server.is_there():  # it was killed

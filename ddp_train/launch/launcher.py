@@ -64,8 +64,7 @@ def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | Non
 
     A job of `cluster=slurm` has asked SLURM for its walltime: there SLURM's word counts, which may be another by now.
 
-    Args:
-        asks_slurm: `scontrol update` may have moved the end since the job began: ask for it. Takes up to the client's time-out.
+    `asks_slurm`: `scontrol update` may have moved the end since the job began: ask for it. Takes up to the client's time-out.
     """
     end = os.environ.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun
     ends = float(end) if end.isdigit() else None

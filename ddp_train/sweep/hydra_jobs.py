@@ -102,8 +102,7 @@ class Multirun:
             is_asked: a person asks for it, who may have mended what made jobs fail: those are tried again. Not for a sweeper that has
                 been told of the failure and went on.
 
-        Raises:
-            ConfigErrors: there are not GPUs enough for so many jobs at a time.
+        ConfigErrors: there are not GPUs enough for so many jobs at a time.
         """
         retries_failed = is_asked and self.sweep.is_planned
         # Where the whole group was killed, a rank may have left a failure behind that is only the end of the others.

@@ -131,8 +131,7 @@ def prepare_optuna(composed: DictConfig, folder: Path, goal: str | None, *, is_t
         goal: min or max, as `sweep.direction` or the objective says; None: not known.
         is_taken_up: the sweep was stopped, and is continued.
 
-    Raises:
-        ConfigError: it is not known in which direction to go.
+    ConfigError: it is not known in which direction to go.
     """
     sweeper = composed.hydra.sweeper
     given = [str(text).lstrip("+").partition("=")[0] for text in composed.hydra.overrides.hydra]
@@ -166,8 +165,7 @@ def _resume_study(storage: str, study_name: str, jobs: list[set[str]]) -> int:
 
     The launcher knows the jobs of those, by their identity: one that is completed is not run again.
 
-    Args:
-        jobs: the overrides of the sweep's jobs. Another sweep may have trials in the same study.
+    `jobs`: the overrides of the sweep's jobs. Another sweep may have trials in the same study.
     """
     import optuna
 

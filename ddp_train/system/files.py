@@ -76,8 +76,7 @@ def _remove(path: Path) -> None:
 class GrowingFile:
     """Appends lines to a file, at once or as soon as there is space again; while the disk is full they wait in memory.
 
-    Args:
-        path: what lies there goes on, without the lines that `keeps` refuses.
+    `path`: what lies there goes on, without the lines that `keeps` refuses.
     """
 
     def __init__(self, path: Path, *, keeps: Callable[[str], bool]) -> None:

@@ -70,11 +70,8 @@ _held: list[_Held] = []
 def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     """Keep a folder for this process and its agents, which get its descriptor, until the last of them ends, however it ends.
 
-    Args:
-        within_s: how long to wait for one that is just ending.
-
-    Raises:
-        ConfigError: another run holds it; the message says who.
+    `within_s`: how long to wait for one that is just ending.
+    ConfigError: another run holds it; the message says who.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself is locked: no file that could be left behind
     if not wait_until(lambda: _lock(descriptor, folder) and not _is_leased(folder), within_s=within_s, every_s=0.1):
@@ -156,8 +153,7 @@ def _record_lock(descriptor: int, command: int, kind: int) -> int:
     flock can only be looked at by taking it. This second lock excludes no process and can be looked at (fcntl(2), open file description
     locks); it is forked and ends as flock's does.
 
-    Raises:
-        OSError: the file system has no such locks.
+    OSError: the file system has no such locks.
     """
     answer: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)))[0]
     return answer

@@ -122,8 +122,7 @@ def spawn_fork_server(environment: Mapping[str, str], imports: Sequence[str], *,
 def fork_as_server(entry: Entry, *, without: Sequence[int] = ()) -> ForkServer:
     """Fork this process, which must have one thread: what is forked waits with all that is imported here.
 
-    Args:
-        without: descriptors that it closes: a lock would last, and a port be taken, as long as it has them.
+    `without`: descriptors that it closes: a lock would last, and a port be taken, as long as it has them.
     """
     door, theirs = socket.socketpair()
     owner = os.getpid()

@@ -44,8 +44,7 @@ _OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=", "--restarts=", "--
 def run_agent_here(request: Mapping[str, Any], run_request: Entry) -> int:
     """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
 
-    Args:
-        run_request: what is done in each process that is forked as a rank.
+    `run_request`: what is done in each process that is forked as a rank.
     """
     environment, loaded_with = {**request["environment"], handover.AGENT: str(os.getpid())}, request["loaded_with"]
     for name in loaded_with.keys() - environment.keys():
