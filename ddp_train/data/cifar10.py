@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.download import RemoteFile, ensure_unpacked
-from ddp_train.data.images.image_array import ImageArray
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.data.download import RemoteFile, damaged, ensure_unpacked
+from ddp_train.data.images.image_array import ImageArray, require_labels
+from ddp_train.errors import ConfigError
 
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
 _BINARY_FOLDER, _PYTHON_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
@@ -86,7 +86,7 @@ def _find(root: Path, names: list[str]) -> tuple[Path, str, Callable[[Path, byte
 
 def _parse_binary(path: Path, content: bytes) -> Batch:
     if len(content) % _RECORD_BYTES:
-        raise _damaged(path, f"has {len(content)} bytes", f"a multiple of {_RECORD_BYTES}: a label and 3 x 32 x 32 pixels per record")
+        raise damaged(path, f"has {len(content)} bytes", f"a multiple of {_RECORD_BYTES}: a label and 3 x 32 x 32 pixels per record")
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD_BYTES)
     return records[:, 1:], records[:, 0]
 
@@ -95,12 +95,12 @@ def _parse_python(path: Path, content: bytes) -> Batch:
     try:
         entries = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()  # bytes: Python 2 wrote the official files
         by_name = {key.decode() if isinstance(key, bytes) else key: value for key, value in entries.items()}
-        pixels, labels = by_name["data"], np.asarray(by_name["labels"])
+        pixels, labels = by_name["data"], np.asarray(by_name["labels"]).astype(np.int64, casting="safe")
+        if pixels.dtype != np.uint8 or pixels.shape != (labels.size, _PIXELS) or labels.ndim != 1:
+            raise ValueError(f"data is {pixels.dtype} {pixels.shape}, labels are {labels.shape}")
     except Exception as error:  # a damaged pickle raises nearly anything
-        raise _damaged(path, f"cannot be read: {type(error).__name__}: {error}", "a pickle of data and labels, nothing else") from error
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (labels.size, _PIXELS):
-        found = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
-        raise _damaged(path, f"has as data {found}", f"uint8 ({labels.size}, {_PIXELS}), a row for each label")
+        expected = f"a pickle of data, uint8 [N, {_PIXELS}], and labels, whole numbers [N], and nothing else"
+        raise damaged(path, f"cannot be read: {type(error).__name__}: {error}", expected) from error
     return pixels, labels
 
 
@@ -120,16 +120,7 @@ def _read(path: Path, parse: Callable[[Path, bytes], Batch]) -> Batch:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}", "all files of the split side by side") from error
+        raise damaged(path, f"cannot be read: {error.strerror}", "all files of the split side by side") from error
     pixels, labels = parse(path, content)
-    if labels.size == 0:
-        raise _damaged(path, "is empty", "at least one image")
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise _damaged(path, f"has labels {labels.dtype} {labels.shape}", "one whole number per image")
-    if labels.min() < 0 or labels.max() > 9:
-        raise _damaged(path, f"has labels from {labels.min()} to {labels.max()}", "0 to 9")
+    require_labels(path, labels, num_images=len(pixels))
     return pixels, labels
-
-
-def _damaged(path: Path, what: str, expected: str) -> DataError:
-    return DataError(key="data.root", happened=f"{path} {what}", expected=expected, fix=f"fetch the data set again into {path.parent}")

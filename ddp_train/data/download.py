@@ -11,8 +11,8 @@ import tarfile
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +41,17 @@ def ensure(files: Sequence[RemoteFile], folder: Path) -> None:
     Raises:
         DataError: it failed; says which files to put where by hand.
     """
-    _fetch_missing([(file, folder / file.name) for file in files], folder, fetch=lambda file, path: download(file.url, path, file.sha256))
+    missing = [file for file in files if not (folder / file.name).exists()]
+    with _or_by_hand(folder, {file.name: file.url for file in missing}):
+        for file in missing:
+            download(file.url, folder / file.name, file.sha256)
 
 
 def ensure_unpacked(archive: RemoteFile, folder: Path, *, member: str) -> None:
     """Download a tar archive and put its folder `member` into `folder`, unless it is there."""
-    _fetch_missing([(archive, folder / member)], folder, fetch=_download_and_unpack)
+    if not (folder / member).exists():
+        with _or_by_hand(folder, {member: archive.url}):
+            _download_and_unpack(archive, folder / member)
 
 
 def download(url: str, path: Path, sha256: str) -> None:
@@ -72,31 +77,31 @@ def download(url: str, path: Path, sha256: str) -> None:
             happened = f"{url} gives other content: its sha256 is {digest.hexdigest()}"
             raise DataError(key="data.root", happened=happened, expected=f"sha256 {sha256}")
         os.replace(part, path)
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
-        raise DataError(key="data.root", happened=f"{url} answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise DataError(key="data.root", happened=f"{url} cannot be downloaded: {_reason(error)}") from error
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
+        raise DataError(key="data.root", happened=f"{url} cannot be downloaded: {error}") from error
     finally:
         with suppress(OSError):  # it may never have come to be
             part.unlink()
 
 
-def _fetch_missing(targets: list[tuple[RemoteFile, Path]], folder: Path, *, fetch: Callable[[RemoteFile, Path], None]) -> None:
-    missing = [(file, path) for file, path in targets if not path.exists()]
-    if not missing:
-        return
+def damaged(path: Path, what: str, expected: str) -> DataError:
+    """Return the error for a file that is not what was published."""
+    return DataError(key="data.root", happened=f"{path} {what}", expected=expected, fix=f"delete {path} and fetch it again")
+
+
+@contextmanager
+def _or_by_hand(folder: Path, urls: Mapping[str, str]) -> Iterator[None]:
+    """Say of a download that fails what it was for, and how to do without: the addresses by what is missing."""
     try:
-        for file, path in missing:
-            if not path.exists():  # another process may just have fetched it; files appear by renaming
-                fetch(file, path)
+        yield
     except DataError as error:
-        names = ", ".join(path.name for _, path in missing)
         raise DataError(
             key="data.root",
-            happened=f"{folder.absolute()} lacks {names}, and {error.happened}",
+            happened=f"{folder.absolute()} lacks {', '.join(urls)}, and {error.happened}",
             expected=error.expected,
-            fix=f"put into {folder.absolute()}: " + ", ".join(file.url for file, _ in missing),
+            fix=f"put into {folder.absolute()}: {', '.join(urls.values())}",
         ) from error
 
 
@@ -113,10 +118,3 @@ def _download_and_unpack(archive: RemoteFile, target: Path) -> None:
             raise DataError(key="data.root", happened=f"{archive.url} cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _reason(error: Exception) -> str:
-    cause = getattr(error, "reason", error)  # a URLError wraps it
-    if isinstance(cause, OSError) and cause.strerror:
-        return f"{cause.strerror}: {cause.filename}" if cause.filename else cause.strerror
-    return str(cause) or type(cause).__name__

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
-from ddp_train.data.images.image_array import ImageArray
+from ddp_train.data.images.image_array import EncodedImages, ImageArray, ImageDecoder
 from ddp_train.errors import DataError
 from ddp_train.hashing import Keys, fingerprint_of, hash_of
 from ddp_train.interfaces import Indices, Pixels
@@ -54,18 +54,11 @@ class ImageFolder(ImageArray):
         decoder = ImageDecoder(image_size=image_size, channels=channels)
         _require_split(root, split)
         self._folder = os.path.join(root, split)
-        self.classes, paths, labels = (_list_images if labelled else _list_unlabelled)(self._folder)
-        images = EncodedImages(_Files(paths), decoder)
-        self._paths, self._is_labelled = paths, labelled
-        super().__init__(
-            images.decode_all() if in_memory else images,
-            labels,
-            num_classes=len(self.classes),
-            mean=[0.5] * channels if mean is None else mean,
-            std=[0.5] * channels if std is None else std,
-            crop_padding=crop_padding,
-            flip=flip,
-        )
+        self.classes, paths, labels = _list_images(self._folder) if labelled else _list_unlabelled(self._folder)
+        self._files, self._is_labelled = _Files(paths), labelled
+        images = EncodedImages(self._files, decoder)
+        pixels = images.decode_all() if in_memory else images
+        super().__init__(pixels, labels, num_classes=len(self.classes), mean=mean, std=std, crop_padding=crop_padding, flip=flip)
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -76,9 +69,8 @@ class ImageFolder(ImageArray):
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """The names of all files, and the first and the last one."""
-        files = _Files(self._paths)
-        first, last = (fingerprint_of(files.open(place)) for place in (0, -1))
-        return {"names": hash_of(path.removeprefix(self._folder) for path in self._paths), "first_file": first, "last_file": last}
+        first, last = (fingerprint_of(self._files.open(place)) for place in (0, -1))
+        return {"names": hash_of(path.removeprefix(self._folder) for path in self._files.paths), "first_file": first, "last_file": last}
 
     @property
     def meaning(self) -> Mapping[str, Any]:
@@ -103,29 +95,29 @@ class ImageFolder(ImageArray):
         return super().augment((batch, torch.empty(0)), keys)[0]
 
     def where(self, index: int) -> str:
-        return self._paths[index]
+        return self._files.name(index)
 
 
 class _Files:
     """The files of an image folder."""
 
     def __init__(self, paths: list[str]) -> None:
-        self._paths = paths
+        self.paths = paths
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     def open(self, index: int) -> BinaryIO:
-        return open(self._paths[index], "rb")
+        return open(self.paths[index], "rb")
 
     def name(self, index: int) -> str:
-        return self._paths[index]
+        return self.paths[index]
 
 
 def _require_split(root: str, split: str) -> None:
     if not split or os.path.isdir(os.path.join(root, split)) or not os.path.isdir(root):
         return
-    found = sorted(entry.name for entry in _scan(root) if entry.is_dir() and not entry.name.startswith("."))
+    found = _folders_in(root)
     held_out = [name for name in _HELD_OUT if name in found] if split in _HELD_OUT else []
     close = next(iter(held_out or get_close_matches(split, found, n=1)), "")
     raise DataError(
@@ -138,7 +130,7 @@ def _require_split(root: str, split: str) -> None:
 
 def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:
     """Return the classes, the files and the files' labels, sorted: folders list in another order on each machine."""
-    classes = tuple(sorted(entry.name for entry in _scan(folder) if entry.is_dir() and not entry.name.startswith(".")))
+    classes = tuple(_folders_in(folder))
     if not classes:
         found = ", ".join(sorted(entry.name for entry in _scan(folder))[:5]) or "nothing"
         raise DataError(
@@ -147,22 +139,25 @@ def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.in
             expected=f"one per class; found {found}",
             fix="data.labelled=false, for `ddp-train predict`",
         )
-    paths, labels = [], []
-    for label, name in enumerate(classes):
-        in_class = sorted(entry.path for entry in _scan(os.path.join(folder, name)) if entry.name.lower().endswith(_SUFFIXES))
-        if not in_class:
-            happened = f"{os.path.join(folder, name)} has no images"
-            raise DataError(key="data.root", happened=happened, expected=f"files *{', *'.join(_SUFFIXES)}", fix="add some, or remove it")
-        paths += in_class
-        labels += [label] * len(in_class)
-    return classes, paths, np.asarray(labels, np.int64)
+    by_class = [_images_in(os.path.join(folder, name)) for name in classes]
+    return classes, list(chain.from_iterable(by_class)), np.repeat(np.arange(len(classes)), [len(paths) for paths in by_class])
 
 
 def _list_unlabelled(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:
+    paths = _images_in(folder)
+    return (), paths, np.zeros(len(paths), np.int64)
+
+
+def _images_in(folder: str) -> list[str]:
     paths = sorted(entry.path for entry in _scan(folder) if entry.name.lower().endswith(_SUFFIXES))
     if not paths:
-        raise DataError(key="data.root", happened=f"{folder} has no images", expected=f"files *{', *'.join(_SUFFIXES)}")
-    return (), paths, np.zeros(len(paths), np.int64)
+        expected = f"files *{', *'.join(_SUFFIXES)}"
+        raise DataError(key="data.root", happened=f"{folder} has no images", expected=expected, fix="add some, or remove it")
+    return paths
+
+
+def _folders_in(folder: str) -> list[str]:
+    return sorted(entry.name for entry in _scan(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _scan(folder: str) -> list[os.DirEntry[str]]:

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.download import RemoteFile, ensure
-from ddp_train.data.images.image_array import ImageArray
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.data.download import RemoteFile, damaged, ensure
+from ddp_train.data.images.image_array import ImageArray, require_labels
+from ddp_train.errors import ConfigError
 
 _PREFIXES = {"train": "train", "test": "t10k"}
 _FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the last three: how torchvision lays them out
@@ -51,7 +51,7 @@ class MNIST(ImageArray):
             raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or test")
         images_path, labels_path = self._find_files(Path(root), _PREFIXES[split])
         images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
-        _check(images, images_path, labels, labels_path)
+        require_labels(labels_path, labels, num_images=len(images))
         super().__init__(images[:, None], labels, num_classes=10, mean=[self.mean], std=[self.std], crop_padding=crop_padding, flip=flip)
 
     @property
@@ -85,50 +85,27 @@ def read_idx(path: Path, *, num_dims: int) -> NDArray[np.uint8]:
     Such a file is a magic number, the sizes, then the bytes. Source: http://yann.lecun.com/exdb/mnist/
 
     Raises:
-        DataError: unreadable, corrupt, another format, or not exactly as long as its header says.
+        DataError: unreadable, another format, or not exactly as long as its header says.
     """
     try:
         content = path.read_bytes()
         if content.startswith(_GZIP_MAGIC):
             content = gzip.decompress(content)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise _damaged(path, f"is corrupt gzip: {error}", "a complete gzip file") from error
-    except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}", "a readable file") from error
-
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, f"cannot be read: {error}", "a complete file") from error
     magic = struct.pack(">HBB", 0, _UINT8, num_dims)
-    header_length = len(magic) + 4 * num_dims
     if content[:4] != magic:
         expected = f"{magic.hex()}: IDX, unsigned bytes, {num_dims} dimension(s)"
-        raise _damaged(path, f"starts with {content[:4].hex() or 'nothing'}", expected)
-    if len(content) < header_length:
-        raise _damaged(path, f"is truncated: {len(content)} bytes found", f"a header of {header_length} bytes")
-    shape = struct.unpack(f">{num_dims}I", content[4:header_length])
+        raise damaged(path, f"starts with {content[:4].hex() or 'nothing'}", expected)
+    header_length = 4 + 4 * num_dims
+    shape = struct.unpack(f">{num_dims}I", content[4:header_length].ljust(4 * num_dims, b"\0"))
     expected_length = header_length + math.prod(shape)
     if len(content) != expected_length:
-        what = "is truncated" if len(content) < expected_length else "is too long"
         size = " x ".join(map(str, shape))
-        raise _damaged(path, f"{what}: {len(content)} bytes found", f"{expected_length} bytes, as its header says ({size})")
+        raise damaged(path, f"has {len(content)} bytes", f"{expected_length}, as its header says ({size})")
     return np.frombuffer(content, np.uint8, offset=header_length).reshape(shape)
-
-
-def _damaged(path: Path, what: str, expected: str) -> DataError:
-    return DataError(key="data.root", happened=f"{path} {what}", expected=expected, fix=f"delete {path} and fetch it again")
 
 
 def _find(root: Path, name: str) -> Path | None:
     candidates = [root / folder / (name + suffix) for folder in _FOLDERS for suffix in ("", ".gz")]
     return next((path for path in candidates if path.is_file()), None)
-
-
-def _check(images: NDArray[np.uint8], images_path: Path, labels: NDArray[np.uint8], labels_path: Path) -> None:
-    if len(images) != len(labels):
-        raise DataError(
-            key="data.root",
-            happened=f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels",
-            expected="the two files of one data set",
-            fix=f"delete both and fetch them again into {images_path.parent}",
-        )
-    if len(labels) == 0 or labels.max() > 9:
-        happened = f"{labels_path} has label {labels.max()}" if len(labels) else f"{labels_path} has no labels"
-        raise DataError(key="data.root", happened=happened, expected="labels from 0 to 9", fix=f"fetch {labels_path} again")

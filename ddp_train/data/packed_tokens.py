@@ -62,7 +62,7 @@ class PackedTokens(TokenSource):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {**self._tokens.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
+        return {**super().facts, "ignore_index": IGNORE_INDEX}
 
     @property
     def efficiency(self) -> float:

@@ -38,7 +38,7 @@ class PaddedTokens(TokenSource):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {**self._tokens.index.facts(self._context_length), "ignore_index": IGNORE_INDEX}
+        return {**super().facts, "ignore_index": IGNORE_INDEX}
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:

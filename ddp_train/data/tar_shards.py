@@ -10,8 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ddp_train.data.images.encoded_images import EncodedImages, ImageDecoder
-from ddp_train.data.images.image_array import ImageArray
+from ddp_train.data.images.image_array import EncodedImages, ImageArray, ImageDecoder
 from ddp_train.data.tars.tar_index import TarIndex, open_index
 from ddp_train.data.tars.tar_scan import find_shards, member_name
 from ddp_train.errors import ConfigError, DataError
@@ -62,15 +61,9 @@ class TarShards(ImageArray):
             raise DataError(key="data.root", happened=f"the tars {shards.pattern} in {shards.folder} are empty", expected="samples")
         self._members = _Members(self._index)
         images = EncodedImages(self._members, decoder)
-        super().__init__(
-            images.decode_all() if in_memory else images,
-            self._index.samples["label"],
-            num_classes=_num_classes(self._index, num_classes),
-            mean=[0.5] * channels if mean is None else mean,
-            std=[0.5] * channels if std is None else std,
-            crop_padding=crop_padding,
-            flip=flip,
-        )
+        pixels, labels = images.decode_all() if in_memory else images, self._index.samples["label"]
+        num_classes = _num_classes(self._index, num_classes)
+        super().__init__(pixels, labels, num_classes=num_classes, mean=mean, std=std, crop_padding=crop_padding, flip=flip)
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:

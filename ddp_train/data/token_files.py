@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.data.tokens.token_shards import TokenDocuments, TokenShards, require_positive
+from ddp_train.data.tokens.token_shards import TokenShards, require_positive
 from ddp_train.errors import DataError
 from ddp_train.interfaces import DataSource, Indices
 
@@ -19,7 +19,12 @@ from ddp_train.interfaces import DataSource, Indices
 class TokenSource(DataSource):
     """What all data sets of prepared tokens are known by."""
 
-    _tokens: TokenShards | TokenDocuments
+    _tokens: TokenShards
+    _context_length: int
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self._tokens.index.facts(self._context_length)
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -43,33 +48,27 @@ class TokenFiles(TokenSource):
         stride: tokens from one window's start to the next; None is `context_length`, every token once; 1 is every window.
     """
 
-    _tokens: TokenShards
-
     def __init__(self, root: str, split: str = "train", *, context_length: int, stride: int | None = None) -> None:
         stride = context_length if stride is None else stride
         require_positive(context_length=context_length, stride=stride)
         self._tokens, self._context_length, self._stride = TokenShards(root, split), context_length, stride
-        if len(self._tokens) == 0:
+        if self._tokens.num_tokens == 0:
             raise DataError(
                 key="data.root",
                 happened=f"{root} was prepared without a split {split!r}",
                 expected="tokens",
                 fix="data.eval=null, or prepare it again with val_fraction=0.01" if split == "val" else "prepare it again",
             )
-        if len(self._tokens) <= context_length:
+        if self._tokens.num_tokens <= context_length:
             raise DataError(
                 key="data.root",
-                happened=f"the {split} split of {root} has {len(self._tokens)} tokens",
+                happened=f"the {split} split of {root} has {self._tokens.num_tokens} tokens",
                 expected=f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it",
                 fix="more text, or a shorter data.context_length",
             )
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return self._tokens.index.facts(self._context_length)
-
     def __len__(self) -> int:
-        return (len(self._tokens) - 1 - self._context_length) // self._stride + 1
+        return (self._tokens.num_tokens - 1 - self._context_length) // self._stride + 1
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens [B, T] and targets [B, T], int64; window i starts at i * `stride` of the split's stream."""

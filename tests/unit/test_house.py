@@ -27,7 +27,6 @@ SHOWN_BY = {
     "config/rules/training.py": "tests/config/test_config.py",
     "config/rules/strategy.py": "tests/config/test_config.py",
     "config/command/saved_overrides.py": "tests/unit/cli/test_saved_run.py, tests/unit/cli/test_evaluate.py",
-    "data/images/encoded_images.py": "tests/unit/data/test_image_folder.py, tests/unit/data/test_tar_shards.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare.py",
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",

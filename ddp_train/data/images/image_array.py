@@ -1,4 +1,4 @@
-"""Images held as uint8, normalised a batch at a time, here or on the device: the base of MNIST, CIFAR-10 and image folders.
+"""Images held as uint8 or decoded from files, normalised a batch at a time, here or on the device: the base of all image data sets.
 
 Random changes are pure functions: sample i of the result depends on sample i and `keys[i]`, never on the rest of the batch, so that the
 number of ranks, workers or restarts changes nothing.
@@ -7,21 +7,26 @@ Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import torch
 import xxhash
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
-from ddp_train.data.images.encoded_images import EncodedImages
-from ddp_train.errors import ConfigError
+from ddp_train.data.download import damaged
+from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import Keys, random_bits
 from ddp_train.interfaces import Batch, DataSource, Indices, Pixels
+
+_CHUNK_FILES = 256  # decoded by one thread at a time
+_MODES = {1: "L", 3: "RGB"}
 
 
 class ImageArray(DataSource):
@@ -30,7 +35,7 @@ class ImageArray(DataSource):
     Args:
         images: uint8 [N, C, H, W].
         labels: 0 to `num_classes` - 1.
-        mean, std: one value per channel, on the scale where white is 1.
+        mean, std: one value per channel, on the scale where white is 1; None is 0.5.
         crop_padding: pixels added to each side before a random crop to the old size; 0 is no crop.
         crop_fill: what these are: "black", or "reflect": the image itself, mirrored at its border.
         flip: mirror half of the images left to right.
@@ -42,13 +47,14 @@ class ImageArray(DataSource):
         labels: NDArray[np.integer[Any]],
         *,
         num_classes: int,
-        mean: Sequence[float],
-        std: Sequence[float],
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
         crop_padding: int = 0,
         crop_fill: Literal["black", "reflect"] = "black",
         flip: bool = False,
     ) -> None:
         _, C, H, W = images.shape
+        mean, std = ([0.5] * C if values is None else values for values in (mean, std))
         for name, values in {"mean": mean, "std": std}.items():
             if len(values) != C:
                 raise ConfigError(key=f"data.{name}", happened=f"{len(values)} values", expected=f"one per channel: {C}")
@@ -64,7 +70,7 @@ class ImageArray(DataSource):
         # An array in memory as a tensor: loader workers get it through shared memory, once for all of them.
         self._images = torch.from_numpy(np.require(images, requirements="W")) if isinstance(images, np.ndarray) else images
         self._labels, self._image_shape = labels.astype(np.int64, copy=False), (C, H, W)
-        self._device_images: torch.Tensor | None = None
+        self._device_labels: Tensor | None = None  # where the images live on a device
         self._num_classes, self._crop_padding, self._crop_fill, self._flip = num_classes, crop_padding, crop_fill, flip
         self._gives_pixels = False
         # (pixel / 255 - mean) / std as one multiplication and one addition
@@ -80,10 +86,9 @@ class ImageArray(DataSource):
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """The first and the last image and label, or their files."""
-        ends = np.asarray([0, -1])
-        found = {"labels": self._labels[ends].tolist()}
-        if isinstance(self._images, torch.Tensor):
-            return {**found, "pixels": [xxhash.xxh3_64_hexdigest(self._images[int(end)].numpy().tobytes()) for end in ends]}
+        found: dict[str, Any] = {"labels": self._labels[[0, -1]].tolist()}
+        if isinstance(self._images, Tensor):
+            found["pixels"] = [xxhash.xxh3_64_hexdigest(image.numpy().tobytes()) for image in self._images[[0, -1]].cpu()]
         return found
 
     @property
@@ -102,11 +107,11 @@ class ImageArray(DataSource):
         return len(self._labels)
 
     def to(self, device: torch.device) -> None:
-        if not isinstance(self._images, torch.Tensor):
+        if not isinstance(self._images, Tensor):
             raise ConfigError(
                 key="loader.on_device", happened="the images are read from files", expected="images in memory", fix="data.in_memory=true"
             )
-        self._device_images, self._device_labels = self._images.to(device), torch.tensor(self._labels, device=device)
+        self._images, self._device_labels = self._images.to(device), torch.tensor(self._labels, device=device)
         self._scale_C11, self._black_C11 = self._scale_C11.to(device), self._black_C11.to(device)
 
     def give_pixels(self) -> None:
@@ -115,13 +120,13 @@ class ImageArray(DataSource):
 
     def batch(self, indices: Indices) -> Batch:
         """Return normalised images [B, C, H, W] float32 and labels [B] int64; or both as `Pixels`."""
-        if self._device_images is not None:
-            chosen = torch.from_numpy(indices).to(self._device_images.device, non_blocking=True)
-            return self._normalised(self._device_images.index_select(0, chosen)), self._device_labels.index_select(0, chosen)
-        if isinstance(self._images, torch.Tensor):
-            images_BCHW = self._images.index_select(0, torch.from_numpy(indices))
+        if isinstance(self._images, Tensor):
+            chosen = _on(self._images.device, indices)
+            images_BCHW = self._images.index_select(0, chosen)
         else:
             images_BCHW = torch.from_numpy(self._images[indices])
+        if self._device_labels is not None:
+            return self._normalised(images_BCHW), self._device_labels.index_select(0, chosen)
         labels_B = torch.from_numpy(self._labels[indices])
         if self._gives_pixels:
             scale, black = (tuple(values.flatten().tolist()) for values in (self._scale_C11, self._black_C11))
@@ -130,78 +135,181 @@ class ImageArray(DataSource):
 
     def augment(self, batch: Batch, keys: Keys) -> Batch:
         if isinstance(batch, Pixels):  # not normalised, so black is 0
-            return batch._replace(images=self._augmented(batch.images, keys, np.zeros(self._image_shape[0])))
+            return batch._replace(images=self._augmented(batch.images, keys, torch.zeros_like(self._black_C11)))
         images_BCHW, labels_B = batch
-        if self._device_images is not None:
-            if self._crop_padding:
-                black_C11 = self._black_C11 if self._crop_fill == "black" else None
-                images_BCHW = random_crop_on_device(images_BCHW, keys, padding=self._crop_padding, fill_C11=black_C11)
-            return (random_flip_on_device(images_BCHW, keys) if self._flip else images_BCHW), labels_B
-        return self._augmented(images_BCHW, keys, self._black_C11.flatten().numpy()), labels_B
+        return self._augmented(images_BCHW, keys, self._black_C11), labels_B
 
-    def _augmented(self, images_BCHW: torch.Tensor, keys: Keys, black_C: ArrayLike) -> torch.Tensor:
-        changed_BCHW = images_BCHW.numpy()
+    def _augmented(self, images_BCHW: Tensor, keys: Keys, black_C11: Tensor) -> Tensor:
         if self._crop_padding:
-            fill = black_C if self._crop_fill == "black" else None
-            changed_BCHW = random_crop(changed_BCHW, keys, padding=self._crop_padding, fill=fill)
-        if self._flip:
-            changed_BCHW = random_flip(changed_BCHW, keys)
-        return torch.from_numpy(changed_BCHW)
+            fill_C11 = black_C11 if self._crop_fill == "black" else None
+            images_BCHW = random_crop(images_BCHW, keys, padding=self._crop_padding, fill_C11=fill_C11)
+        return random_flip(images_BCHW, keys) if self._flip else images_BCHW
 
-    def _normalised(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+    def _normalised(self, images_BCHW: Tensor) -> Tensor:
         return images_BCHW.to(torch.float32).mul_(self._scale_C11).add_(self._black_C11)
 
 
 _CROP_TOP, _CROP_LEFT, _FLIP = range(3)  # which independent draw of a key decides what
 
 
-def random_crop(images_BCHW: NDArray[Any], keys: Keys, *, padding: int, fill: ArrayLike | None) -> NDArray[Any]:
-    """Pad each side by `padding` pixels and cut a window of the old size at random.
+def require_labels(path: Path, labels: NDArray[np.integer[Any]], *, num_images: int) -> None:
+    """Refuse labels of a file that are not one for each image, from 0 to 9."""
+    if len(labels) != num_images or not num_images:
+        raise damaged(path, f"has {len(labels)} labels", f"one for each image ({num_images}), at least one")
+    if labels.min() < 0 or labels.max() > 9:
+        raise damaged(path, f"has labels from {labels.min()} to {labels.max()}", "0 to 9")
+
+
+def random_crop(images_BCHW: Tensor, keys: Keys, *, padding: int, fill_C11: Tensor | None) -> Tensor:
+    """Pad each side by `padding` pixels and cut a window of the old size at random, on the device that the images are on.
 
     Args:
-        fill: what is added: one value per channel; None: the image itself, mirrored at its border.
+        fill_C11: what is added: one value per channel; None: the image itself, mirrored at its border.
     """
     B, C, H, W = images_BCHW.shape
-    if fill is None:
-        padded_BCHW = np.pad(images_BCHW, ((0, 0), (0, 0), (padding, padding), (padding, padding)), mode="reflect")
+    if fill_C11 is None:
+        padded_BCHW = _mirrored(_mirrored(images_BCHW, 2, padding), 3, padding)
     else:
-        padded_BCHW = np.empty((B, C, H + 2 * padding, W + 2 * padding), images_BCHW.dtype)
-        padded_BCHW[:] = np.asarray(fill, images_BCHW.dtype)[:, None, None]
+        padded_BCHW = fill_C11.to(images_BCHW.dtype).expand(B, C, H + 2 * padding, W + 2 * padding).clone()
         padded_BCHW[:, :, padding:-padding, padding:-padding] = images_BCHW
     # A view of every possible window: no copy, so that the cut below is the only gather.
-    windows = sliding_window_view(padded_BCHW, (H, W), axis=(2, 3))
-    tops = random_integers(keys, _CROP_TOP, below=2 * padding + 1)
-    lefts = random_integers(keys, _CROP_LEFT, below=2 * padding + 1)
-    return np.ascontiguousarray(windows[np.arange(B), :, tops, lefts])
-
-
-def random_flip(images_BCHW: NDArray[Any], keys: Keys) -> NDArray[Any]:
-    is_flipped_B = random_integers(keys, _FLIP, below=2) == 1
-    flipped_BCHW = images_BCHW.copy()
-    flipped_BCHW[is_flipped_B] = images_BCHW[is_flipped_B, :, :, ::-1]
-    return flipped_BCHW
-
-
-def random_crop_on_device(images_BCHW: Tensor, keys: Keys, *, padding: int, fill_C11: Tensor | None) -> Tensor:
-    """Do what `random_crop` does, to the pixel, on the device that the images are on."""
-    B, C, H, W = images_BCHW.shape
-    if fill_C11 is None:
-        padded_BCHW = pad(images_BCHW, (padding,) * 4, mode="reflect")
-    else:
-        padded_BCHW = fill_C11.expand(B, C, H + 2 * padding, W + 2 * padding).clone()
-        padded_BCHW[:, :, padding:-padding, padding:-padding] = images_BCHW
     windows = padded_BCHW.unfold(2, H, 1).unfold(3, W, 1)
-    corners = (random_integers(keys, draw, below=2 * padding + 1) for draw in (_CROP_TOP, _CROP_LEFT))
-    tops, lefts = (torch.from_numpy(corner).to(images_BCHW.device, non_blocking=True) for corner in corners)
-    return windows[torch.arange(B, device=images_BCHW.device), :, tops, lefts]
+    tops, lefts = (random_integers(keys, draw, below=2 * padding + 1) for draw in (_CROP_TOP, _CROP_LEFT))
+    if images_BCHW.is_cpu:  # numpy copies whole rows: in half of the time, and less of large images
+        return torch.from_numpy(np.ascontiguousarray(windows.numpy()[np.arange(B), :, tops, lefts]))
+    device = images_BCHW.device
+    return windows[torch.arange(B, device=device), :, _on(device, tops), _on(device, lefts)]
 
 
-def random_flip_on_device(images_BCHW: Tensor, keys: Keys) -> Tensor:
-    """Do what `random_flip` does, to the pixel, on the device that the images are on."""
-    is_flipped_B = torch.from_numpy(random_integers(keys, _FLIP, below=2) == 1).to(images_BCHW.device, non_blocking=True)
-    return torch.where(is_flipped_B[:, None, None, None], images_BCHW.flip(3), images_BCHW)
+def random_flip(images_BCHW: Tensor, keys: Keys) -> Tensor:
+    is_flipped_B = random_integers(keys, _FLIP, below=2) == 1
+    if not images_BCHW.is_cpu:
+        return torch.where(_on(images_BCHW.device, is_flipped_B)[:, None, None, None], images_BCHW.flip(3), images_BCHW)
+    flipped_BCHW = images_BCHW.numpy().copy()
+    flipped_BCHW[is_flipped_B] = images_BCHW.numpy()[is_flipped_B, :, :, ::-1]
+    return torch.from_numpy(flipped_BCHW)
 
 
 def random_integers(keys: Keys, draw: int, *, below: int) -> NDArray[np.int64]:
     """Return one integer in [0, below) for each key; `below` at most 2**32 (bias under below / 2**32)."""
     return (((random_bits(keys, draw) >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.int64)
+
+
+def _mirrored(images: Tensor, dim: int, padding: int) -> Tensor:
+    before, after = images.narrow(dim, 1, padding), images.narrow(dim, images.shape[dim] - 1 - padding, padding)
+    return torch.cat([before.flip(dim), images, after.flip(dim)], dim)
+
+
+def _on(device: torch.device, values: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(values).to(device, non_blocking=True)
+
+
+class ImageFiles(Protocol):
+    """Where the files are. Travels to loader workers."""
+
+    def __len__(self) -> int: ...
+
+    def open(self, index: int) -> BinaryIO:
+        """Open a file for reading."""
+
+    def name(self, index: int) -> str:
+        """Return what a message calls the file. Never fails."""
+
+
+class ImageDecoder:
+    """Decodes whatever Pillow reads.
+
+    Args:
+        image_size: height and width in pixels: the shorter side is resized to it and the middle is cut out. None is the file's own size.
+        channels: 3 is RGB, 1 is grey.
+
+    Raises:
+        ConfigError: another number of channels, no size.
+        DataError: Pillow is not installed.
+    """
+
+    def __init__(self, *, image_size: int | None, channels: int) -> None:
+        if channels not in _MODES:
+            raise ConfigError(key="data.channels", happened=f"{channels} channels", expected="3 (RGB) or 1 (grey)")
+        if image_size is not None and image_size < 1:
+            raise ConfigError(key="data.image_size", happened=f"{image_size} is too small", expected="pixels, or null for the files' own")
+        _import_pillow()  # now, not at the first batch
+        self.image_size, self.channels = image_size, channels
+
+    def __call__(self, file: BinaryIO) -> NDArray[np.uint8]:
+        """Return the pixels [C, H, W] of an open file. Pillow raises nearly anything for a damaged one."""
+        pillow, size, mode = _import_pillow(), self.image_size, _MODES[self.channels]
+        with pillow.open(file) as image:
+            if size:
+                image.draft(None, (size, size))  # lets a large JPEG be decoded at a fraction, never below the size
+            pixels = image.convert(mode)
+        if size and pixels.size != (size, size):
+            scale = size / min(pixels.size)
+            resized = pixels.resize([max(size, round(side * scale)) for side in pixels.size], pillow.Resampling.BILINEAR)
+            left, top = (resized.width - size) // 2, (resized.height - size) // 2
+            pixels = resized.crop((left, top, left + size, top + size))
+        return np.asarray(pixels, np.uint8).reshape(pixels.height, pixels.width, -1).transpose(2, 0, 1)
+
+
+class EncodedImages:
+    """Files that read like an array uint8 [N, C, H, W], decoded at each access.
+
+    Args:
+        files: at least one.
+        decoder: where it has no image size, all files must have the size of the first.
+    """
+
+    def __init__(self, files: ImageFiles, decoder: ImageDecoder) -> None:
+        self._files, self._decoder = files, decoder
+        size = decoder.image_size
+        H, W = (size, size) if size else self._decode(0).shape[1:]
+        self.shape = (len(files), decoder.channels, H, W)
+
+    def __getitem__(self, indices: Indices, /) -> NDArray[np.uint8]:
+        images_BCHW = np.empty((len(indices), *self.shape[1:]), np.uint8)
+        for place in np.argsort(indices):  # neighbours lie side by side on the disk, in one shard
+            index = int(indices[place])
+            image = self._decode(index)
+            if image.shape != self.shape[1:]:
+                H, W = self.shape[2:]
+                raise DataError(
+                    key="data.image_size",
+                    happened=f"image {index}, {self._files.name(index)}, is {image.shape[1]} x {image.shape[2]} pixels",
+                    expected=f"{H} x {W}, as the first image, {self._files.name(0)}",
+                    fix=f"data.image_size={min(H, W)}, which resizes all to one size",
+                )
+            images_BCHW[place] = image
+        return images_BCHW
+
+    def decode_all(self) -> NDArray[np.uint8]:
+        """Return all images. Threads help with large ones, which Pillow decodes outside the interpreter's lock."""
+        images = np.empty(self.shape, np.uint8)
+        chunks = np.array_split(np.arange(len(self._files)), -(-len(self._files) // _CHUNK_FILES))
+
+        def decode(chunk: Indices) -> None:
+            images[chunk[0] : chunk[-1] + 1] = self[chunk]
+
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            for _ in pool.map(decode, chunks):
+                pass
+        return images
+
+    def _decode(self, index: int) -> NDArray[np.uint8]:
+        try:
+            with self._files.open(index) as file:
+                return self._decoder(file)
+        except DataError:  # the files say themselves what is wrong
+            raise
+        except Exception as error:  # Pillow's decoders raise nearly anything for a damaged file
+            name = self._files.name(index)
+            happened = f"image {index}, {name}, cannot be decoded: {type(error).__name__}: {error}"
+            raise DataError(key="data.root", happened=happened, expected="a complete image", fix=f"replace or remove {name}") from error
+
+
+def _import_pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        fix = 'pip install "ddp-train[image]"'
+        raise DataError(key="data", happened="reading image files needs Pillow, which is not installed", fix=fix) from error
+    return Image

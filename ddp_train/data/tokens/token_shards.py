@@ -13,7 +13,7 @@ import errno
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from ddp_train.errors import ConfigError, DataError
 FORMAT = "ddp_train tokens 1"
 INDEX = "index.json"
 _ENDS = 256  # tokens at either end, by which a stream is known again
-_WRITTEN = "what `ddp-train prepare tokens` wrote"
 DTYPES: Mapping[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 Tokens = NDArray[np.unsignedinteger[Any]]
@@ -69,6 +68,15 @@ class TokenIndex:
         path = root / INDEX
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise ValueError(f"the format is {content['format']!r}")
+            splits = {
+                name: tuple(ShardEntry(shard["file"], shard["tokens"], shard["documents"], shard.get("bytes")) for shard in shards)
+                for name, shards in content["splits"].items()
+            }
+            index = cls(content["dtype"], content["vocab_size"], content["tokenizer"], content["end_of_text"], splits)
+            if not index._is_sound():
+                raise ValueError("tokens do not fit the vocabulary or the dtype, or a shard is empty")
         except OSError as error:
             raise DataError(
                 key="data.root",
@@ -76,22 +84,9 @@ class TokenIndex:
                 expected="a folder that `ddp-train prepare tokens` has made (index.json comes last: without it the folder is not complete)",
                 fix=f"ddp-train prepare tokens FILE... to={root}, or data.root=FOLDER",
             ) from None
-        except ValueError as error:
-            raise damaged(path, f"is not JSON: {error}", _WRITTEN) from None
-        found = content.get("format") if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise damaged(path, f"has the format {found!r}", repr(FORMAT))
-        try:
-            splits = {
-                name: tuple(ShardEntry(shard["file"], shard["tokens"], shard["documents"], shard.get("bytes")) for shard in shards)
-                for name, shards in content["splits"].items()
-            }
-            index = cls(content["dtype"], content["vocab_size"], content["tokenizer"], content["end_of_text"], splits)
-            is_sound = index._is_sound()
-        except (KeyError, TypeError, AttributeError) as error:
-            raise damaged(path, f"does not say what it should: {type(error).__name__}: {error}", _WRITTEN) from None
-        if not is_sound:
-            raise damaged(path, "contradicts itself", "tokens that fit the vocabulary and the dtype, and no empty shard")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"does not say what it should: {type(error).__name__}: {error}"
+            raise damaged(path, what, f"what `ddp-train prepare tokens` wrote, {FORMAT!r}") from None
         return index
 
     def to_json(self) -> str:
@@ -150,18 +145,16 @@ class TokenShards:
         for shard in self.shards:
             self._check_size(shard)
         self._borders = np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
-        self._mapped: dict[int, Tokens] = {}
+        self.num_tokens = int(self._borders[-1])
+        self.map = cache(self._map)
         self._view: Tokens = np.empty((0, 0), self._dtype)  # all windows of the last length, of the only file
-
-    def __len__(self) -> int:
-        return int(self._borders[-1])
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """How many tokens and documents there are, and the first and the last ones; not how they were cut into shards."""
-        count = min(_ENDS, len(self))
-        ends = xxhash.xxh3_64_hexdigest(self.windows(np.asarray([0, len(self) - count]), count).tobytes())
-        return {"tokens": len(self), "documents": sum(shard.documents for shard in self.shards), "first_and_last_tokens": ends}
+        count = min(_ENDS, self.num_tokens)
+        ends = xxhash.xxh3_64_hexdigest(self.windows(np.asarray([0, self.num_tokens - count]), count).tobytes())
+        return {"tokens": self.num_tokens, "documents": sum(shard.documents for shard in self.shards), "first_and_last_tokens": ends}
 
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
         """Return the `length` tokens from each position of the stream in `starts` [B], shape [B, length].
@@ -176,27 +169,25 @@ class TokenShards:
         found: Tokens = self._view[starts]
         return found
 
-    def map(self, number: int) -> Tokens:
+    def _map(self, number: int) -> Tokens:
         """Return all tokens of a shard, mapped and read-only."""
-        if number not in self._mapped:
-            path = self.root / self.shards[number].file
-            try:
-                tokens: Tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))  # a plain view: the subclass makes every access slower
-            except OSError as error:
-                raise _unreadable(path, error) from None
-            if tokens[-1] != self.index.end_of_text:
-                raise damaged(path, f"ends with the token {tokens[-1]}", f"{self.index.end_of_text}, which ends every document")
-            self._mapped[number] = tokens
-        return self._mapped[number]
+        path = self.root / self.shards[number].file
+        try:
+            tokens: Tokens = np.asarray(np.memmap(path, self._dtype, mode="r"))  # a plain view: the subclass makes every access slower
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if tokens[-1] != self.index.end_of_text:
+            raise damaged(path, f"ends with the token {tokens[-1]}", f"{self.index.end_of_text}, which ends every document")
+        return tokens
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenShards, (self.root, self.split)
+        return type(self), (self.root, self.split)
 
     def _join(self, starts: NDArray[np.int64], length: int) -> Tokens:
         """Return windows of several files: a slice for each window, and more where it goes on in the next files."""
-        if starts.min(initial=0) < 0 or starts.max(initial=0) + length > len(self):
+        if starts.min(initial=0) < 0 or starts.max(initial=0) + length > self.num_tokens:
             raise IndexError(
-                f"windows of {length} tokens from {starts.min()} to {starts.max()} do not lie in a stream of {len(self)} tokens"
+                f"windows of {length} from {starts.min()} to {starts.max()} do not lie in a stream of {self.num_tokens} tokens"
             )
         shards = self._borders.searchsorted(starts, side="right") - 1
         memories, parts = self._memories, []
@@ -227,67 +218,54 @@ class TokenShards:
             raise damaged(path, f"{what}: {size} bytes found", f"{expected} bytes, as index.json says ({shard.tokens} tokens)")
 
 
-class TokenDocuments:
+class TokenDocuments(TokenShards):
     """The documents of one split, in the order of the shards.
 
     Args: as for `TokenShards`.
     """
 
     def __init__(self, root: str | Path, split: str = "train") -> None:
-        self._tokens = TokenShards(root, split)
-        self.index = self._tokens.index
-        self._borders = np.cumsum([0, *(shard.documents for shard in self._tokens.shards)], dtype=np.int64)
-        self._starts: dict[int, NDArray[np.int64]] = {}
+        super().__init__(root, split)
+        self._first_documents = np.cumsum([0, *(shard.documents for shard in self.shards)], dtype=np.int64)
+        self._starts = cache(self._read_starts)
 
     def __len__(self) -> int:
-        return int(self._borders[-1])
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        return self._tokens.fingerprint
+        return int(self._first_documents[-1])
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each document with its `end_of_text`, shape [N]."""
-        lengths = np.empty(len(self), np.int64)
-        for number, shard in enumerate(self._tokens.shards):
-            starts, part = self._starts_of(number), lengths[self._borders[number] : self._borders[number + 1]]
-            np.subtract(starts[1:], starts[:-1], out=part[:-1])
-            part[-1] = shard.tokens - starts[-1]
-            if starts[0] != 0 or part.min() < 1:
-                path = self._tokens.root / shard.starts_file
-                raise damaged(path, "does not rise from 0 to the shard's end", "the starts of its documents")
-        return lengths
+        parts = [np.zeros(0, np.int64)]
+        for number, shard in enumerate(self.shards):
+            starts = self._starts(number)
+            parts.append(np.diff(starts, append=shard.tokens))
+            if starts[0] != 0 or parts[-1].min() < 1:
+                raise damaged(self.root / shard.starts_file, "does not rise from 0 to the shard's end", "the starts of its documents")
+        return np.concatenate(parts)
 
     def read(self, index: int) -> Tokens:
         """Return the tokens of one document and its `end_of_text`: a read-only view of the mapped file."""
-        number = int(self._borders.searchsorted(index, side="right")) - 1
-        shard, starts = self._tokens.shards[number], self._starts_of(number)
-        place = index - int(self._borders[number])
+        number = int(self._first_documents.searchsorted(index, side="right")) - 1
+        shard, starts = self.shards[number], self._starts(number)
+        place = index - int(self._first_documents[number])
         start, stop = int(starts[place]), int(starts[place + 1]) if place + 1 < shard.documents else shard.tokens
         if not 0 <= start < stop <= shard.tokens:
-            raise damaged(
-                self._tokens.root / shard.starts_file, f"has document {index} from {start} to {stop}", f"a part of {shard.tokens} tokens"
-            )
-        return self._tokens.map(number)[start:stop]
+            what = f"has document {index} from {start} to {stop}"
+            raise damaged(self.root / shard.starts_file, what, f"a part of {shard.tokens} tokens")
+        return self.map(number)[start:stop]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenDocuments, (self._tokens.root, self._tokens.split)
-
-    def _starts_of(self, number: int) -> NDArray[np.int64]:
-        if number not in self._starts:
-            shard = self._tokens.shards[number]
-            path = self._tokens.root / shard.starts_file
-            try:
-                starts = np.asarray(np.load(path, mmap_mode="r"))
-            except OSError as error:
-                raise _unreadable(path, error) from None
-            except (ValueError, EOFError) as error:
-                raise damaged(path, f"is no array: {error}", f"int64 [{shard.documents}], as index.json says") from None
-            if starts.dtype != np.int64 or starts.shape != (shard.documents,):
-                raise damaged(path, f"has {starts.dtype} {list(starts.shape)}", f"int64 [{shard.documents}], as index.json says")
-            self._starts[number] = starts
-        return self._starts[number]
+    def _read_starts(self, number: int) -> NDArray[np.int64]:
+        shard = self.shards[number]
+        path, expected = self.root / shard.starts_file, f"int64 [{shard.documents}], as index.json says"
+        try:
+            starts = np.asarray(np.load(path, mmap_mode="r"))
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        except (ValueError, EOFError) as error:
+            raise damaged(path, f"is no array: {error}", expected) from None
+        if starts.dtype != np.int64 or starts.shape != (shard.documents,):
+            raise damaged(path, f"has {starts.dtype} {list(starts.shape)}", expected)
+        return starts
 
 
 def require_positive(**sizes: int) -> None:

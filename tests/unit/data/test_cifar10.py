@@ -67,7 +67,7 @@ def test_a_missing_file_is_named(tmp_path, write, name):
 def test_an_empty_file_is_refused(tmp_path):
     write_cifar_binary(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"test_batch\.bin is empty"):
+    with pytest.raises(DataError, match=r"test_batch\.bin has 0 labels"):
         CIFAR10(str(tmp_path), "test")
 
 

@@ -55,14 +55,14 @@ def test_crops_and_flips_are_offered(tmp_path):
 def test_different_numbers_of_images_and_labels_are_refused(tmp_path):
     write_mnist(tmp_path)
     write_idx(tmp_path / "train-labels-idx1-ubyte.gz", np.zeros(39, np.uint8), compress=True)
-    with pytest.raises(DataError, match=r"40 images.*39 labels"):
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz has 39 labels\n.*one for each image \(40\)"):
         MNIST(str(tmp_path))
 
 
 def test_a_label_above_nine_is_refused(tmp_path):
     write_mnist(tmp_path)
     write_idx(tmp_path / "train-labels-idx1-ubyte.gz", np.full(40, 10, np.uint8), compress=True)
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz has label 10"):
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz has labels from 10 to 10"):
         MNIST(str(tmp_path))
 
 
@@ -113,15 +113,15 @@ def test_the_content_tells_whether_it_is_compressed_not_the_name(tmp_path, compr
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (idx_bytes(IMAGES)[:-1], r"truncated: 95 bytes found\n.*96 bytes.*5 x 4 x 4"),
-        (idx_bytes(IMAGES) + b"x", r"too long: 97 bytes found\n.*96 bytes"),
-        (idx_bytes(IMAGES)[:9], r"truncated: 9 bytes found\n.*header of 16"),
+        (idx_bytes(IMAGES)[:-1], r"has 95 bytes\n.*96, .*5 x 4 x 4"),
+        (idx_bytes(IMAGES) + b"x", r"has 97 bytes\n.*96, "),
+        (idx_bytes(IMAGES)[:9], r"has 9 bytes\n.*16, "),
         (idx_bytes(IMAGES.reshape(5, 16)), r"starts with 00000802\n.*00000803"),
         (b"<html>404</html>", r"starts with 3c68746d"),
         (b"", r"starts with nothing"),
-        (gzip.compress(idx_bytes(IMAGES))[:-12], r"corrupt gzip"),
-        (gzip.compress(idx_bytes(IMAGES))[:20] + b"\xff" * 30, r"corrupt gzip"),
-        (gzip.compress(idx_bytes(IMAGES)[:-1]), r"truncated: 95 bytes found"),
+        (gzip.compress(idx_bytes(IMAGES))[:-12], r"cannot be read"),
+        (gzip.compress(idx_bytes(IMAGES))[:20] + b"\xff" * 30, r"cannot be read"),
+        (gzip.compress(idx_bytes(IMAGES)[:-1]), r"has 95 bytes"),
     ],
     ids=[
         "short",
@@ -147,7 +147,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, content, message):
 def test_a_header_of_a_petabyte_allocates_nothing(tmp_path):
     path = tmp_path / "images"
     path.write_bytes(b"\x00\x00\x08\x03" + b"\xff" * 12 + b"\x00" * 100)
-    with pytest.raises(DataError, match="truncated"):
+    with pytest.raises(DataError, match="has 116 bytes"):
         read_idx(path, num_dims=3)
 
 
