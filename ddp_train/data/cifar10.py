@@ -73,15 +73,10 @@ class CIFAR10(ImageArray):
 
 
 def _find(root: Path, names: list[str]) -> tuple[Path, str, Callable[[Path, bytes], Batch]] | None:
-    for folder, suffix, parse in [
-        (root, ".bin", _parse_binary),
-        (root / _BINARY_FOLDER, ".bin", _parse_binary),
-        (root, "", _parse_python),
-        (root / _PYTHON_FOLDER, "", _parse_python),
-    ]:
-        if any((folder / (name + suffix)).is_file() for name in names):
-            return folder, suffix, parse
-    return None
+    binary, python = (".bin", _parse_binary), ("", _parse_python)
+    layouts = [(root, *binary), (root / _BINARY_FOLDER, *binary), (root, *python), (root / _PYTHON_FOLDER, *python)]
+    there = (layout for layout in layouts if any((layout[0] / (name + layout[1])).is_file() for name in names))
+    return next(there, None)
 
 
 def _parse_binary(path: Path, content: bytes) -> Batch:

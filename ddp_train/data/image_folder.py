@@ -70,7 +70,7 @@ class ImageFolder(ImageArray):
     def fingerprint(self) -> Mapping[str, Any]:
         """The names of all files, and the first and the last one."""
         first, last = (fingerprint_of(self._files.open(place)) for place in (0, -1))
-        return {"names": hash_of(path.removeprefix(self._folder) for path in self._files.paths), "first_file": first, "last_file": last}
+        return {"names": hash_of(path.removeprefix(self._folder) for path in self._files), "first_file": first, "last_file": last}
 
     @property
     def meaning(self) -> Mapping[str, Any]:
@@ -98,20 +98,14 @@ class ImageFolder(ImageArray):
         return self._files.name(index)
 
 
-class _Files:
-    """The files of an image folder."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
+class _Files(list[str]):
+    """The files of an image folder, by their paths."""
 
     def open(self, index: int) -> BinaryIO:
-        return open(self.paths[index], "rb")
+        return open(self[index], "rb")
 
     def name(self, index: int) -> str:
-        return self.paths[index]
+        return self[index]
 
 
 def _require_split(root: str, split: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tarfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, BinaryIO
@@ -105,7 +106,7 @@ class _Members:
         path = self._index.shard_path(number)
         try:
             return f"{path}: {member_name(self._shard(number).read(offset - header, header))}"
-        except (OSError, DataError):
+        except (OSError, DataError, tarfile.TarError):  # it is no longer there
             return path
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -121,7 +122,7 @@ class _Shard:
         path, indexed = index.shard_path(number), index.shards[number]
         self._descriptor = os.open(path, os.O_RDONLY)
         found = os.fstat(self._descriptor)
-        if found.st_size != indexed["size"] or found.st_mtime_ns != indexed["mtime_ns"]:
+        if (found.st_size, found.st_mtime_ns) != (indexed["size"], indexed["mtime_ns"]):
             happened = f"{path} has changed since it was indexed, when the run began"
             raise DataError(key="data.root", happened=happened, expected="tars that stay as they are", fix="start the run again")
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import cycle, islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -65,18 +65,21 @@ class Loader:
         return []
 
 
-class Evaluation(Protocol):
+class Evaluation:
     """The evaluation data of one rank: iterated over once for each evaluation; at least one micro-batch."""
 
-    skips: bool  # samples that cannot be read
+    skips = False  # samples that cannot be read
 
-    def __iter__(self) -> Iterator[MicroBatch]: ...
+    def __iter__(self) -> Iterator[MicroBatch]:
+        raise NotImplementedError
 
     def peek(self) -> MicroBatch | None:
         """Return this rank's first micro-batch, and leave the next evaluation as it would be; None: that cannot be."""
+        raise NotImplementedError
 
     def sample_ids(self, number: int) -> Indices | None:
         """Return what this rank's micro-batch `number` is made of; None: samples have no numbers."""
+        return None
 
 
 class TrainLoader(Loader):
@@ -185,7 +188,7 @@ class OneBatch(Loader):
         return ["debug.overfit: the first global batch is trained on, again and again"]
 
 
-class EvalLoader:
+class EvalLoader(Evaluation):
     """The evaluation data of one rank: every sample once over all ranks, no padding, unequal shares.
 
     Args: as for `TrainLoader`; samples that are skipped are left out.
@@ -248,8 +251,7 @@ class _Reading:
         return micro_batch
 
     def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
-        read_here = self.here if self._pin_memory else self._read
-        found = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(read_here, requests)
+        found = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(self.here, requests)
         for micro_batch in found:
             for bad in micro_batch.skipped:
                 if bad.sample not in self._known_bad:  # once of each

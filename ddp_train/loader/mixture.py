@@ -144,14 +144,11 @@ def _common(parts: Mapping[str, DataSource]) -> dict[str, Any]:
     said_by: dict[str, str] = {}
     for name, part in parts.items():
         for fact, value in part.facts.items():
-            if fact in facts and facts[fact] != value and fact not in _OF_ONE:
-                raise ConfigError(
-                    key=f"data.sources.{name}",
-                    happened=f"has {fact} {value}, and data.sources.{said_by[fact]} has {facts[fact]}",
-                    expected="sources of one kind",
-                )
-            facts[fact] = value if facts.get(fact, value) == value else None
-            said_by.setdefault(fact, name)
+            known, first = facts.setdefault(fact, value), said_by.setdefault(fact, name)
+            if known != value and fact not in _OF_ONE:
+                happened = f"has {fact} {value}, and data.sources.{first} has {known}"
+                raise ConfigError(key=f"data.sources.{name}", happened=happened, expected="sources of one kind")
+            facts[fact] = value if known == value else None
     return {fact: value for fact, value in facts.items() if value is not None}
 
 

@@ -149,7 +149,7 @@ class SampleOrder(BatchOrder):
         # What has been drawn ahead.
         self._rows: dict[tuple[int, int, int], Indices] = {}  # by epoch, start and stop
         self._keys: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # those of each part of a global batch
-        self._block: _Block | None = None
+        self._block: tuple[int, int, Indices] | None = None  # of a sampler with windows, several of them: by epoch and number
 
     def batch_at(self, samples: int) -> GlobalBatch:
         asked = self._asked  # in a step several ask for the same one
@@ -194,11 +194,11 @@ class SampleOrder(BatchOrder):
             number = start // block_size
             low = number * block_size
             block = self._block
-            if block is None or (block.epoch, block.number) != (epoch, number):
+            if block is None or block[:2] != (epoch, number):
                 positions = np.arange(low, min(low + block_size, self._sampler.length))
-                block = self._block = _Block(epoch, number, self._sampler(epoch, positions))
+                block = self._block = epoch, number, self._sampler(epoch, positions)
             border = min(stop, low + block_size)
-            pieces.append(block.indices[start - low : border - low])
+            pieces.append(block[2][start - low : border - low])
             start = border
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
@@ -233,11 +233,3 @@ class SampleOrder(BatchOrder):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rows": {}, "_keys": {}, "_block": None}  # for data-loader workers: each draws for itself
-
-
-class _Block(NamedTuple):
-    """What has been drawn of a sampler with windows: several of them, one after the other."""
-
-    epoch: int
-    number: int
-    indices: Indices

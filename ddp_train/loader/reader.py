@@ -111,8 +111,7 @@ class TrainReader:
             self._dataset.keys_of = partial(self._order.sample_keys, epoch)
         skipped: tuple[BadSample, ...] = ()
         if self._skips:
-            others = partial(self._order.others, epoch, count=_TRIES)
-            batch, wanted, skipped = self.samples.read_replacing(wanted, others)
+            batch, wanted, skipped = self.samples.read_good(wanted, partial(self._order.others, epoch, count=_TRIES))
         else:
             batch = self.samples.read(wanted)
         if self._augments:
@@ -138,10 +137,10 @@ class EvalReader:
             is_empty = request.start == request.stop
             indices = np.zeros(1, np.int64) if is_empty else self.indices(request)
             return as_micro_batch(self.samples.read(indices), len(indices), counts=not is_empty)
-        batch, skipped = self.samples.read_leaving_out(self.indices(request))
+        batch, taken, skipped = self.samples.read_good(self.indices(request))
         if batch is not None:
-            return as_micro_batch(batch, request.stop - request.start - len(skipped), skipped=skipped)
-        stand_in, _, _ = self.samples.read_replacing(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples))))
+            return as_micro_batch(batch, len(taken), skipped=skipped)
+        stand_in, _, _ = self.samples.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples))))
         return as_micro_batch(stand_in, 1, counts=False, skipped=skipped)
 
 
@@ -180,47 +179,33 @@ class Samples:
     def read_alone(self, index: int) -> None:
         self.source.batch(np.asarray([index], np.int64))
 
-    def read_replacing(self, indices: Indices, others: Callable[[int], Indices]) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
-        """Read samples, others in the place of bad ones; return the batch, what it is made of, and the bad ones.
+    def read_good(
+        self, indices: Indices, others: Callable[[int], Indices] | None = None
+    ) -> tuple[Batch | None, Indices, tuple[BadSample, ...]]:
+        """Read samples; return the batch, what it is made of, and the bad ones. Without `others` the batch is None where none is good.
 
         Args:
-            others: gives for an index what to try in its place.
+            others: gives for an index what to try in its place; None: bad samples are left out.
         """
         while True:
-            taken, skipped = indices, []
-            if self._bad:
-                taken = indices.copy()
-                for place, index in enumerate(map(int, indices)):
-                    if index in self._bad:
-                        taken[place] = self._first_good(index, others(index))
-                        skipped.append(BadSample(index, self._bad[index]))
+            bad = [place for place, index in enumerate(indices.tolist()) if index in self._bad] if self._bad else []
+            skipped = tuple(BadSample(index, self._bad[index]) for index in indices[bad].tolist())
+            taken = indices.copy() if others is not None else np.delete(indices, bad)
+            if others is not None:
+                taken[bad] = [self._first_good(each.sample, others(each.sample)) for each in skipped]
+            if not len(taken):
+                return None, taken, skipped
             try:
-                return self.source.batch(taken), taken, tuple(skipped)
-            except Exception as error:
-                self._find_bad(taken, error)
-
-    def read_leaving_out(self, indices: Indices) -> tuple[Batch | None, tuple[BadSample, ...]]:
-        """Read samples without the bad ones; None: none is left."""
-        while True:
-            is_bad = np.asarray([int(index) in self._bad for index in indices], bool)
-            skipped = tuple(BadSample(int(index), self._bad[int(index)]) for index in indices[is_bad])
-            if is_bad.all():
-                return None, skipped
-            try:
-                return self.source.batch(indices[~is_bad]), skipped
-            except Exception as error:
-                self._find_bad(indices[~is_bad], error)
+                return self.source.batch(taken), taken, skipped
+            except Exception:
+                are_good = [self._is_good(index) for index in taken.tolist()]
+                if all(are_good):
+                    raise
 
     def _first_good(self, index: int, candidates: Indices) -> int:
-        for candidate in map(int, candidates):
-            if candidate in self._bad:
-                continue
-            try:
-                self.read_alone(candidate)
-            except Exception as error:
-                self._bad[candidate] = self._why(error, candidate)
-                continue
-            return candidate
+        for candidate in candidates.tolist():
+            if self._is_good(candidate):
+                return int(candidate)
         raise DataError(
             key="loader.on_bad_sample",
             happened=f"sample {index} cannot be read, nor can the {_TRIES} that were tried in its place. {self._bad[index]}",
@@ -228,18 +213,13 @@ class Samples:
             fix="loader.on_bad_sample=raise shows the error itself",
         )
 
-    def _find_bad(self, indices: Indices, error: Exception) -> None:
-        known = len(self._bad)
-        for index in map(int, indices):
+    def _is_good(self, index: int) -> bool:
+        if index not in self._bad:
             try:
                 self.read_alone(index)
-            except Exception as its_own:
-                self._bad[index] = self._why(its_own, index)
-        if len(self._bad) == known:
-            raise error
-
-    def _why(self, error: Exception, index: int) -> str:
-        return f"{type(error).__name__}{self.where(index)}: {error}".partition("\n")[0]
+            except Exception as error:
+                self._bad[index] = f"{type(error).__name__}{self.where(index)}: {error}".partition("\n")[0]
+        return index not in self._bad
 
 
 class LengthPlan:

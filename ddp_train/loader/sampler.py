@@ -279,15 +279,14 @@ def labels_of(source: DataSource) -> NDArray[np.integer[Any]]:
 
 
 def _lengths(source: DataSource) -> NDArray[Any]:
-    offered = dataset_of(source)
-    if (found := source.lengths) is None:
-        raise ConfigError(
-            key="loader.bucket_batches",
-            happened=f"is given, but {type(offered).__name__} does not tell the lengths of its samples",
-            expected="a data set with `lengths`, one number per sample",
-            fix="loader.bucket_batches=null",
+    name = type(dataset_of(source)).__name__
+    if (lengths := source.lengths) is None:
+        happened, expected = (
+            f"is given, but {name} does not tell the lengths of its samples",
+            "a data set with `lengths`, one number per sample",
         )
-    return _checked(found, f"{type(offered).__name__}.lengths", (len(source),), "iuf", "numbers")
+        raise ConfigError(key="loader.bucket_batches", happened=happened, expected=expected, fix="loader.bucket_batches=null")
+    return _checked(lengths, f"{name}.lengths", (len(source),), "iuf", "numbers")
 
 
 def _checked(offered: Any, name: str, shape: tuple[int], kinds: str, expected: str) -> NDArray[Any]:

@@ -11,9 +11,8 @@ import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import IterableDataset
@@ -21,7 +20,7 @@ from torch.utils.data import IterableDataset
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Batch
 from ddp_train.loader.dataset_adapter import Collate, collate, facts_of
-from ddp_train.loader.loader import Loader
+from ddp_train.loader.loader import Evaluation, Loader
 from ddp_train.loader.order import BatchOrder, share
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.loader.stream_shard import comes_from, cut, reads_all
@@ -187,7 +186,7 @@ class StreamLoader(Loader):
         return _Reader(self._stream, self._first_reader + number, self._all_readers, position)
 
 
-class StreamEvalLoader:
+class StreamEvalLoader(Evaluation):
     """The evaluation data of one rank: each sample of one pass once over all ranks, no padding. The stream must end.
 
     Args:
@@ -199,7 +198,6 @@ class StreamEvalLoader:
     """
 
     def __init__(self, stream: Stream, *, rank: int, world_size: int, batch_size: int, most: int | None = None) -> None:
-        self.skips = False
         self._stream, self._rank, self._world_size, self._batch_size = stream, rank, world_size, batch_size
         low, high = share(0, most or 0, rank, world_size)
         self._most = None if most is None else high - low
@@ -226,15 +224,11 @@ class StreamEvalLoader:
                 return None
         return next(iter(StreamEvalLoader(stream, rank=self._rank, world_size=self._world_size, batch_size=self._batch_size)))
 
-    def sample_ids(self, number: int) -> None:
-        """They have none."""
-
     def _samples(self, rank: int) -> Iterator[Any]:
         return cut(self._stream.dataset, rank, self._world_size).samples()
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(NamedTuple):
     """Samples that are wanted of a reader; travels to the workers."""
 
     size: int
@@ -283,8 +277,7 @@ class _Reader:
                     expected="at least one sample for each worker of each rank, in every pass",
                     fix="fewer loader.num_workers or ranks, or data in more files",
                 )
-            self._pass += 1
-            position = None
+            self._pass, position = self._pass + 1, None
 
     def _position_now(self) -> bytes | None:
         state = self._shard.dataset.state_dict()

@@ -73,16 +73,14 @@ def _with_splitter(dataset: Any, index: int, count: int) -> Any:
     """Return the pipeline with our numbers in place of those that its splitters take from the environment."""
     from webdataset.shardlists import single_node_only, split_by_node, split_by_worker
 
-    changed = copy.copy(dataset)
-    is_split = False
-    changed.pipeline = []
-    for stage in dataset.pipeline:
-        if stage in (single_node_only, split_by_node):
-            if not is_split:
-                changed.pipeline.append(partial(_every_nth, index=index, count=count))
-            is_split = True
-        elif stage is not split_by_worker:
-            changed.pipeline.append(stage)
+    changed, splitters = copy.copy(dataset), (single_node_only, split_by_node)
+    first = next(place for place, stage in enumerate(dataset.pipeline) if stage in splitters)
+    ours = partial(_every_nth, index=index, count=count)
+    changed.pipeline = [
+        ours if place == first else stage
+        for place, stage in enumerate(dataset.pipeline)
+        if place == first or stage not in (*splitters, split_by_worker)
+    ]
     return changed
 
 

@@ -6,7 +6,10 @@ ours), and a process forked while one of them holds a lock may wait for that loc
 
 from __future__ import annotations
 
+import io
 import logging
+import math
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -17,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -26,15 +28,17 @@ from threading import Thread
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ddp_train.errors import UserError
-from ddp_train.loader.shared_batch import SharedBatch
 from ddp_train.system import handover, stack_dump
 from ddp_train.system.process import STOP_SIGNALS, die_with_parent
 from ddp_train.system.terminal import outlive
 
 AHEAD = 2  # requests that each worker has been given
 _ENDS_WITHIN_S = 2.0
+_ALIGNMENT = 64  # bytes
+_Place = tuple[int, torch.dtype, tuple[int, ...]]  # of a tensor in shared memory: its first byte, type and shape
 
 
 def start_server() -> None:
@@ -70,14 +74,6 @@ class WorkerDied(Exception):
     def how(self) -> str:
         code = self._exit_code
         return "ended" if code is None else f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """What a worker sends instead of a result."""
-
-    error: Exception
-    traceback: str
 
 
 class WorkerPool:
@@ -199,10 +195,11 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             self._process.join(_ENDS_WITHIN_S)
             raise WorkerDied(request, self._process.pid, self._process.exitcode) from None
-        if isinstance(answer, _Raised):
-            if not isinstance(answer.error, UserError):
-                answer.error.add_note(f"in a loader worker (pid {self._process.pid}):\n{answer.traceback}")
-            raise answer.error
+        if isinstance(answer, tuple):
+            error, where = answer
+            if not isinstance(error, UserError):
+                error.add_note(f"in a loader worker (pid {self._process.pid}):\n{where}")
+            raise error
         return next(self._next_slot).copy_out(answer, pin_memory=pin_memory)
 
     def hang_up(self) -> None:
@@ -239,12 +236,12 @@ def _serve(
             request = connection.recv()
         except (EOFError, OSError):  # the rank has closed its end, perhaps with results unread
             return
-        answer: bytes | _Raised
+        answer: bytes | tuple[Exception, str]
         try:
             note.write(str(request))
             answer = slot.put(read(request))
         except Exception as error:
-            answer = _Raised(_portable(error), traceback.format_exc())
+            answer = _portable(error), traceback.format_exc()
         note.write("")
         try:
             connection.send(answer)
@@ -259,3 +256,68 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error if type(rebuilt) is type(error) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+class SharedBatch:
+    """Memory that two processes share, with room for one batch, growing as needed: one puts a batch in, the other takes it out.
+
+    Tensors are copied in and out, the rest of the batch travels as a pickle beside them. Nothing is allocated for each batch, and a batch
+    that was put in is there even if the process that put it in has ended since.
+
+    Args:
+        descriptor: of the file in memory; None makes one.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("batch") if descriptor is None else descriptor
+        self._memory: mmap.mmap | None = None
+
+    def put(self, batch: Any) -> bytes:
+        text = io.BytesIO()
+        _Packer(text, self).dump(batch)
+        return text.getvalue()
+
+    def copy_out(self, text: bytes, *, pin_memory: bool) -> Any:
+        """Copy the batch out, where wanted into page-locked memory."""
+        return _Unpacker(io.BytesIO(text), self, pin_memory).load()
+
+    def close(self) -> None:
+        self._memory = None
+        os.close(self.descriptor)
+
+    def view(self, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """Return the tensor of that type and shape that begins at a byte."""
+        numel = math.prod(shape)
+        if not numel:
+            return torch.empty(shape, dtype=dtype)
+        end = offset + numel * dtype.itemsize
+        if self._memory is None or len(self._memory) < end:
+            if os.fstat(self.descriptor).st_size < end:
+                os.ftruncate(self.descriptor, end)
+            self._memory = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
+        return torch.frombuffer(self._memory, dtype=dtype, count=numel, offset=offset).view(shape)
+
+
+class _Packer(pickle.Pickler):
+    """Copies the tensors into a slot, and leaves in the pickle where they lie."""
+
+    def __init__(self, file: io.BytesIO, slot: SharedBatch) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._slot, self._end = slot, 0
+
+    def persistent_id(self, obj: Any) -> _Place | None:
+        if type(obj) is not Tensor or obj.layout != torch.strided or obj.device.type != "cpu" or obj.is_quantized:
+            return None  # pickled as it is
+        place = -(-self._end // _ALIGNMENT) * _ALIGNMENT, obj.dtype, tuple(obj.shape)
+        self._slot.view(*place).copy_(obj.detach())
+        self._end = place[0] + obj.nbytes
+        return place
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, slot: SharedBatch, pin_memory: bool) -> None:
+        super().__init__(file)
+        self._slot, self._pin_memory = slot, pin_memory
+
+    def persistent_load(self, pid: _Place) -> Tensor:
+        return torch.empty(pid[2], dtype=pid[1], pin_memory=self._pin_memory).copy_(self._slot.view(*pid))

@@ -56,14 +56,11 @@ class TarIndex:
     def shard_path(self, shard: int) -> str:
         return os.path.join(self._folder, os.fsdecode(self.shards["name"][shard]))
 
-    def is_of(self, shards: NDArray[np.void]) -> bool:
-        return all(np.array_equal(self.shards[name], shards[name]) for name in ("name", "size", "mtime_ns"))
+    def digest(self) -> str:
+        return hashlib.sha256(self.shards.tobytes()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _map_again, (self.path, self._folder, self._digest())
-
-    def _digest(self) -> str:
-        return hashlib.sha256(self.shards.tobytes()).hexdigest()
+        return _map_again, (self.path, self._folder, self.digest())
 
 
 def open_index(shards: ShardSet, *, image_extensions: Sequence[str], label_extension: str) -> TarIndex:
@@ -80,7 +77,7 @@ def open_index(shards: ShardSet, *, image_extensions: Sequence[str], label_exten
     for path in _places(shards, wanted):
         with suppress(OSError, ValueError, EOFError):
             old = TarIndex(path, shards.folder)
-            if old.is_of(current):
+            if list(map(_key, old.shards)) == list(map(_key, current)):
                 return old
     started = time.monotonic()
     samples = _samples(shards, current, old, wanted)
@@ -96,12 +93,9 @@ def _samples(shards: ShardSet, current: NDArray[np.void], old: TarIndex | None, 
     unread = [number for number, key in enumerate(keys) if key not in parts]
     _log.info("indexing %d of %d tars in %s, once", len(unread), len(current), shards.folder)
     read = partial(scan, image_extensions=wanted[0], label_extension=wanted[1])
-    pool = ThreadPoolExecutor(max_workers=_THREADS)
-    try:
-        for number, found in zip(unread, pool.map(read, [shards.paths[number] for number in unread]), strict=True):
-            parts[keys[number]] = found
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with ThreadPoolExecutor(max_workers=_THREADS) as pool:  # the first error cancels what has not begun
+        found = pool.map(read, [shards.paths[number] for number in unread])
+        parts.update(zip((keys[number] for number in unread), found, strict=True))
     if not np.array_equal(_stat(shards), current):
         raise DataError(key="data.root", happened=f"tars in {shards.folder} change while they are read", expected="finished tars")
     for number, key in enumerate(keys):
@@ -170,6 +164,6 @@ def _write(places: list[str], samples: NDArray[np.void], shards: NDArray[np.void
 
 def _map_again(path: str, folder: str, digest: str) -> TarIndex:
     index = TarIndex(path, folder)
-    if index._digest() != digest:
+    if index.digest() != digest:
         raise DataError(key="data.root", happened=f"{path} was made anew: the tars have changed since the run began", fix="start it again")
     return index

@@ -74,15 +74,13 @@ def find_shards(root: str, split: str) -> ShardSet:
 def _expand(folder: str, pattern: str) -> tuple[str, ...]:
     names: list[str] = []
     for part in _expand_braces(pattern):
+        found = sorted(glob.glob(part, root_dir=folder))
         if not glob.has_magic(part):
-            if not os.path.isfile(os.path.join(folder, part)):
+            if not found:
                 raise DataError(key="data.split", happened=f"{folder} has no shard {part}", expected=f"all of {pattern}")
-            names.append(part)
-        else:
-            names += sorted(glob.glob(part, root_dir=folder))
-            compressed = [name for end in _COMPRESSED for name in glob.glob(part.removesuffix(".tar") + end, root_dir=folder)]
-            if compressed:
-                raise refusal(os.path.join(folder, sorted(compressed)[0]))
+        elif compressed := [name for end in _COMPRESSED for name in glob.glob(part.removesuffix(".tar") + end, root_dir=folder)]:
+            raise refusal(os.path.join(folder, sorted(compressed)[0]))
+        names += found
     return tuple(names)
 
 
@@ -90,12 +88,9 @@ def _expand_braces(pattern: str) -> list[str]:
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]
-    numbers = _RANGE.fullmatch(match[1])
-    if numbers:
-        width = len(numbers[1])
-        values = [f"{number:0{width}}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
-    else:
-        values = match[1].split(",")
+    values = match[1].split(",")
+    if numbers := _RANGE.fullmatch(match[1]):
+        values = [f"{number:0{len(numbers[1])}}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
     return [pattern[: match.start()] + value + rest for value in values for rest in _expand_braces(pattern[match.end() :])]
 
 
@@ -160,13 +155,16 @@ def scan(path: str, *, image_extensions: tuple[str, ...], label_extension: str) 
 
 
 def member_name(header: bytes) -> str:
-    """Return the name in a member's header, which is several blocks long where the name is."""
-    try:
-        with tarfile.open(fileobj=io.BytesIO(header), mode="r:") as tar:
-            member = tar.next()
-    except tarfile.TarError:
-        return "a member that is no longer there"
-    return member.name if member else "a member that is no longer there"
+    """Return the name in a member's header, which is several blocks long where the name is.
+
+    Raises:
+        tarfile.TarError: it is none.
+    """
+    with tarfile.open(fileobj=io.BytesIO(header), mode="r:") as tar:
+        member = tar.next()
+    if member is None:
+        raise tarfile.ReadError("no header")
+    return member.name
 
 
 def _collect(
@@ -186,13 +184,17 @@ def _collect(
         if member.issparse():
             happened = f"{path}: {member.name} is sparse"
             raise DataError(key="data.root", happened=happened, expected="plain files", fix="tar without --sparse")
-        if extension == label_extension:
-            if sample.label is not None:
-                raise _twice(path, member.name, "label")
+        what = "label" if extension == label_extension else "image"
+        if getattr(sample, what) is not None:
+            raise DataError(
+                key="data.root",
+                happened=f"{path}: {member.name} is the second {what} of its sample",
+                expected=f"one {what} for each key (the path up to the first dot of the base name)",
+                fix="data.image_extensions=[jpg] where a sample has several images on purpose; else another key",
+            )
+        if what == "label":
             sample.label = _label(file, member, path)
         else:
-            if sample.image is not None:
-                raise _twice(path, member.name, "image")
             sample.image = (member.offset, member.offset_data, member.size)
     return samples
 
@@ -202,20 +204,8 @@ def _label(file: BinaryIO, member: tarfile.TarInfo, path: str) -> int:
     text = os.pread(file.fileno(), size, member.offset_data)
     if len(text) < size:
         raise tarfile.ReadError(f"it ends in {member.name}")
-    try:
-        label = int(text)
-    except ValueError:
-        label = -1
+    label = int(text) if text.strip().isdigit() else -1
     if not 0 <= label < 2**63:
         happened = f"{path}: {member.name} holds {text.decode(errors='replace')!r}"
         raise DataError(key="data.label_extension", happened=happened, expected="the number of a class as text, at least 0")
     return label
-
-
-def _twice(path: str, name: str, what: str) -> DataError:
-    return DataError(
-        key="data.root",
-        happened=f"{path}: {name} is the second {what} of its sample",
-        expected=f"one {what} for each key (the path up to the first dot of the base name)",
-        fix="data.image_extensions=[jpg] where a sample has several images on purpose; else another key",
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
@@ -123,22 +124,17 @@ def _encoding(name: str) -> Any:
             "copy FOLDER here and set it too; or tokenizer=byte",
         ) from None
     except ValueError as error:
-        if name in tiktoken.list_encoding_names():
-            raise
-        raise ConfigError(
-            key="tokenizer",
-            happened=f"tiktoken has no encoding {name!r}",
-            expected=f"one of {', '.join(tiktoken.list_encoding_names())}",
-            fix="tokenizer=tiktoken:gpt2",
-        ) from error
+        happened, expected = f"tiktoken has no encoding {name!r}: {error}", f"one of {', '.join(tiktoken.list_encoding_names())}"
+        raise ConfigError(key="tokenizer", happened=happened, expected=expected, fix="tokenizer=tiktoken:gpt2") from error
 
 
-_OURS = re.compile(r"(train|val)_\d{5}\.(bin|starts\.npy)(\.partial)?")
-_PARTIAL = ".partial"  # in the name of a file that is not complete yet
+_OURS = re.compile(r"(train|val)_\d{5}\.(bin|starts\.npy)")
 
 
 class TokenWriter:
     """Writes a folder of token shards, as a stream: memory does not grow with the tokens, only with a shard's number of documents.
+
+    The index comes last: files without it are those of an attempt that did not end.
 
     Args:
         root: the folder; what an attempt that did not end has left in it is removed.
@@ -150,10 +146,9 @@ class TokenWriter:
         self, root: Path, *, vocab_size: int, tokenizer: str, end_of_text: int, splits: tuple[str, ...], shard_tokens: int
     ) -> None:
         _remove_ours(root)
-        self._is_finished = False
-        self._root, self._vocab_size, self._tokenizer, self._end_of_text = root, vocab_size, tokenizer, end_of_text
-        self._dtype = "uint16" if vocab_size <= np.iinfo(np.uint16).max + 1 else "uint32"
-        self._splits = {name: _SplitWriter(root, name, DTYPES[self._dtype], end_of_text, shard_tokens) for name in splits}
+        dtype = "uint16" if vocab_size <= np.iinfo(np.uint16).max + 1 else "uint32"
+        self._root, self._index = root, TokenIndex(dtype, vocab_size, tokenizer, end_of_text, {})
+        self._splits = {name: _SplitWriter(root, name, DTYPES[dtype], end_of_text, shard_tokens) for name in splits}
 
     def append(self, split: str, tokens: Tokens, *, num_bytes: int, ends_document: bool) -> None:
         """Append a part of a document to a split.
@@ -165,10 +160,8 @@ class TokenWriter:
         self._splits[split].append(tokens, num_bytes=num_bytes, ends_document=ends_document)
 
     def finish(self) -> TokenIndex:
-        shards = {name: split.finish() for name, split in self._splits.items()}
-        index = TokenIndex(self._dtype, self._vocab_size, self._tokenizer, self._end_of_text, shards)
+        index = replace(self._index, splits={name: split.finish() for name, split in self._splits.items()})
         write_atomic(self._root / INDEX, index.to_json())
-        self._is_finished = True
         return index
 
     def __enter__(self) -> TokenWriter:
@@ -177,7 +170,7 @@ class TokenWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         for split in self._splits.values():
             split.close()
-        if not self._is_finished:
+        if kind is not None:
             _remove_ours(self._root)
 
 
@@ -192,7 +185,7 @@ class _SplitWriter:
 
     def append(self, tokens: Tokens, *, num_bytes: int, ends_document: bool) -> None:
         if self._file is None:
-            self._file = open(self._path(_PARTIAL), "wb")  # noqa: SIM115
+            self._file = open(self._path(), "wb")  # noqa: SIM115
         self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
         self._tokens += len(tokens)
         self._bytes += num_bytes
@@ -217,22 +210,19 @@ class _SplitWriter:
 
     def _end_shard(self) -> None:
         assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.close()
         shard = ShardEntry(self._path().name, self._tokens, len(self._starts), self._bytes)
-        with open(self._root / (shard.starts_file + _PARTIAL), "wb") as file:
-            np.save(file, np.asarray(self._starts, np.int64))
-            file.flush()
-            os.fsync(file.fileno())
-        for name in (shard.file, shard.starts_file):
-            (self._root / (name + _PARTIAL)).rename(self._root / name)
+        with open(self._root / shard.starts_file, "wb") as starts:
+            np.save(starts, np.asarray(self._starts, np.int64))
+            for file in (starts, self._file):
+                file.flush()
+                os.fsync(file.fileno())
+        self.close()
         self._shards.append(shard)
         self._tokens = self._bytes = self._document_start = 0
         self._starts = array("q")
 
-    def _path(self, suffix: str = "") -> Path:
-        return self._root / f"{self._name}_{len(self._shards):05d}.bin{suffix}"
+    def _path(self) -> Path:
+        return self._root / f"{self._name}_{len(self._shards):05d}.bin"
 
 
 def _remove_ours(root: Path) -> None:

@@ -186,7 +186,7 @@ def test_an_attempt_that_was_killed_is_done_again_and_a_complete_folder_is_kept(
     (tmp_path / "a.txt").write_text(TEXT)
     root = tmp_path / "tokens"
     root.mkdir()
-    for name in ("train_00007.bin", "train_00008.bin.partial", "notes.md"):
+    for name in ("train_00007.bin", "train_00007.starts.npy", "train_00008.bin", "notes.md"):
         (root / name).write_text("from before")
     made(tmp_path / "a.txt", f"to={root}", "val_fraction=0.1")
     assert sorted(path.name for path in root.iterdir()) == [

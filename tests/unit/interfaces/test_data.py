@@ -15,7 +15,7 @@ from ddp_train.hashing import mix
 from ddp_train.interfaces import Pixels, as_pair, batch_size, finished, tensors_of
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.device_copy import to_device
-from ddp_train.loader.shared_batch import SharedBatch
+from ddp_train.loader.worker_pool import SharedBatch
 
 KEYS = mix(np.arange(8, dtype=np.uint64))
 

@@ -1,4 +1,4 @@
-"""Loader workers that end are missed, with what they read."""
+"""Loader workers that end are missed, with what they read; a batch comes out of shared memory as it was put in."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ddp_train.interfaces import Indices
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
+from ddp_train.loader.worker_pool import SharedBatch
 from tests.unit.loader.numbers import Damaged, Numbers, read
 
 
@@ -102,3 +103,18 @@ def test_a_data_set_that_cannot_be_pickled_is_refused() -> None:
     source.batch = lambda indices: torch.zeros(1)  # type: ignore[method-assign]
     with pytest.raises(UserError, match=r"cannot be sent to loader workers: .*lambda"):
         read(source, workers=1)
+
+
+def test_batches_of_any_size_and_structure_come_out_as_they_went_in() -> None:
+    ours = SharedBatch()
+    theirs = SharedBatch(ours.descriptor)  # as the other process has it
+    for numel in (10, 100_000, 3):
+        batch = {"images": torch.rand(numel, 3)[:, ::2], "labels": [torch.arange(numel), torch.empty(0, 4)], "names": ("a", numel)}
+        found = theirs.copy_out(ours.put(batch), pin_memory=False)
+        assert found["images"].equal(batch["images"])
+        assert found["labels"][0].equal(batch["labels"][0])
+        assert found["labels"][1].shape == (0, 4)
+        assert found["names"] == batch["names"]
+        ours.put({"images": torch.zeros(numel, 3)})
+        assert found["images"].equal(batch["images"])  # a copy
+    ours.close()
