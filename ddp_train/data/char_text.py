@@ -47,22 +47,17 @@ class CharText(DataSource):
         stride: int = 1,
         val_fraction: float = 0.1,
     ) -> None:
-        if split not in ("train", "val"):
-            raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or val")
         require_positive(context_length=context_length, stride=stride)
         if not 0 < val_fraction < 1:
             raise ConfigError(key="data.val_fraction", happened=f"{val_fraction} is no fraction", expected="between 0 and 1, as 0.1")
         self._path, self._context_length, self._stride = Path(path), context_length, stride
         text = _map_bytes(self._path)
         val_start = int(len(text) * (1 - val_fraction))
-        self._start, self._end = (0, val_start) if split == "train" else (val_start, len(text))
+        self._start, self._end = {"train": (0, val_start), "val": (val_start, len(text))}[split]
         if self._end - self._start < context_length + 1:
-            raise DataError(
-                key="data.path",
-                happened=f"the {split} split of {path} has {self._end - self._start} of the file's {len(text)} bytes",
-                expected=f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it",
-                fix="a longer file, or a shorter data.context_length",
-            )
+            happened = f"the {split} split of {path} has {self._end - self._start} of the file's {len(text)} bytes"
+            expected = f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it"
+            raise DataError(key="data.path", happened=happened, expected=expected, fix="a longer file, or a shorter data.context_length")
         self._use(np.flatnonzero(_count_bytes(text)).astype(np.uint8))
 
     @property
@@ -82,12 +77,9 @@ class CharText(DataSource):
             return
         vocabulary = np.frombuffer(meaning["vocabulary"].encode("latin-1"), np.uint8)
         if (unknown := np.setdiff1d(self._vocabulary, vocabulary)).size:
-            raise DataError(
-                key="data.path",
-                happened=f"{self._path} has {', '.join(map(repr, unknown.tobytes().decode('latin-1')))}, which the run's vocabulary lacks",
-                expected=f"the {len(vocabulary)} characters that the model knows",
-                fix="replace or remove the others",
-            )
+            happened = f"{self._path} has {', '.join(map(repr, unknown.tobytes().decode('latin-1')))}, which the run's vocabulary lacks"
+            expected = f"the {len(vocabulary)} characters that the model knows"
+            raise DataError(key="data.path", happened=happened, expected=expected, fix="replace or remove the others")
         self._use(vocabulary)
 
     def __len__(self) -> int:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ddp_train.data.download import RemoteFile, damaged, ensure_unpacked
 from ddp_train.data.images.image_array import ImageArray, require_labels
-from ddp_train.errors import ConfigError
 
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
 _BINARY_FOLDER, _PYTHON_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
@@ -51,8 +50,6 @@ class CIFAR10(ImageArray):
         crop_fill: Literal["black", "reflect"] = "black",
         flip: bool = False,
     ) -> None:
-        if split not in _BATCHES:
-            raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or test")
         names = _BATCHES[split]
         found = _find(Path(root), names)
         if found is None:
@@ -60,16 +57,10 @@ class CIFAR10(ImageArray):
             found = Path(root, _BINARY_FOLDER), ".bin", _parse_binary
         folder, suffix, parse = found
         batches = [_read(folder / (name + suffix), parse) for name in names]
-        super().__init__(
-            np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32),
-            np.concatenate([labels for _, labels in batches]),
-            num_classes=10,
-            mean=(0.4914, 0.4822, 0.4465),
-            std=(0.2470, 0.2435, 0.2616),
-            crop_padding=crop_padding,
-            crop_fill=crop_fill,
-            flip=flip,
-        )
+        pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+        images = pixels.reshape(-1, 3, 32, 32)
+        super().__init__(images, labels, num_classes=10, mean=mean, std=std, crop_padding=crop_padding, crop_fill=crop_fill, flip=flip)
 
 
 def _find(root: Path, names: list[str]) -> tuple[Path, str, Callable[[Path, bytes], Batch]] | None:

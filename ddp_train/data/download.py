@@ -97,12 +97,9 @@ def _or_by_hand(folder: Path, urls: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(
-            key="data.root",
-            happened=f"{folder.absolute()} lacks {', '.join(urls)}, and {error.happened}",
-            expected=error.expected,
-            fix=f"put into {folder.absolute()}: {', '.join(urls.values())}",
-        ) from error
+        happened = f"{folder.absolute()} lacks {', '.join(urls)}, and {error.happened}"
+        fix = f"put into {folder.absolute()}: {', '.join(urls.values())}"
+        raise DataError(key="data.root", happened=happened, expected=error.expected, fix=fix) from error
 
 
 def _download_and_unpack(archive: RemoteFile, target: Path) -> None:

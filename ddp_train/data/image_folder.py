@@ -114,12 +114,9 @@ def _require_split(root: str, split: str) -> None:
     found = _folders_in(root)
     held_out = [name for name in _HELD_OUT if name in found] if split in _HELD_OUT else []
     close = next(iter(held_out or get_close_matches(split, found, n=1)), "")
-    raise DataError(
-        key="data.split",
-        happened=f"is {split!r}, and {os.path.abspath(root)} has no such folder",
-        expected=f"one of {', '.join(found[:_SHOWN])}" if found else "a folder with one folder of images per class",
-        fix=f"data.split={close}" if close else "",
-    )
+    happened = f"is {split!r}, and {os.path.abspath(root)} has no such folder"
+    expected = f"one of {', '.join(found[:_SHOWN])}" if found else "a folder with one folder of images per class"
+    raise DataError(key="data.split", happened=happened, expected=expected, fix=f"data.split={close}" if close else "")
 
 
 def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:
@@ -127,12 +124,8 @@ def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.in
     classes = tuple(_folders_in(folder))
     if not classes:
         found = ", ".join(sorted(entry.name for entry in _scan(folder))[:5]) or "nothing"
-        raise DataError(
-            key="data.root",
-            happened=f"{folder} has no class folders",
-            expected=f"one per class; found {found}",
-            fix="data.labelled=false, for `ddp-train predict`",
-        )
+        fix = "data.labelled=false, for `ddp-train predict`"
+        raise DataError(key="data.root", happened=f"{folder} has no class folders", expected=f"one per class; found {found}", fix=fix)
     by_class = [_images_in(os.path.join(folder, name)) for name in classes]
     return classes, list(chain.from_iterable(by_class)), np.repeat(np.arange(len(classes)), [len(paths) for paths in by_class])
 

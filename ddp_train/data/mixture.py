@@ -26,16 +26,10 @@ class Mixture:
             if each is None:
                 continue
             if not isinstance(each, Mapping) or set(each) != {"weight", "data"} or each["data"] is None:
-                raise ConfigError(
-                    key=f"data.sources.{name}",
-                    happened=f"has {', '.join(each) or 'nothing'}" if isinstance(each, Mapping) else f"is a {type(each).__name__}",
-                    expected="weight and data: {weight: 0.7, data: {_target_: ..., its arguments}}",
-                )
+                happened = f"has {', '.join(each) or 'nothing'}" if isinstance(each, Mapping) else f"is a {type(each).__name__}"
+                expected = "weight and data: {weight: 0.7, data: {_target_: ..., its arguments}}"
+                raise ConfigError(key=f"data.sources.{name}", happened=happened, expected=expected)
             self.sources[name], self.weights[name] = each["data"], float(each["weight"])
         if not self.sources:
-            raise ConfigError(
-                key="data.sources",
-                happened="has no data set",
-                expected="one at least, by name",
-                fix="'+data.sources.NAME={weight: 1, data: {_target_: ..., its arguments}}'",
-            )
+            fix = "'+data.sources.NAME={weight: 1, data: {_target_: ..., its arguments}}'"
+            raise ConfigError(key="data.sources", happened="has no data set", expected="one at least, by name", fix=fix)

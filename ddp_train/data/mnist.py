@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ddp_train.data.download import RemoteFile, damaged, ensure
 from ddp_train.data.images.image_array import ImageArray, require_labels
-from ddp_train.errors import ConfigError
 
 _PREFIXES = {"train": "train", "test": "t10k"}
 _FOLDERS = ("", "raw", "MNIST/raw", "FashionMNIST/raw")  # the last three: how torchvision lays them out
@@ -47,8 +46,6 @@ class MNIST(ImageArray):
     std: ClassVar[float] = 0.3081
 
     def __init__(self, root: str, split: Literal["train", "test"] = "train", *, crop_padding: int = 0, flip: bool = False) -> None:
-        if split not in _PREFIXES:
-            raise ConfigError(key="data.split", happened=f"there is no split {split!r}", expected="train or test")
         images_path, labels_path = self._find_files(Path(root), _PREFIXES[split])
         images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
         require_labels(labels_path, labels, num_images=len(images))

@@ -91,12 +91,9 @@ class PackedTokens(TokenSource):
 
 def require_targets(lengths: NDArray[np.int64], root: str, split: str) -> None:
     if not (lengths > 1).any():
-        raise DataError(
-            key="data.root",
-            happened=f"the {len(lengths)} documents of the split {split} in {root} have no token before their end",
-            expected="at least one document with a text",
-            fix="more text, or without evaluation: data.eval=null" if split == "val" else "more text",
-        )
+        happened = f"the {len(lengths)} documents of the split {split} in {root} have no token before their end"
+        fix = "more text, or without evaluation: data.eval=null" if split == "val" else "more text"
+        raise DataError(key="data.root", happened=happened, expected="at least one document with a text", fix=fix)
 
 
 def cut(lengths: NDArray[np.int64], context_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -53,19 +53,12 @@ class TokenFiles(TokenSource):
         require_positive(context_length=context_length, stride=stride)
         self._tokens, self._context_length, self._stride = TokenShards(root, split), context_length, stride
         if self._tokens.num_tokens == 0:
-            raise DataError(
-                key="data.root",
-                happened=f"{root} was prepared without a split {split!r}",
-                expected="tokens",
-                fix="data.eval=null, or prepare it again with val_fraction=0.01" if split == "val" else "prepare it again",
-            )
+            fix = "data.eval=null, or prepare it again with val_fraction=0.01" if split == "val" else "prepare it again"
+            raise DataError(key="data.root", happened=f"{root} was prepared without a split {split!r}", expected="tokens", fix=fix)
         if self._tokens.num_tokens <= context_length:
-            raise DataError(
-                key="data.root",
-                happened=f"the {split} split of {root} has {self._tokens.num_tokens} tokens",
-                expected=f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it",
-                fix="more text, or a shorter data.context_length",
-            )
+            happened = f"the {split} split of {root} has {self._tokens.num_tokens} tokens"
+            expected = f"at least {context_length + 1}: a window of data.context_length={context_length} and the token after it"
+            raise DataError(key="data.root", happened=happened, expected=expected, fix="more text, or a shorter data.context_length")
 
     def __len__(self) -> int:
         return (self._tokens.num_tokens - 1 - self._context_length) // self._stride + 1

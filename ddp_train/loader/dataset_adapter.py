@@ -182,12 +182,9 @@ def _together(samples: list[Any]) -> Batch:
         other = next((text for text in map(describe, samples) if text != first), None)
         if other is None:  # then each of them cannot be stacked alone either: reading them one by one says which
             raise
-        raise DataError(
-            key="loader.collate",
-            happened=f"samples of a batch cannot be stacked: one is {first}, another {other}",
-            expected="the same shapes and types in every sample",
-            fix="+loader.collate._target_=my_package.my_function: what makes a batch of such samples, as by padding them",
-        ) from error
+        happened = f"samples of a batch cannot be stacked: one is {first}, another {other}"
+        fix = "+loader.collate._target_=my_package.my_function: what makes a batch of such samples, as by padding them"
+        raise DataError(key="loader.collate", happened=happened, expected="the same shapes and types in every sample", fix=fix) from error
 
 
 def _is_as_torch_made_it() -> bool:

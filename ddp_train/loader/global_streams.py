@@ -116,15 +116,19 @@ def _look_at_numpy() -> Callable[[], Any]:
     known.set_state({**known.get_state(legacy=False), "has_gauss": 1, "gauss": _NORMAL})
     whole, left_over = _memory(id(known), type(known).__basicsize__)(), struct.pack("i4xd", 1, _NORMAL)
     if whole.count(left_over) != 1 or type(bits) is not np.random.MT19937 or type(generator) is not np.random.RandomState:
-        return lambda: pickle.dumps(np.random.get_state(legacy=False))
+        return lambda: pickle.dumps(_numpy_state())
     twister, normal = _memory(bits.ctypes.state_address, _TWISTER), _memory(id(generator) + whole.find(left_over), len(left_over))
 
     def look() -> Any:
         if mtrand.get_bit_generator() is not bits:  # a user has given numpy another
-            return pickle.dumps(np.random.get_state(legacy=False))
+            return pickle.dumps(_numpy_state())
         return twister(), normal()
 
     return look
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state(legacy=False)
 
 
 def _memory(address: int, size: int) -> Callable[[], bytes]:
@@ -137,18 +141,8 @@ def _memory(address: int, size: int) -> Callable[[], bytes]:
 _torch = torch.default_generator
 STREAMS = (
     Stream(_look_at_python(), random.getstate, random.setstate, random.seed),
-    Stream(
-        _look_at_numpy(),
-        lambda: np.random.get_state(legacy=False),
-        np.random.set_state,
-        lambda key: np.random.seed(key & 0xFFFFFFFF),
-    ),
-    Stream(
-        lambda: _torch.get_state().numpy().tobytes(),
-        _torch.get_state,
-        _torch.set_state,
-        lambda key: _torch.manual_seed(key >> 32),
-    ),
+    Stream(_look_at_numpy(), _numpy_state, np.random.set_state, lambda key: np.random.seed(key & 0xFFFFFFFF)),
+    Stream(lambda: _torch.get_state().numpy().tobytes(), _torch.get_state, _torch.set_state, lambda key: _torch.manual_seed(key >> 32)),
 )
 _ALL = tuple(range(len(STREAMS)))
 _TORCH = _ALL[-1]

@@ -277,22 +277,15 @@ class _Reading:
                 pass
         except WorkerDied as second:
             index = second.request
-            return DataError(
-                key="data",
-                happened=f"sample {index}{self._read.samples.where(index)} ends the process that reads it: it {second.how()}",
-                expected="samples that can be read",
-                fix="mend or remove it",
-            )
+            happened = f"sample {index}{self._read.samples.where(index)} ends the process that reads it: it {second.how()}"
+            return DataError(key="data", happened=happened, expected="samples that can be read", fix="mend or remove it")
         except Exception as error:  # reported like any other, had the process lived
             logger.info("reading again what the worker was reading: %r", error)
         finally:
             workers.close()
-        return RunError(
-            key="loader.num_workers",
-            happened=f"a loader worker (pid {death.pid}) {death.how()} while it read the samples {indices}; they can be read",
-            expected="workers that live as long as the run",
-            fix="fewer loader.num_workers, if memory is the cause: each needs some; loader.num_workers=0 needs none",
-        )
+        happened = f"a loader worker (pid {death.pid}) {death.how()} while it read the samples {indices}; they can be read"
+        fix = "fewer loader.num_workers, if memory is the cause: each needs some; loader.num_workers=0 needs none"
+        return RunError(key="loader.num_workers", happened=happened, expected="workers that live as long as the run", fix=fix)
 
 
 def require_samples(source: DataSource, *, key: str, at_least: int = 1) -> None:

@@ -95,12 +95,9 @@ class MixtureSource(DataSource):
         for number, (name, part) in enumerate(zip(self.names, self.parts, strict=True)):
             own = every[self._start(number) : self._ends[number]] if every is not None else None
             if own is not None and not own.any():
-                raise DataError(
-                    key="loader.sample_weights",
-                    happened=f"has only zeros for data.sources.{name}",
-                    expected="a sample to draw in each source",
-                    fix=f"data.sources.{name}=null",
-                )
+                happened = f"has only zeros for data.sources.{name}"
+                expected = "a sample to draw in each source"
+                raise DataError(key="loader.sample_weights", happened=happened, expected=expected, fix=f"data.sources.{name}=null")
             samplers[name] = plain_sampler(part, seed=key_of(seed, number, _SOURCE), sampling=sampling, weights=own)
         return Mixed(samplers, [len(part) for part in self.parts], self.weights, seed=seed, multiple_of=multiple_of)
 
@@ -118,11 +115,8 @@ class MixtureSource(DataSource):
         shown = [describe(map_tensors(lambda tensor: tensor[:1], batch)) for _, _, batch in found]
         for (number, _, _), layout in zip(found, shown, strict=True):
             if layout != shown[0]:
-                raise DataError(
-                    key="data.sources",
-                    happened=f"{self.names[found[0][0]]} gives {shown[0]}, {self.names[number]} gives {layout}",
-                    expected="samples of the same types and shapes in all sources",
-                )
+                happened = f"{self.names[found[0][0]]} gives {shown[0]}, {self.names[number]} gives {layout}"
+                raise DataError(key="data.sources", happened=happened, expected="samples of the same types and shapes in all sources")
         columns = zip(*(tensors_of(batch) for _, _, batch in found), strict=True)
         whole = iter([_interleaved(parts, [rows for _, rows, _ in found], size) for parts in columns])
         return map_tensors(lambda _: next(whole), found[0][2])

@@ -206,12 +206,9 @@ class Samples:
         for candidate in candidates.tolist():
             if self._is_good(candidate):
                 return int(candidate)
-        raise DataError(
-            key="loader.on_bad_sample",
-            happened=f"sample {index} cannot be read, nor can the {_TRIES} that were tried in its place. {self._bad[index]}",
-            expected="a data set with a few bad samples at most",
-            fix="loader.on_bad_sample=raise shows the error itself",
-        )
+        happened = f"sample {index} cannot be read, nor can the {_TRIES} that were tried in its place. {self._bad[index]}"
+        fix = "loader.on_bad_sample=raise shows the error itself"
+        raise DataError(key="loader.on_bad_sample", happened=happened, expected="a data set with a few bad samples at most", fix=fix)
 
     def _is_good(self, index: int) -> bool:
         if index not in self._bad:
@@ -250,10 +247,7 @@ class LengthPlan:
 
     def _pieces(self, tensor: Tensor, *, length: int, micro_batch: MicroBatch) -> Tensor:
         if tensor.ndim < 2 or tensor.shape[1] != self.whole:
-            raise DataError(
-                key="trainer.length_schedule",
-                happened=f"is given, and a batch is {describe(micro_batch.batch)}",
-                expected=f"whole windows of {self.whole} tokens alone, [B, {self.whole}]",
-                fix="trainer.length_schedule=null",
-            )
+            happened = f"is given, and a batch is {describe(micro_batch.batch)}"
+            expected = f"whole windows of {self.whole} tokens alone, [B, {self.whole}]"
+            raise DataError(key="trainer.length_schedule", happened=happened, expected=expected, fix="trainer.length_schedule=null")
         return tensor.reshape(-1, length, *tensor.shape[2:])

@@ -220,12 +220,9 @@ def sampler_from(
         weights = read_weights(sample_weights, len(source)) if sample_weights is not None else None
         sampler = plain_sampler(source, seed=seed, sampling=sampling, weights=weights, multiple_of=global_batch_size if drop_last else 1)
     if sampler.length == 0:
-        raise ConfigError(
-            key="trainer.global_batch_size",
-            happened=f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and loader.drop_last=true",
-            expected="at least one whole batch in an epoch",
-            fix="loader.drop_last=false",
-        )
+        happened = f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and loader.drop_last=true"
+        expected = "at least one whole batch in an epoch"
+        raise ConfigError(key="trainer.global_batch_size", happened=happened, expected=expected, fix="loader.drop_last=false")
     if bucket_batches is None:
         return sampler
     return Bucketed(sampler, _lengths(source), global_batch_size=min(global_batch_size, sampler.length), batches=bucket_batches)
@@ -269,22 +266,18 @@ def labels_of(source: DataSource) -> NDArray[np.integer[Any]]:
     if found is None and (label := label_of(offered)):
         found = offered[label][:]
     if found is None:
-        raise ConfigError(
-            key="loader.sampling",
-            happened=f"is balanced, but {type(offered).__name__} does not tell the classes of its samples",
-            expected="a data set with `labels` or `targets`, one whole number per sample",
-            fix="loader.sampling=shuffled, or weighted with a file of weights",
-        )
+        happened = f"is balanced, but {type(offered).__name__} does not tell the classes of its samples"
+        expected = "a data set with `labels` or `targets`, one whole number per sample"
+        fix = "loader.sampling=shuffled, or weighted with a file of weights"
+        raise ConfigError(key="loader.sampling", happened=happened, expected=expected, fix=fix)
     return _checked(found, f"{type(offered).__name__}.labels", (len(source),), "iu", "whole numbers")
 
 
 def _lengths(source: DataSource) -> NDArray[Any]:
     name = type(dataset_of(source)).__name__
     if (lengths := source.lengths) is None:
-        happened, expected = (
-            f"is given, but {name} does not tell the lengths of its samples",
-            "a data set with `lengths`, one number per sample",
-        )
+        happened = f"is given, but {name} does not tell the lengths of its samples"
+        expected = "a data set with `lengths`, one number per sample"
         raise ConfigError(key="loader.bucket_batches", happened=happened, expected=expected, fix="loader.bucket_batches=null")
     return _checked(lengths, f"{name}.lengths", (len(source),), "iuf", "numbers")
 

@@ -75,15 +75,7 @@ class StreamLoader(Loader):
     """
 
     def __init__(
-        self,
-        stream: Stream,
-        order: BatchOrder,
-        *,
-        rank: int,
-        world_size: int,
-        grad_accum_steps: int,
-        num_workers: int,
-        pin_memory: bool,
+        self, stream: Stream, order: BatchOrder, *, rank: int, world_size: int, grad_accum_steps: int, num_workers: int, pin_memory: bool
     ) -> None:
         self.order = order
         self.grad_accum_steps = grad_accum_steps
@@ -129,12 +121,9 @@ class StreamLoader(Loader):
                         self._passed.append((samples, list(positions.items())))
                     yield micro_batch
         except WorkerDied as error:
-            raise DataError(
-                key="loader.num_workers",
-                happened=f"a loader worker (pid {error.pid}) {error.how()} while it read its part of the stream",
-                expected="workers that live as long as the run",
-                fix="fewer loader.num_workers, if memory is the cause; loader.num_workers=0 shows an error of the data itself",
-            ) from None
+            happened = f"a loader worker (pid {error.pid}) {error.how()} while it read its part of the stream"
+            fix = "fewer loader.num_workers, if memory is the cause; loader.num_workers=0 shows an error of the data itself"
+            raise DataError(key="loader.num_workers", happened=happened, expected="workers that live as long as the run", fix=fix) from None
         finally:
             if workers is not None:
                 workers.close()
@@ -189,12 +178,7 @@ class StreamLoader(Loader):
 class StreamEvalLoader(Evaluation):
     """The evaluation data of one rank: each sample of one pass once over all ranks, no padding. The stream must end.
 
-    Args:
-        stream: the evaluation split.
-        rank: this rank.
-        world_size: ranks that share the pass.
-        batch_size: samples of one forward.
-        most: at most so many samples are taken, over all ranks; None: all.
+    Args: as for `EvalLoader`.
     """
 
     def __init__(self, stream: Stream, *, rank: int, world_size: int, batch_size: int, most: int | None = None) -> None:
@@ -271,12 +255,10 @@ class _Reader:
                 is_empty = False
                 yield sample
             if is_empty:
-                raise DataError(
-                    key="data",
-                    happened=f"the stream has no sample for reader {self._number + 1} of {self._count} (pass {self._pass + 1})",
-                    expected="at least one sample for each worker of each rank, in every pass",
-                    fix="fewer loader.num_workers or ranks, or data in more files",
-                )
+                happened = f"the stream has no sample for reader {self._number + 1} of {self._count} (pass {self._pass + 1})"
+                expected = "at least one sample for each worker of each rank, in every pass"
+                fix = "fewer loader.num_workers or ranks, or data in more files"
+                raise DataError(key="data", happened=happened, expected=expected, fix=fix)
             self._pass, position = self._pass + 1, None
 
     def _position_now(self) -> bytes | None:

@@ -62,8 +62,6 @@ class ImageArray(DataSource):
             raise ConfigError(key="data.std", happened=f"{list(std)} is not positive", expected="standard deviations above 0")
         if crop_padding < 0:
             raise ConfigError(key="data.crop_padding", happened=f"{crop_padding} is negative", expected="pixels, 0 for no crop")
-        if crop_fill not in ("black", "reflect"):
-            raise ConfigError(key="data.crop_fill", happened=f"is {crop_fill!r}", expected="black or reflect")
         if crop_fill == "reflect" and crop_padding >= min(H, W):
             expected = f"less than the images' {min(H, W)} pixels, which are mirrored"
             raise ConfigError(key="data.crop_padding", happened=f"{crop_padding} is too much", expected=expected)
@@ -141,7 +139,7 @@ class ImageArray(DataSource):
 
     def _augmented(self, images_BCHW: Tensor, keys: Keys, black_C11: Tensor) -> Tensor:
         if self._crop_padding:
-            fill_C11 = black_C11 if self._crop_fill == "black" else None
+            fill_C11 = {"black": black_C11, "reflect": None}[self._crop_fill]
             images_BCHW = random_crop(images_BCHW, keys, padding=self._crop_padding, fill_C11=fill_C11)
         return random_flip(images_BCHW, keys) if self._flip else images_BCHW
 
@@ -272,12 +270,10 @@ class EncodedImages:
             image = self._decode(index)
             if image.shape != self.shape[1:]:
                 H, W = self.shape[2:]
-                raise DataError(
-                    key="data.image_size",
-                    happened=f"image {index}, {self._files.name(index)}, is {image.shape[1]} x {image.shape[2]} pixels",
-                    expected=f"{H} x {W}, as the first image, {self._files.name(0)}",
-                    fix=f"data.image_size={min(H, W)}, which resizes all to one size",
-                )
+                happened = f"image {index}, {self._files.name(index)}, is {image.shape[1]} x {image.shape[2]} pixels"
+                expected = f"{H} x {W}, as the first image, {self._files.name(0)}"
+                fix = f"data.image_size={min(H, W)}, which resizes all to one size"
+                raise DataError(key="data.image_size", happened=happened, expected=expected, fix=fix)
             images_BCHW[place] = image
         return images_BCHW
 

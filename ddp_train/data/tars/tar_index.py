@@ -154,12 +154,9 @@ def _write(places: list[str], samples: NDArray[np.void], shards: NDArray[np.void
             _log.info("the index goes elsewhere: %s", refusals[-1])
         else:
             return path
-    raise DataError(
-        key="data.root",
-        happened="the index of the tars has no place: " + "; ".join(refusals),
-        expected="a folder to write to, next to the tars or in the cache",
-        fix="XDG_CACHE_HOME=FOLDER",
-    )
+    happened = "the index of the tars has no place: " + "; ".join(refusals)
+    expected = "a folder to write to, next to the tars or in the cache"
+    raise DataError(key="data.root", happened=happened, expected=expected, fix="XDG_CACHE_HOME=FOLDER")
 
 
 def _map_again(path: str, folder: str, digest: str) -> TarIndex:

@@ -95,12 +95,9 @@ def _expand_braces(pattern: str) -> list[str]:
 
 
 def refusal(path: str) -> DataError:
-    return DataError(
-        key="data.root",
-        happened=f"{path} is compressed",
-        expected="plain tars: in a compressed one no sample can be reached without reading all before it",
-        fix="unpack it (gunzip, unzstd, ...); images are compressed already, so it hardly grows",
-    )
+    expected = "plain tars: in a compressed one no sample can be reached without reading all before it"
+    fix = "unpack it (gunzip, unzstd, ...); images are compressed already, so it hardly grows"
+    return DataError(key="data.root", happened=f"{path} is compressed", expected=expected, fix=fix)
 
 
 SAMPLE = np.dtype([("shard", np.int64), ("header", np.int64), ("offset", np.int64), ("size", np.int64), ("label", np.int64)])
@@ -110,6 +107,7 @@ SAMPLE = np.dtype([("shard", np.int64), ("header", np.int64), ("offset", np.int6
 _NAME = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__($|/)")
 _MAGICS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")  # gzip, zstd, bzip2, xz, lz4
+_KEY = "each key (the path up to the first dot of the base name)"
 _BLOCK_BYTES = 512
 _LABEL_BYTES = 64  # more than any integer needs
 
@@ -144,12 +142,9 @@ def scan(path: str, *, image_extensions: tuple[str, ...], label_extension: str) 
     for key, sample in samples.items():
         if sample.image is None or sample.label is None:
             lacking = image_extensions if sample.image is None else (label_extension,)
-            raise DataError(
-                key="data.root",
-                happened=f"{path}: sample {key} has no .{' or .'.join(lacking)}, only .{', .'.join(sample.extensions)}",
-                expected="an image and a label for each key (the path up to the first dot of the base name), in the same tar",
-                fix="data.image_extensions=[...] or data.label_extension=..., if they are called otherwise",
-            )
+            happened = f"{path}: sample {key} has no .{' or .'.join(lacking)}, only .{', .'.join(sample.extensions)}"
+            fix = "data.image_extensions=[...] or data.label_extension=..., if they are called otherwise"
+            raise DataError(key="data.root", happened=happened, expected=f"an image and a label for {_KEY}, in the same tar", fix=fix)
         rows.append((0, *sample.image, sample.label))
     return np.array(rows, SAMPLE)
 
@@ -186,12 +181,9 @@ def _collect(
             raise DataError(key="data.root", happened=happened, expected="plain files", fix="tar without --sparse")
         what = "label" if extension == label_extension else "image"
         if getattr(sample, what) is not None:
-            raise DataError(
-                key="data.root",
-                happened=f"{path}: {member.name} is the second {what} of its sample",
-                expected=f"one {what} for each key (the path up to the first dot of the base name)",
-                fix="data.image_extensions=[jpg] where a sample has several images on purpose; else another key",
-            )
+            happened = f"{path}: {member.name} is the second {what} of its sample"
+            fix = "data.image_extensions=[jpg] where a sample has several images on purpose; else another key"
+            raise DataError(key="data.root", happened=happened, expected=f"one {what} for {_KEY}", fix=fix)
         if what == "label":
             sample.label = _label(file, member, path)
         else:

@@ -78,12 +78,10 @@ class TokenIndex:
             if not index._is_sound():
                 raise ValueError("tokens do not fit the vocabulary or the dtype, or a shard is empty")
         except OSError as error:
-            raise DataError(
-                key="data.root",
-                happened=f"{path.absolute()} cannot be read: {error.strerror}",
-                expected="a folder that `ddp-train prepare tokens` has made (index.json comes last: without it the folder is not complete)",
-                fix=f"ddp-train prepare tokens FILE... to={root}, or data.root=FOLDER",
-            ) from None
+            happened = f"{path.absolute()} cannot be read: {error.strerror}"
+            expected = "a folder that `ddp-train prepare tokens` has made (index.json comes last: without it the folder is not complete)"
+            fix = f"ddp-train prepare tokens FILE... to={root}, or data.root=FOLDER"
+            raise DataError(key="data.root", happened=happened, expected=expected, fix=fix) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"does not say what it should: {type(error).__name__}: {error}"
             raise damaged(path, what, f"what `ddp-train prepare tokens` wrote, {FORMAT!r}") from None
@@ -275,20 +273,13 @@ def require_positive(**sizes: int) -> None:
 
 
 def damaged(path: Path, what: str, expected: str) -> DataError:
-    return DataError(
-        key="data.root",
-        happened=f"{path} {what}",
-        expected=expected,
-        fix=f"copy {path.name} again, or delete {path.parent} and prepare it again",
-    )
+    fix = f"copy {path.name} again, or delete {path.parent} and prepare it again"
+    return DataError(key="data.root", happened=f"{path} {what}", expected=expected, fix=fix)
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
     if error.errno == errno.EMFILE:
-        return DataError(
-            key="data.root",
-            happened=f"{path} cannot be opened: this process has too many files open",
-            expected="an open file for every shard",
-            fix="ulimit -n 65536 before you start, or prepare the data with a larger shard_tokens",
-        )
+        happened = f"{path} cannot be opened: this process has too many files open"
+        fix = "ulimit -n 65536 before you start, or prepare the data with a larger shard_tokens"
+        return DataError(key="data.root", happened=happened, expected="an open file for every shard", fix=fix)
     return damaged(path, f"cannot be read: {error.strerror}", "the shard that index.json names")

@@ -67,12 +67,8 @@ class TiktokenTokenizer:
         try:
             self.end_of_text = self._encoding.eot_token
         except KeyError:
-            raise ConfigError(
-                key="tokenizer",
-                happened=f"the encoding {name} has no <|endoftext|>",
-                expected="one that has",
-                fix="tokenizer=tiktoken:gpt2",
-            ) from None
+            happened = f"the encoding {name} has no <|endoftext|>"
+            raise ConfigError(key="tokenizer", happened=happened, expected="one that has", fix="tokenizer=tiktoken:gpt2") from None
 
     def encode(self, text: bytes) -> Tokens:
         tokens: Tokens = self._encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=())
@@ -107,22 +103,18 @@ def _encoding(name: str) -> Any:
     try:
         import tiktoken
     except ImportError:
+        fix = 'pip install "ddp-train[text]", or tokenizer=byte'
         raise ConfigError(
-            key="tokenizer",
-            happened=f"tiktoken:{name} needs the package tiktoken",
-            expected="it installed",
-            fix='pip install "ddp-train[text]", or tokenizer=byte',
+            key="tokenizer", happened=f"tiktoken:{name} needs the package tiktoken", expected="it installed", fix=fix
         ) from None
     try:
         return tiktoken.get_encoding(name)
     except OSError as error:  # it fetches the vocabulary when it is first used
-        raise ConfigError(
-            key="tokenizer",
-            happened=f"tiktoken cannot fetch the vocabulary of {name}: {type(error).__name__}: {error}",
-            expected="a network, or the vocabulary in the folder TIKTOKEN_CACHE_DIR",
-            fix=f"python -c 'import tiktoken; tiktoken.get_encoding(\"{name}\")' where there is a network, with TIKTOKEN_CACHE_DIR=FOLDER; "
-            "copy FOLDER here and set it too; or tokenizer=byte",
-        ) from None
+        happened = f"tiktoken cannot fetch the vocabulary of {name}: {type(error).__name__}: {error}"
+        expected = "a network, or the vocabulary in the folder TIKTOKEN_CACHE_DIR"
+        fetch = f"python -c 'import tiktoken; tiktoken.get_encoding(\"{name}\")' where there is a network, with TIKTOKEN_CACHE_DIR=FOLDER"
+        fix = f"{fetch}; copy FOLDER here and set it too; or tokenizer=byte"
+        raise ConfigError(key="tokenizer", happened=happened, expected=expected, fix=fix) from None
     except ValueError as error:
         happened, expected = f"tiktoken has no encoding {name!r}: {error}", f"one of {', '.join(tiktoken.list_encoding_names())}"
         raise ConfigError(key="tokenizer", happened=happened, expected=expected, fix="tokenizer=tiktoken:gpt2") from error

@@ -86,7 +86,7 @@ def test_files_that_cannot_be_text_are_clear_errors(tmp_path):
         assert "data.path=" in caught.value.fix
 
 
-@pytest.mark.parametrize("changes", [{"split": "test"}, {"context_length": 0}, {"stride": 0}, {"val_fraction": 1.0}])
+@pytest.mark.parametrize("changes", [{"context_length": 0}, {"stride": 0}, {"val_fraction": 1.0}])
 def test_a_senseless_argument_is_named(tmp_path, changes):
     with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
         CharText(str(write_text(tmp_path / "a.txt")), **changes)

@@ -7,7 +7,7 @@ import torch
 
 from ddp_train.data.cifar10 import CIFAR10
 from ddp_train.data.download import RemoteFile
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import DataError
 from tests.unit.data_files import random_images, serve, sha256, write_cifar_binary, write_cifar_python, write_pickle, write_tar
 
 
@@ -153,11 +153,6 @@ def test_missing_data_is_downloaded_and_unpacked(tmp_path):
         assert len(Served(str(tmp_path / "data"))) == 20
     assert len(Served(str(tmp_path / "data"), "test")) == 4
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-batches-bin"]
-
-
-def test_a_wrong_split_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.split"):
-        CIFAR10(str(tmp_path), "eval")
 
 
 def python_2_pickle(pixels, labels):

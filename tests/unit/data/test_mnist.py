@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddp_train.data.mnist import MNIST, FashionMNIST, read_idx
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import DataError
 from tests.unit.data_files import idx_bytes, random_images, serve, sha256, write_idx, write_mnist
 
 IMAGES = random_images(5, 1, 4)[:, 0]
@@ -64,11 +64,6 @@ def test_a_label_above_nine_is_refused(tmp_path):
     write_idx(tmp_path / "train-labels-idx1-ubyte.gz", np.full(40, 10, np.uint8), compress=True)
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz has labels from 10 to 10"):
         MNIST(str(tmp_path))
-
-
-def test_a_wrong_split_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.split"):
-        MNIST(str(tmp_path), "validation")
 
 
 def test_missing_files_are_downloaded_once(tmp_path):

@@ -6,9 +6,11 @@ import torch
 import torch._dynamo  # sets an environment variable when first imported (by optimizers): here, before the guard of conftest looks
 from torch import nn
 
+from ddp_train.config.check import ConfigErrors
 from ddp_train.data.synthetic_images import SyntheticImages
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import DataSource
+from tests.unit.parts import checked
 
 
 def test_it_is_a_data_source_with_facts():
@@ -99,7 +101,14 @@ def test_an_index_outside_is_refused():
         SyntheticImages(10).batch(np.asarray([-1]))
 
 
-@pytest.mark.parametrize("changes", [{"split": "test"}, {"num_samples": 0}, {"num_classes": 0}, {"noise": -0.1}])
+@pytest.mark.parametrize("changes", [{"num_samples": 0}, {"num_classes": 0}, {"noise": -0.1}])
 def test_a_senseless_argument_is_named(changes):
     with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
         SyntheticImages(**({"num_samples": 10} | changes))
+
+
+@pytest.mark.parametrize("name", ["data.split", "data.eval.split"])
+@pytest.mark.parametrize("data", ["synthetic_images", "mnist", "cifar10", "char_text"])
+def test_a_split_that_there_is_not_is_refused_by_its_type_before_the_start(data, name):
+    with pytest.raises(ConfigErrors, match=rf"{name}: is 'validation'|{name}: .*validation"):
+        checked(f"{name}=validation", base=[f"data={data}", "model=mlp"])
