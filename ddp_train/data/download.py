@@ -36,11 +36,7 @@ class RemoteFile:
 
 
 def ensure(files: Sequence[RemoteFile], folder: Path) -> None:
-    """Download into `folder` those of `files` that are not there yet.
-
-    Raises:
-        DataError: it failed; says which files to put where by hand.
-    """
+    """Download into `folder` those of `files` that are not there yet. DataError: it failed; says which files to put where by hand."""
     missing = [file for file in files if not (folder / file.name).exists()]
     with _or_by_hand(folder, {file.name: file.url for file in missing}):
         for file in missing:

@@ -159,11 +159,7 @@ class Samples:
         return f" ({place})" if (place := self.source.where(index)) else ""
 
     def read(self, indices: Indices) -> Batch:
-        """Read samples.
-
-        Raises:
-            Exception: the source's own; when one sample alone raises it, it says which.
-        """
+        """Read samples. Exception: the source's own; when one sample alone raises it, it says which."""
         try:
             return self.source.batch(indices)
         except Exception as error:

@@ -19,11 +19,7 @@ class StreamShard:
     step: int = 1
 
     def samples(self, *, is_resumed: bool = False) -> Iterator[Any]:
-        """Iterate once over the shard.
-
-        Args:
-            is_resumed: the dataset goes on after a sample of this shard.
-        """
+        """Iterate once over the shard; where it is resumed, the dataset goes on after a sample of this shard."""
         return islice(iter(self.dataset), self.step - 1 if is_resumed else self.start, None, self.step)
 
 

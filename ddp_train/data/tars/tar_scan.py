@@ -150,11 +150,7 @@ def scan(path: str, *, image_extensions: tuple[str, ...], label_extension: str) 
 
 
 def member_name(header: bytes) -> str:
-    """Return the name in a member's header, which is several blocks long where the name is.
-
-    Raises:
-        tarfile.TarError: it is none.
-    """
+    """Return the name in a member's header, which is several blocks long where the name is. tarfile.TarError: it is none."""
     with tarfile.open(fileobj=io.BytesIO(header), mode="r:") as tar:
         member = tar.next()
     if member is None:

@@ -29,11 +29,7 @@ class Tokenizer(Protocol):
     end_of_text: int
 
     def encode(self, text: bytes) -> Tokens:
-        """Return the tokens of a text in UTF-8.
-
-        Raises:
-            UnicodeDecodeError: it is not UTF-8, which this tokenizer needs.
-        """
+        """Return the tokens of a text in UTF-8. UnicodeDecodeError: it is not UTF-8, which this tokenizer needs."""
 
     def cut(self, text: bytes) -> int:
         """Return the last place where `text` can be cut so that its parts have the tokens of the whole; 0: there is none."""
@@ -54,11 +50,7 @@ class ByteTokenizer:
 
 
 class TiktokenTokenizer:
-    """An encoding of tiktoken. Words like <|endoftext|> in a text are text.
-
-    Args:
-        name: of the encoding: gpt2, cl100k_base, o200k_base, ...
-    """
+    """An encoding of tiktoken, by its name: gpt2, cl100k_base, o200k_base, ... Words like <|endoftext|> in a text are text."""
 
     def __init__(self, name: str) -> None:
         self.name = f"tiktoken:{name}"
