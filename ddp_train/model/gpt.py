@@ -46,12 +46,10 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         if width % num_heads != 0:
-            raise ConfigError(
-                key="model.num_heads",
-                happened=f"{num_heads} heads do not divide the width {width}",
-                expected="model.width to be a multiple of model.num_heads",
-                fix=f"model.width={math.ceil(width / num_heads) * num_heads}, or another model.num_heads",
-            )
+            happened = f"{num_heads} heads do not divide the width {width}"
+            expected = "model.width to be a multiple of model.num_heads"
+            fix = f"model.width={math.ceil(width / num_heads) * num_heads}, or another model.num_heads"
+            raise ConfigError(key="model.num_heads", happened=happened, expected=expected, fix=fix)
         self.context_length = context_length
         self.token_embedding = nn.Embedding(vocab_size, width)
         self.position_embedding = nn.Embedding(context_length, width)

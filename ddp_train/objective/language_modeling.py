@@ -197,12 +197,10 @@ class ChunkedHead:
         return F.cross_entropy(logits_CV, targets_C, reduction="none", ignore_index=self.ignore_index)
 
     def _not_the_logits(self, why: str) -> ConfigError:
-        return ConfigError(
-            key="objective.head",
-            happened=f"{self.name} ({type(self.head).__name__}) {why}",
-            expected="the module whose output are the logits that the model gives, for each token by itself",
-            fix="objective.head=NAME with another module; or objective.chunk_tokens=null",
-        )
+        happened = f"{self.name} ({type(self.head).__name__}) {why}"
+        expected = "the module whose output are the logits that the model gives, for each token by itself"
+        fix = "objective.head=NAME with another module; or objective.chunk_tokens=null"
+        return ConfigError(key="objective.head", happened=happened, expected=expected, fix=fix)
 
 
 def find_head(model: nn.Module, name: str) -> tuple[str, nn.Module]:

@@ -97,12 +97,10 @@ class Transformers(ByCompare):
 
 def _labels(batch: Batch) -> Tensor:
     if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
-        raise ConfigError(
-            key="data",
-            happened=f"a batch is {describe(batch)}",
-            expected="a dict of the model's arguments, with `labels`",
-            fix="loader.fields=null with a data set whose samples are dicts; objective=language_modeling or classification for pairs",
-        )
+        happened = f"a batch is {describe(batch)}"
+        expected = "a dict of the model's arguments, with `labels`"
+        fix = "loader.fields=null with a data set whose samples are dicts; objective=language_modeling or classification for pairs"
+        raise ConfigError(key="data", happened=happened, expected=expected, fix=fix)
     labels: Tensor = batch["labels"]
     return labels
 

@@ -60,11 +60,9 @@ def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
 
 def _part(made: Any, name: str, fields: list[str] | None, collate: Any) -> DataSource:
     if is_stream(made):
-        raise ConfigError(
-            key=f"data.sources.{name}.data",
-            happened=f"is a stream ({type(made).__name__}): its samples have no positions to draw from, nor to go back to",
-            expected="data with positions (`ddp-train help docs/data.md`)",
-        )
+        happened = f"is a stream ({type(made).__name__}): its samples have no positions to draw from, nor to go back to"
+        expected = "data with positions (`ddp-train help docs/data.md`)"
+        raise ConfigError(key=f"data.sources.{name}.data", happened=happened, expected=expected)
     return as_source(made, fields, collate)
 
 

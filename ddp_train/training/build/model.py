@@ -50,12 +50,9 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, 
         set_random_state(world.from_main(random_state(_HOST)), _HOST)
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
-            raise ConfigError(
-                key="model",
-                happened=f"{name or 'the model'} is an {type(module).__name__} with sparse=True",
-                expected="dense gradients: sparse ones cannot be summed over ranks, clipped or measured",
-                fix="sparse=False",
-            )
+            happened = f"{name or 'the model'} is an {type(module).__name__} with sparse=True"
+            expected = "dense gradients: sparse ones cannot be summed over ranks, clipped or measured"
+            raise ConfigError(key="model", happened=happened, expected=expected, fix="sparse=False")
     use_plain_names(model)
     if config.precision.channels_last:  # weights, too: a convolution's output lies as its weights do
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -105,12 +102,10 @@ def has_state(objective: Objective) -> bool:
     for name, value in getattr(objective, "__dict__", {}).items():
         held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
         if any(tensor.requires_grad for tensor in held):
-            raise ConfigError(
-                key="objective",
-                happened=f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is no torch.nn.Module",
-                expected="an nn.Module, whose parameters are found, trained and saved",
-                fix=f"class {type(objective).__name__}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)",
-            )
+            happened = f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is no torch.nn.Module"
+            expected = "an nn.Module, whose parameters are found, trained and saved"
+            fix = f"class {type(objective).__name__}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)"
+            raise ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
     return False
 
 

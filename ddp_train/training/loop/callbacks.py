@@ -172,12 +172,10 @@ def states(callbacks: Mapping[str, Any], world: World) -> dict[str, dict[str, An
         every = world.gather(mine)
         for rank, name in product(range(world.size), mine):
             if every[rank][name] != every[0][name]:
-                raise RunError(
-                    key=f"callbacks.{name}",
-                    happened=f"its state_dict() is not the same on rank {rank} as on rank 0",
-                    expected="the same state on every rank: a checkpoint has one",
-                    fix="reduce it over the ranks in `save`, or leave it out",
-                )
+                happened = f"its state_dict() is not the same on rank {rank} as on rank 0"
+                expected = "the same state on every rank: a checkpoint has one"
+                fix = "reduce it over the ranks in `save`, or leave it out"
+                raise RunError(key=f"callbacks.{name}", happened=happened, expected=expected, fix=fix)
     return found
 
 

@@ -189,11 +189,9 @@ def averages(components: Evaluated) -> Mapping[str, Tensor]:
     own = _tensors(components.model)
     for each, weight in weights.items():
         if each not in own or not isinstance(weight, Tensor) or weight.shape != own[each].shape:
-            raise ConfigError(
-                key=f"callbacks.{name}",
-                happened=f"its evaluation_weights() gives {each}: {describe(weight)}, which is {describe(own.get(each))} in the model",
-                expected="tensors with the names and shapes of the model's parameters and buffers (of a compiled one without `_orig_mod.`)",
-            )
+            happened = f"its evaluation_weights() gives {each}: {describe(weight)}, which is {describe(own.get(each))} in the model"
+            expected = "tensors with the names and shapes of the model's parameters and buffers (of a compiled one without `_orig_mod.`)"
+            raise ConfigError(key=f"callbacks.{name}", happened=happened, expected=expected)
     return weights
 
 

@@ -189,11 +189,9 @@ class _Region:
                 return self(*given, **named)
             where, what = _users_line(error), f"{type(error).__name__}: {one_line(str(error), _SHOWN)}"
             if not self._goes_on:
-                raise RunError(
-                    key="compile",
-                    happened=f"{self._name} cannot be compiled{where}\n  {what}",
-                    fix="compile.on_failure=eager runs it as it is written; compile.regions=[CLASS] compiles other parts; compile=off",
-                ) from error
+                happened = f"{self._name} cannot be compiled{where}\n  {what}"
+                fix = "compile.on_failure=eager runs it as it is written; compile.regions=[CLASS] compiles other parts; compile=off"
+                raise RunError(key="compile", happened=happened, fix=fix) from error
             logger.warning("%s is not compiled%s: %s", self._name, where, what, exc_info=error)
         self._compiled.given_up += 1
         self._call = self._as_written

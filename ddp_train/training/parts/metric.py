@@ -159,12 +159,9 @@ _OF_LAST_BATCHES = "torchmetrics.wrappers.running"
 def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     """Return what a node of `evaluation.metrics` has made, as a metric: of torchmetrics' kind, or a function."""
     if any(type(part).__module__ == _OF_LAST_BATCHES for part in (candidate.modules() if isinstance(candidate, nn.Module) else ())):
-        raise ConfigError(
-            key=f"evaluation.metrics.{name}._target_",
-            happened=f"gave a {type(candidate).__name__}, whose value is that of the last batches alone",
-            expected="a metric of all samples: its value must not depend on who saw which batch",
-            fix="the metric that it wraps",
-        )
+        happened = f"gave a {type(candidate).__name__}, whose value is that of the last batches alone"
+        expected = "a metric of all samples: its value must not depend on who saw which batch"
+        raise ConfigError(key=f"evaluation.metrics.{name}._target_", happened=happened, expected=expected, fix="the metric that it wraps")
     if isinstance(candidate, nn.Module) and hasattr(candidate, "_reductions"):  # a MetricCollection has none: it keeps states in groups
         return KeptMetric(candidate.to(device))
     if callable(candidate) and not isinstance(candidate, (nn.Module, type)) and not hasattr(candidate, "compute"):
@@ -184,11 +181,9 @@ def update(metrics: Mapping[str, Metric], pair: tuple[Any, Any]) -> None:
             metric.update(*pair)
         except (ValueError, TypeError, RuntimeError) as error:
             predictions, targets = pair
-            raise ConfigError(
-                key=f"evaluation.metrics.{name}",
-                happened=f"{type(error).__name__}: {error}\n  predictions {describe(predictions)}\n  targets     {describe(targets)}",
-                expected="a metric for what the objective compares",
-            ) from error
+            happened = f"{type(error).__name__}: {error}\n  predictions {describe(predictions)}\n  targets     {describe(targets)}"
+            expected = "a metric for what the objective compares"
+            raise ConfigError(key=f"evaluation.metrics.{name}", happened=happened, expected=expected) from error
 
 
 def refuse_others(metrics: Mapping[str, Metric]) -> None:
@@ -229,11 +224,9 @@ def _value(name: str, metric: Metric, states: Sequence[Any]) -> dict[str, float]
     try:
         return _numbers(name, metric.result(given)) if given else {}
     except Exception as error:  # of the user's code
-        raise ConfigError(
-            key=f"evaluation.metrics.{name}",
-            happened=f"{type(error).__name__}: {error}",
-            expected="a metric whose value is a number, a row of numbers, or a dict of them",
-        ) from error
+        happened = f"{type(error).__name__}: {error}"
+        expected = "a metric whose value is a number, a row of numbers, or a dict of them"
+        raise ConfigError(key=f"evaluation.metrics.{name}", happened=happened, expected=expected) from error
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:

@@ -88,12 +88,10 @@ class LossMonitor:
         if not (is_scaled and math.isfinite(loss)):  # else the loss scaler is finding its scale
             self.log_event(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.shown()}")
         if state.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
-            raise NonFiniteLossError(
-                key="health.on_nonfinite",
-                happened=f"the last {state.skipped_in_a_row} steps up to step {step.number} were all skipped: {values}",
-                expected="finite losses and gradients, but for single batches",
-                fix="a smaller optimizer.lr, or amp=off to see whether precision is the cause",
-            )
+            happened = f"the last {state.skipped_in_a_row} steps up to step {step.number} were all skipped: {values}"
+            expected = "finite losses and gradients, but for single batches"
+            fix = "a smaller optimizer.lr, or amp=off to see whether precision is the cause"
+            raise NonFiniteLossError(key="health.on_nonfinite", happened=happened, expected=expected, fix=fix)
 
     def _on_lost(self, step: _Step, loss: float, norm: float, *, first: int, last: int) -> None:
         what = f"the training loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
