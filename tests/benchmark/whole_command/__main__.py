@@ -143,11 +143,18 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def one(what: str, way: str, case: Case) -> dict[str, float]:
-    """Run one command and return its numbers."""
+    """Run one command and return its numbers; a peer's that fails is run once more."""
     words = WAYS[way](case)
     if what == "restart":
         return restart.measure(words, case.threads)
-    ran = run(Command(words, case.steps, case.threads))
+    try:
+        ran = run(Command(words, case.steps, case.threads))
+    except RuntimeError as error:
+        if way == "ddp-train":
+            raise
+        # torch's own processes are killed at their end by chance ("terminate called without an active exception", pytorch #190489).
+        print(f"{error}\nis run once more", file=sys.stderr)
+        ran = run(Command(words, case.steps, case.threads))
     return figures.numbers(ran, processes=case.processes, threads=case.threads, steps=case.steps)
 
 

@@ -93,7 +93,7 @@ def test_under_gloo_torch_keeps_records_only_where_the_user_wants_some(given: di
     ]
     environment = {name: value for name, value in os.environ.items() if "TORCH_" not in name} | given
     answer = subprocess.run([sys.executable, "-c", "\n".join(lines)], env=environment, capture_output=True, text=True, check=True)
-    assert answer.stdout.split() == [str(kept)]
+    assert answer.stdout.split()[-1] == str(kept)  # gloo of torch 2.10 writes there, too
 
 
 def test_ranks_without_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
