@@ -24,20 +24,15 @@ class Amp:
         dtype: "bfloat16", "float16", or None for float32 throughout. What `auto` in the config comes to is known when ranks have devices
             (`best_dtype`).
 
-    Raises:
-        ConfigError: another dtype.
+    Raises ConfigError: another dtype.
 
     Source: Micikevicius et al. 2017, arXiv:1710.03740 (float32 weights, loss scaling).
     """
 
     def __init__(self, dtype: str | None = None) -> None:
         if dtype is not None and dtype not in _DTYPES:
-            raise ConfigError(
-                key="amp.dtype",
-                happened=f"{dtype!r} is no type for mixed precision",
-                expected="auto, bfloat16, float16 or null",
-                fix="amp=bf16",
-            )
+            happened = f"{dtype!r} is no type for mixed precision"
+            raise ConfigError(key="amp.dtype", happened=happened, expected="auto, bfloat16, float16 or null", fix="amp=bf16")
         self.dtype = None if dtype is None else _DTYPES[dtype]
         self._off: AbstractContextManager[None] = nullcontext()  # enters and leaves in 0.1 us, any number of times
 

@@ -24,8 +24,7 @@ def log(name: str, value: Any) -> None:
     The record has the mean over all calls on all ranks since the last one, but for values that are not finite; NaN where none is.
     Not every rank has to call it. Outside of a training step (in evaluation, in a script, in a test of the model) it does nothing.
 
-    Raises:
-        ValueError: it is not one number, or the record has another value of this name.
+    Raises ValueError: it is not one number, or the record has another value of this name.
     """
     if _sink is not None:
         _sink(name, value)

@@ -79,8 +79,7 @@ def spelled_out(key: str, value: object) -> str | None:
 def reveal(value: Any) -> Any:
     """Return a config value with the secrets of this process's environment in it.
 
-    Raises:
-        KeyError: the environment lacks one; its name.
+    Raises KeyError: the environment lacks one; its name.
     """
     if isinstance(value, str):
         for name in references(value):

@@ -23,18 +23,14 @@ def needs_whole_matrices(kind: type) -> bool:
 def require_rows(strategy: object, optimizer: object) -> None:
     """Refuse an optimizer that needs whole matrices, or has a part that does, where each rank steps some rows of a parameter.
 
-    Raises:
-        ConfigError: it does.
+    Raises ConfigError: it does.
     """
     for part in getattr(optimizer, "_parts", (optimizer,)) if getattr(strategy, "steps_rows", False) else ():
         if needs_whole_matrices(type(part)):
             name = type(strategy).__name__
-            raise ConfigError(
-                key="optimizer",
-                happened=f"is {type(part).__name__}, which needs whole matrices, and {name} steps rows of them on each rank",
-                expected="an optimizer that steps each number by itself (AdamW, SGD)",
-                fix="optimizer=adamw, or strategy=ddp",
-            )
+            happened = f"is {type(part).__name__}, which needs whole matrices, and {name} steps rows of them on each rank"
+            expected = "an optimizer that steps each number by itself (AdamW, SGD)"
+            raise ConfigError(key="optimizer", happened=happened, expected=expected, fix="optimizer=adamw, or strategy=ddp")
 
 
 def has_modes(optimizer: object) -> bool:
@@ -60,16 +56,12 @@ _LOSS_UNITS: dict[str, Literal["sample", "token", "next_token"]] = {  # what the
 def loss_unit(kind: type) -> Literal["sample", "token", "next_token"]:
     """Return what the loss that a model returns is the mean over, by the name of its class or of one that it is derived from.
 
-    Raises:
-        ConfigError: no name tells.
+    Raises ConfigError: no name tells.
     """
     names = [each.__name__ for each in kind.__mro__]
     units = [unit for name in names for pattern, unit in _LOSS_UNITS.items() if re.search(pattern, name)]
     if not units:
-        raise ConfigError(
-            key="objective.unit",
-            happened=f"is auto, and the name {names[0]} does not tell what the model's loss is the mean over",
-            expected="sample, token (labels that are not -100) or next_token (those but for the first of each sample)",
-            fix="objective.unit=sample",
-        )
+        happened = f"is auto, and the name {names[0]} does not tell what the model's loss is the mean over"
+        expected = "sample, token (labels that are not -100) or next_token (those but for the first of each sample)"
+        raise ConfigError(key="objective.unit", happened=happened, expected=expected, fix="objective.unit=sample")
     return units[0]

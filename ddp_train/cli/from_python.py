@@ -76,8 +76,7 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
     Args:
         overrides: words as they are typed, without the shell's quotes: `["model=mlp", "optimizer.lr=0.01"]`; --config-dir=FOLDER too.
 
-    Raises:
-        RunFailed: the overrides are wrong (then nothing was started), or the run failed.
+    Raises RunFailed: the overrides are wrong (then nothing was started), or the run failed.
     """
     _check(overrides)
     facts: dict[str, str] = {}

@@ -46,8 +46,7 @@ def words_of(arguments: Sequence[str], usage: str, *, most: int | None = 1) -> t
         usage: its help, in which all of its options stand.
         most: so many words it takes; None: any number.
 
-    Raises:
-        ConfigError: an option is unknown or lacks its value, or there are too few words or too many.
+    Raises ConfigError: an option is unknown or lacks its value, or there are too few words or too many.
     """
     known = dict.fromkeys(re.findall(r"(?<![\w-])(?:--?[a-z][a-z-]*|to(?==))", usage))
     given, words, rest = dict[str, str](), list[str](), iter(arguments)

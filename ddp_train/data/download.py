@@ -53,8 +53,7 @@ def ensure_unpacked(archive: RemoteFile, folder: Path, *, member: str) -> None:
 def download(url: str, path: Path, sha256: str) -> None:
     """Download `url` to `path`, which appears complete and verified or not at all.
 
-    Raises:
-        DataError: no connection, a refusal, other content than expected, or a full disk.
+    Raises DataError: no connection, a refusal, other content than expected, or a full disk.
     """
     # Not mkstemp: its files are readable by their owner alone, and data folders are shared.
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")

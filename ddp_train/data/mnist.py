@@ -81,8 +81,7 @@ def read_idx(path: Path, *, num_dims: int) -> NDArray[np.uint8]:
 
     Such a file is a magic number, the sizes, then the bytes. Source: http://yann.lecun.com/exdb/mnist/
 
-    Raises:
-        DataError: unreadable, another format, or not exactly as long as its header says.
+    Raises DataError: unreadable, another format, or not exactly as long as its header says.
     """
     try:
         content = path.read_bytes()

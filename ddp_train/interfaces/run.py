@@ -74,8 +74,7 @@ class Run(Protocol):
         Args:
             names: as `named_parameters` below has them.
 
-        Raises:
-            ValueError: one is not the model's, or is to be trained and the optimizer does not have it.
+        Raises ValueError: one is not the model's, or is to be trained and the optimizer does not have it.
         """
 
     def evaluation_batch(self) -> Batch | None:

@@ -48,8 +48,7 @@ class DatasetSource(DataSource):
         fields: the keys of a sample that make the batch, in this order; None: all of the sample.
         by: what makes the batch of the samples; None: torch's default. It may draw, too: as its samples say.
 
-    Raises:
-        TypeError: the dataset has no length or no positions.
+    Raises TypeError: the dataset has no length or no positions.
     """
 
     def __init__(self, dataset: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> None:

@@ -83,8 +83,7 @@ class WorkerPool:
         reads: one for each process: gives the result of a request. Both are pickled; tensors in the result travel through shared memory.
         pin_memory: give tensors in page-locked memory, for faster transfer to a GPU.
 
-    Raises:
-        UserError: one of `reads` cannot be pickled.
+    Raises UserError: one of `reads` cannot be pickled.
     """
 
     def __init__(self, reads: Sequence[Callable[[Any], Any]], *, pin_memory: bool = False) -> None:

@@ -40,8 +40,7 @@ def recorded(job: Job, world: World) -> Iterator[None]:
     Git and the disk take their time: the files are written beside the block, and are there when it is left, however that is. A resumed
     run keeps the first ones.
 
-    Raises:
-        UserError: a rank runs other code or another config than rank 0.
+    Raises UserError: a rank runs other code or another config than rank 0.
     """
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
     this_rank = {
@@ -101,19 +100,14 @@ def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
     """Return what keeps ranks from training together, of the first that has something; None: nothing does."""
     for rank, facts in enumerate(ranks):
         if not facts["sees_run_folder"]:
-            return UserError(
-                key="hydra.run.dir",
-                happened=f"rank {rank} on {facts['host']} does not see {job.run_folder.root}",
-                expected="a folder on a file system that all machines share: every rank writes its part of a checkpoint there",
-                fix="hydra.run.dir=FOLDER, or start from a shared folder",
-            )
+            happened = f"rank {rank} on {facts['host']} does not see {job.run_folder.root}"
+            expected = "a folder on a file system that all machines share: every rank writes its part of a checkpoint there"
+            fix = "hydra.run.dir=FOLDER, or start from a shared folder"
+            return UserError(key="hydra.run.dir", happened=happened, expected=expected, fix=fix)
         for name in ("config_sha256", "ddp_train", "torch"):
             if facts[name] != ranks[0][name]:
-                return UserError(
-                    happened=f"rank {rank} on {facts['host']} has {name} {facts[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}",
-                    expected="the same on all ranks",
-                    fix="install the same versions on every node",
-                )
+                happened = f"rank {rank} on {facts['host']} has {name} {facts[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}"
+                return UserError(happened=happened, expected="the same on all ranks", fix="install the same versions on every node")
     return None
 
 

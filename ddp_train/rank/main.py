@@ -153,12 +153,9 @@ class Group:
     def _slots(self, folder: Path, count: int) -> list[Leader]:
         """Announce a sweep, and return the one place where its jobs run: these processes (rank 0)."""
         if count > 1:
-            raise ConfigError(
-                key="sweep.parallel_jobs",
-                happened=f"is {count}, but torchrun started one group of processes",
-                expected="1 under torchrun",
-                fix=f"ddp-train -m ... sweep.parallel_jobs={count}",
-            )
+            happened = f"is {count}, but torchrun started one group of processes"
+            fix = f"ddp-train -m ... sweep.parallel_jobs={count}"
+            raise ConfigError(key="sweep.parallel_jobs", happened=happened, expected="1 under torchrun", fix=fix)
         from ddp_train.rank.sweep_member import Leader
 
         starts.remember_run(folder)

@@ -57,8 +57,7 @@ class Peers:
     def messages(self) -> Iterator[tuple[int, str]]:
         """Give each message with its number as it comes, until the line is closed. Answers `ask` itself. For one thread.
 
-        Raises:
-            DistError: the store is gone.
+        Raises DistError: the store is gone.
         """
         for number in count(1):
             message = wait_for(self._line, f"message/{number}")

@@ -96,12 +96,9 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     unsaved = checkpoints.finish()
     profiler.close()  # what it writes may take a while, and a stop leaves little time to save
     if unsaved and (is_done or is_paused):
-        raise RunError(
-            key="checkpoint",
-            happened=f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}",
-            expected="the state of the last step on disk",
-            fix="make room, or raise `ulimit -f` where it is named; then `ddp-train resume` continues from the checkpoint before",
-        )
+        happened = f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}"
+        fix = "make room, or raise `ulimit -f` where it is named; then `ddp-train resume` continues from the checkpoint before"
+        raise RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
     tracker.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = Status.COMPLETED if is_done else Status.PREEMPTED if is_paused else status_of(stop.cause())
@@ -277,11 +274,9 @@ def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: St
     except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
         happened = f"{run_folder.shown()} cannot be written: {error.strerror}"
         if is_done:
-            raise RunError(
-                happened=f"all steps are done, but {happened}",
-                expected="room for the last lines of metrics.jsonl and for result.json",
-                fix="make room; then `ddp-train resume` writes them",
-            ) from None
+            expected = "room for the last lines of metrics.jsonl and for result.json"
+            fix = "make room; then `ddp-train resume` writes them"
+            raise RunError(happened=f"all steps are done, but {happened}", expected=expected, fix=fix) from None
         print(happened, flush=True)
     if is_done:
         print(summary.closing(job, state, result), flush=True)

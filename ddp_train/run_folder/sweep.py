@@ -59,8 +59,7 @@ class Sweep:
     def load(cls, root: Path) -> Sweep:
         """Read a sweep back.
 
-        Raises:
-            ConfigError: the folder holds none.
+        Raises ConfigError: the folder holds none.
         """
         try:
             content = json.loads((root / "sweep.json").read_text())

@@ -73,12 +73,9 @@ def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False
     files = [file for folder in _run_folders(path) for pattern in _NAMES_CODE for file in sorted(folder.glob(pattern)) if file.is_file()]
     lines = [line for file in files or [path] for line in (f"{file}:", *(f"  {each}" for each in _what_runs(file)))]
     lines += [f"{path}/compiled: machine code of torch.compile"] if (path / "compiled").exists() else []
-    raise ConfigError(
-        key=key,
-        happened="\n    ".join([f"{why}; this would run as you, with the other values of these files:", *lines]),
-        expected="what only you can have written, or your consent",
-        fix=f"read it, and then: {accept}",
-    )
+    happened = "\n    ".join([f"{why}; this would run as you, with the other values of these files:", *lines])
+    expected = "what only you can have written, or your consent"
+    raise ConfigError(key=key, happened=happened, expected=expected, fix=f"read it, and then: {accept}")
 
 
 def _of_another_user(top: Path) -> str:

@@ -231,8 +231,7 @@ def options_of(hydra: DictConfig) -> list[str]:
 def with_conf(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with the project's YAML as if `--config-dir` were typed; one that is typed counts instead.
 
-    Raises:
-        ConfigError: pyproject.toml cannot be read, or says something else than an existing folder.
+    Raises ConfigError: pyproject.toml cannot be read, or says something else than an existing folder.
     """
     is_typed = any(word == "-cd" or word.startswith(("--config-dir", "-cd=")) for word in words)
     folder = None if is_typed else _conf_folder()

@@ -27,8 +27,7 @@ def changed(
         added: overrides of keys that it does not have.
         replaced: what the run had before: a script that resumes a run again repeats its words, and what has gone may go again.
 
-    Raises:
-        ConfigErrors: with each that cannot be read, or that names neither a value, nor a callback or a writer that is to go.
+    Raises ConfigErrors: with each that cannot be read, or that names neither a value, nor a callback or a writer that is to go.
     """
     saved, overrides = _with_strategy(saved, overrides)
     values = dict(nodes(saved))

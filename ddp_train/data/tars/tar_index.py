@@ -68,8 +68,7 @@ def open_index(shards: ShardSet, *, image_extensions: Sequence[str], label_exten
 
     It is written next to the tars, or below $XDG_CACHE_HOME/ddp_train where that is not allowed.
 
-    Raises:
-        DataError: see `scan`; the index can be written nowhere.
+    Raises DataError: see `scan`; the index can be written nowhere.
     """
     wanted = (tuple(image_extensions), label_extension)
     current = _stat(shards)

@@ -46,8 +46,7 @@ def find_shards(root: str, split: str) -> ShardSet:
     A split with one of `*?[{`, or that ends in .tar, is a pattern below root, with braces as WebDataset has them: {00000..00012}, {a,b}.
     Tars come in the order of their names, those of a pattern in the order in which its braces name them.
 
-    Raises:
-        DataError: no tars, both of the two, a shard of a pattern is missing, compressed tars.
+    Raises DataError: no tars, both of the two, a shard of a pattern is missing, compressed tars.
     """
     root = os.path.abspath(root)
     if not os.path.isdir(root):
@@ -122,8 +121,7 @@ class _Sample:
 def scan(path: str, *, image_extensions: tuple[str, ...], label_extension: str) -> NDArray[np.void]:
     """Return the samples of a tar as SAMPLE [n], in the order of their first files; `shard` is 0. Reads headers and labels alone.
 
-    Raises:
-        DataError: a damaged, truncated or compressed tar; a sample without an image or a label, or with two; a label that is no integer.
+    Raises DataError: a damaged, truncated or compressed tar; a sample without an image or a label, or with two; a label that is no integer.
     """
     try:
         with open(path, "rb") as file:

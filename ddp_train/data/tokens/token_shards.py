@@ -157,8 +157,7 @@ class TokenShards:
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
         """Return the `length` tokens from each position of the stream in `starts` [B], shape [B, length].
 
-        Raises:
-            IndexError: one of them does not lie in the stream.
+        Raises IndexError: one of them does not lie in the stream.
         """
         if len(self.shards) != 1:
             return self._join(starts, length)

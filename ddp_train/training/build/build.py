@@ -48,8 +48,7 @@ def build(config: RunConfig, world: World) -> Components:
 
     On the device `meta` tensors of model, objective and optimizer have no values, and the data is left where it is.
 
-    Raises:
-        UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
+    Raises UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
     use_precision(config.precision)
     train_source, eval_sources = _open_data(config, world)
@@ -162,8 +161,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
         answers: what these have come to, by their keys.
         meaning: what the numbers of the run's data mean to its model; {}: not known.
 
-    Raises:
-        UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
+    Raises UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
     """
     use_precision(config.precision)
     if not config.evaluation_sets():

@@ -93,8 +93,7 @@ def _borrow(objective: BorrowsWeights, world: World) -> None:
 def has_state(objective: Objective) -> bool:
     """Tell whether an objective has something to train, to share or to save. A part that evaluates keeps its buffers as they are.
 
-    Raises:
-        ConfigError: it has parameters to train outside of any module.
+    Raises ConfigError: it has parameters to train outside of any module.
     """
     if isinstance(objective, nn.Module):
         changing = (buffer for part in objective.modules() if part.training for buffer in part.buffers(recurse=False))

@@ -49,8 +49,7 @@ def evaluate(
         begins_batch: called before each batch is asked for.
         is_stopping: gives up when it turns true on any rank; the result is None then, on every rank.
 
-    Raises:
-        OSError: on every rank when one could not write its predictions.
+    Raises OSError: on every rank when one could not write its predictions.
     """
     metrics: dict[str, float] = {}
     with as_evaluated(components):

@@ -129,12 +129,10 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
     wanted = {name: node for name, node in nodes.items() if node}
     if wanted and not isinstance(objective, SupportsCompare):
         left_out = shlex.join(f"~{EVALUATION_METRICS}.{name}" for name in wanted)
-        raise ConfigError(
-            key=EVALUATION_METRICS,
-            happened=f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared",
-            expected="an objective with compare(model, batch) (`ddp-train help docs/components.md`)",
-            fix=f"`compare` beside the `score` of {type(objective).__name__}, or {left_out}",
-        )
+        happened = f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared"
+        expected = "an objective with compare(model, batch) (`ddp-train help docs/components.md`)"
+        fix = f"`compare` beside the `score` of {type(objective).__name__}, or {left_out}"
+        raise ConfigError(key=EVALUATION_METRICS, happened=happened, expected=expected, fix=fix)
     if taken := [name for name in wanted if name in objective.goals]:
         happened = f"{type(objective).__name__} has a metric of this name"
         raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")

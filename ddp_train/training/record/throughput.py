@@ -104,8 +104,7 @@ class ShapeCopy:
 
     So what is counted is what the model itself needs: nothing that a strategy does, and no forward that is computed again for the backward.
 
-    Raises:
-        Exception: they cannot be copied, or take turns, each with a backward of its own.
+    Raises Exception: they cannot be copied, or take turns, each with a backward of its own.
     """
 
     def __init__(self, trained: nn.Module, objective: Any) -> None:
