@@ -108,8 +108,7 @@ def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
         checkpoint_bytes: of one of them, estimated.
         wanted: how many there are at most, the one that is being written among them.
 
-    Returns:
-        A warning when not all of them fit, or "".
+    Returns a warning when not all of them fit, or "".
 
     Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
     """

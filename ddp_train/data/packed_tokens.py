@@ -99,8 +99,7 @@ def require_targets(lengths: NDArray[np.int64], root: str, split: str) -> None:
 def cut(lengths: NDArray[np.int64], context_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Cut documents into pieces of at most T + 1 tokens; the last token of one is the first of the next. Of a single token, none is left.
 
-    Returns:
-        For each piece its document, its first token in there and its number of tokens, at least 2; each of shape [P].
+    Returns for each piece its document, its first token in there and its number of tokens, at least 2; each of shape [P].
     """
     pieces = -(-(lengths - 1) // context_length)
     documents = np.repeat(np.arange(len(lengths)), pieces)
@@ -118,8 +117,7 @@ def best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.i
     Args:
         sizes: from 1 to `capacity`, shape [N].
 
-    Returns:
-        The bin of each item, shape [N]; bins are numbered from 0 without a gap.
+    Returns the bin of each item, shape [N]; bins are numbered from 0 without a gap.
 
     Source: Johnson et al. 1974, "Worst-case performance bounds for simple one-dimensional packing algorithms" (11/9 of the optimum).
     """

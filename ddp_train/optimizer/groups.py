@@ -47,8 +47,7 @@ def parameter_groups(
         layer_decay: factor of the rate from one layer to the one below it; a group with an `lr` keeps that.
         lr: of the last layer; needed with `layer_decay`.
 
-    Returns:
-        Groups for the first argument of a torch optimizer; with `groups` or `layer_decay` each has its `name`.
+    Returns groups for the first argument of a torch optimizer; with `groups` or `layer_decay` each has its `name`.
     """
     named = named_parameters(trained)
     if not any(parameter.requires_grad for parameter in named.values()):

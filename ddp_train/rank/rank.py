@@ -266,8 +266,7 @@ def _advice(config: RunConfig, part: str) -> str:
 def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
     """Give whoever broke the connection, or the agent that saw it end, time to say why; it ends this rank meanwhile.
 
-    Returns:
-        Rank and pid of a neighbour that left with exit code 0, in which no agent finds anything wrong.
+    Returns rank and pid of a neighbour that left with exit code 0, in which no agent finds anything wrong.
     """
     deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
     while time.monotonic() < deadline and not job.run_folder.failure.exists():

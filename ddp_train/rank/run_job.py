@@ -51,8 +51,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
 
-    Returns:
-        The exit code of `ddp-train`; None: it has saved after `debug.resume_after_steps`, and is to be called again.
+    Returns the exit code of `ddp-train`; None: it has saved after `debug.resume_after_steps`, and is to be called again.
     """
     started, run_folder = time.monotonic(), job.run_folder
     job, components = _build(job, world)
@@ -145,8 +144,7 @@ def _with_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
 def _resume(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> list[str]:
     """Go to where the run continues, or take the weights that it begins with, and say how long it is. Collective.
 
-    Returns:
-        What differs in the data from that of the checkpoint, and was accepted.
+    Returns what differs in the data from that of the checkpoint, and was accepted.
     """
     config = job.config
     changed = resume(job, components, state, world, on_progress=tracker.move)

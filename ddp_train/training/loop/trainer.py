@@ -106,8 +106,7 @@ class Trainer:
     def train(self) -> bool:
         """Train from the state to the last step, or until a stop. Collective.
 
-        Returns:
-            Whether all is done; False after a stop, with everything saved that continuing needs.
+        Returns whether all is done; False after a stop, with everything saved that continuing needs.
 
         Raises:
             NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.

@@ -42,8 +42,7 @@ def keep_cache(folder: Path, world: World) -> Callable[[], None]:
     Ranks that compile the same at the same time wait for each other's locks, and take what the first has made. They share the cores.
     Of a folder on a network, where thousands of small files take their time, each machine has a copy on its own disk. Collective.
 
-    Returns:
-        What to call when all is compiled: it copies from this machine to the folder, in a thread.
+    Returns what to call when all is compiled: it copies from this machine to the folder, in a thread.
     """
     from torch._inductor import config as inductor
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir

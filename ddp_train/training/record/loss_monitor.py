@@ -50,8 +50,7 @@ class LossMonitor:
             reading: what `window.read` gave.
             is_scaled: a loss scaler leaves out the steps whose gradient is not finite: that it does is nothing special.
 
-        Returns:
-            The mean loss of all its steps over all ranks; NaN where none of them counts.
+        Returns the mean loss of all its steps over all ranks; NaN where none of them counts.
 
         Raises:
             NonFiniteLossError: a loss, or the newest gradient norm, is not finite, and the run cannot go on.

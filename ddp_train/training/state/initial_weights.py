@@ -32,8 +32,7 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
         renames: prefix of a key -> what takes its place; of several that fit, the longest counts.
         is_strict: refuse when the file and the model have not the same keys and shapes; False: load what fits, and say the rest.
 
-    Returns:
-        Lines for the screen, on rank 0.
+    Returns lines for the screen, on rank 0.
 
     Raises UserError: the file cannot be read safely, or does not fit (rank 0).
     """
