@@ -165,11 +165,15 @@ def random_crop(images_BCHW: Tensor, keys: Keys, *, padding: int, fill_C11: Tens
         fill_C11: what is added: one value per channel; None: the image itself, mirrored at its border.
     """
     B, C, H, W = images_BCHW.shape
-    if fill_C11 is None:
-        padded_BCHW = _mirrored(_mirrored(images_BCHW, 2, padding), 3, padding)
-    else:
-        padded_BCHW = fill_C11.to(images_BCHW.dtype).expand(B, C, H + 2 * padding, W + 2 * padding).clone()
-        padded_BCHW[:, :, padding:-padding, padding:-padding] = images_BCHW
+    padded_BCHW = images_BCHW.new_empty(B, C, H + 2 * padding, W + 2 * padding)
+    if fill_C11 is not None:
+        padded_BCHW[:] = fill_C11
+    padded_BCHW[:, :, padding:-padding, padding:-padding] = images_BCHW
+    if fill_C11 is None:  # torch's own padding mirrors no bytes
+        for dim, border in ((2, padded_BCHW[..., padding:-padding]), (3, padded_BCHW)):
+            size = border.shape[dim]
+            for to, source in ((0, padding + 1), (size - padding, size - 2 * padding - 1)):
+                border.narrow(dim, to, padding).copy_(border.narrow(dim, source, padding).flip(dim))
     # A view of every possible window: no copy, so that the cut below is the only gather.
     windows = padded_BCHW.unfold(2, H, 1).unfold(3, W, 1)
     tops, lefts = (random_integers(keys, draw, below=2 * padding + 1) for draw in (_CROP_TOP, _CROP_LEFT))
@@ -191,11 +195,6 @@ def random_flip(images_BCHW: Tensor, keys: Keys) -> Tensor:
 def random_integers(keys: Keys, draw: int, *, below: int) -> NDArray[np.int64]:
     """Return one integer in [0, below) for each key; `below` at most 2**32 (bias under below / 2**32)."""
     return (((random_bits(keys, draw) >> np.uint64(32)) * np.uint64(below)) >> np.uint64(32)).astype(np.int64)
-
-
-def _mirrored(images: Tensor, dim: int, padding: int) -> Tensor:
-    before, after = images.narrow(dim, 1, padding), images.narrow(dim, images.shape[dim] - 1 - padding, padding)
-    return torch.cat([before.flip(dim), images, after.flip(dim)], dim)
 
 
 def _on(device: torch.device, values: NDArray[Any]) -> Tensor:
