@@ -34,7 +34,7 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
     try:
         request = ProfileRequest(
             kind=given.get("--kind"),
-            steps=_number(given["--steps"]) if "--steps" in given else None,
+            steps=int(given["--steps"]) if "--steps" in given else None,
             ranks=[_number(text) for text in given["--ranks"].strip("[]").split(",")] if "--ranks" in given else None,
         )
     except ValueError as error:

@@ -14,7 +14,8 @@ RUN += ["callbacks=[freeze]", "callbacks.freeze.patterns=['*.bias']", "callbacks
 THIN = ["strategy=power_sgd", "strategy.rank=2", "strategy.from_step=5"]
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [3, 2, 4])
 def test_it_learns_as_ddp_does_and_goes_on_to_the_bit(project: Project, ranks: int) -> None:
     """With accumulation, clipping, and parameters that are trained from a later step on."""
     losses = {}

@@ -75,9 +75,15 @@ def test_a_run_that_leaves_no_word_is_started_so_often_and_no_oftener(run_folder
     assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 75
 
 
-@pytest.mark.parametrize("arguments", [[], ["--begins"], ["a", "b"]])
-def test_it_asks_for_the_run(arguments: list[str]) -> None:
-    with pytest.raises(ConfigError, match="no run folder was given"):
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        *((words, "no run folder was given") for words in ([], ["--begins"], ["a", "b"])),
+        (["a", "--ended=x"], "--ended: 'x' is not a number"),
+    ],
+)
+def test_it_asks_for_the_run(arguments: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
         show_verdict(arguments, LAUNCHER)
 
 
