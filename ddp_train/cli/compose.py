@@ -30,7 +30,7 @@ from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.targets.locate import locate
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_given, claim_new
 from ddp_train.run_folder.paths import RunFolder

@@ -10,7 +10,7 @@ from ddp_train.config.command.command_line import options_first
 from ddp_train.config.run_config import RunConfig
 from ddp_train.doctor.machine import most_minutes
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import clear
 from ddp_train.system.deadline import wait_until

@@ -27,8 +27,8 @@ from ddp_train.config.saved import answered_config
 from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.target import evaluation_sets, evaluation_split, set_name, split_at
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.job import Job, Task
 from ddp_train.launch import machines
+from ddp_train.launch.job import Job, Task
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder

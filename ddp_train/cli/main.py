@@ -39,8 +39,8 @@ from ddp_train.errors import (
     EnvironmentRefuses,
     UserError,
 )
-from ddp_train.job import Job
 from ddp_train.launch import local
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder

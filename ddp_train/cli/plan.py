@@ -27,11 +27,11 @@ from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import without_secrets
 from ddp_train.config.tree import texts
 from ddp_train.errors import DONE, ConfigError
-from ddp_train.job import Job
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import rank_environment
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import ENGINES, engine_of
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.source_copy import measure_source
 from ddp_train.launch.submit import freeze

@@ -28,12 +28,12 @@ from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import text_of, without_secrets
 from ddp_train.config.values import seconds_of
 from ddp_train.errors import ConfigError, printable
-from ddp_train.job import Job
-from ddp_train.redaction import redact
+from ddp_train.launch.job import Job
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import duration, progress_of
 from ddp_train.system import devices
 from ddp_train.system.files import tail
+from ddp_train.system.redaction import redact
 
 _LABEL = 9  # characters, as in the lines that a run begins with
 _JOBS_SHOWN = 40

@@ -23,7 +23,7 @@ from ddp_train.config.saved import answered_config, answers_before, replaced_con
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
-from ddp_train.job import Job, Task
+from ddp_train.launch.job import Job, Task
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import is_sweep

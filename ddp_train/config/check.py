@@ -17,7 +17,7 @@ from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train import FOLDER, redaction
+from ddp_train import FOLDER
 from ddp_train.config import auto, schema
 from ddp_train.config.resolve import resolve
 from ddp_train.config.rules.sections import check_rules
@@ -27,6 +27,7 @@ from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
 from ddp_train.config.tree import at, leaves, nodes, texts
 from ddp_train.errors import ConfigError
+from ddp_train.system import redaction
 
 CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
 """The config groups: inside the installed package (`pkg://ddp_train.conf`, for others); in a checkout that is a link to its top."""

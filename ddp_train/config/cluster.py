@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import host_and_processes, node_range
 from ddp_train.errors import ConfigError
-from ddp_train.redaction import reveal
 from ddp_train.system import devices, torchrun_env
+from ddp_train.system.redaction import reveal
 from ddp_train.system.slurm_step import slurm_step
 
 _Value = TypeVar("_Value")

@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from ddp_train import redaction
 from ddp_train.config.hydra_internals import register_resolver
 from ddp_train.config.targets.target import RESOLVER
 from ddp_train.config.tree import changed
 from ddp_train.errors import ConfigError
+from ddp_train.system import redaction
 
 
 def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "") -> dict[str, Any]:

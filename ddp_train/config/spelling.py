@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from ddp_train import redaction
 from ddp_train.errors import ConfigError
+from ddp_train.system import redaction
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # text that Hydra's parser takes without quotes
 

@@ -29,7 +29,7 @@ from ddp_train.doctor.machine import LOOK_WITHIN_S, MEET_WITHIN_S, Examination, 
 from ddp_train.doctor.problems import Examined, Measurement, blocks_all_reduce, problems
 from ddp_train.doctor.table import screen
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.node.differences import SKEW_S
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system import torchrun_env

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.config.cluster import environment_of
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.node.facts import GLOO, NCCL, Facts, collect, taken_by_nccl
 from ddp_train.launch.node.slot import listen
 from ddp_train.system import handover, network

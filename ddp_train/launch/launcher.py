@@ -13,7 +13,7 @@ from typing import Protocol
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import seconds_of
 from ddp_train.errors import UserError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.run_folder import starts
 from ddp_train.system.torchrun_env import is_torchrun_worker
 

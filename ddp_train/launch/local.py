@@ -6,8 +6,8 @@ import sys
 
 from ddp_train.config.cluster import ALONE, environment_of, max_restarts, processes_of_nodes
 from ddp_train.errors import NO_PROGRESS
-from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, run_agent
+from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import check_progress
 from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system import handover

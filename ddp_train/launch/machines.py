@@ -16,9 +16,9 @@ from ddp_train.config.cluster import Rendezvous, max_restarts, processes_given, 
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefuses
-from ddp_train.job import Job
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import start_fork_server
+from ddp_train.launch.job import Job
 from ddp_train.launch.node.facts import collect, of_a_command_line
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.slot import NodeSlot, Work, listen

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.errors import EnvironmentRefuses
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.system.files import write_atomic
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.terminal import Terminal
 
 if TYPE_CHECKING:

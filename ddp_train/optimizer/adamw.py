@@ -18,7 +18,7 @@ from torch.optim import AdamW as TorchAdamW  # by a name of its own: its argumen
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from ddp_train import torch_internals
+from ddp_train.system import torch_internals
 
 
 class AdamW(TorchAdamW):

@@ -21,10 +21,9 @@ from ddp_train.config.saved import answers_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter
-from ddp_train.job import Job, Task
+from ddp_train.launch.job import Job, Task
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.metrics.jsonl import read_records
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.paths import RunFolder
@@ -32,6 +31,7 @@ from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_start
 from ddp_train.run_folder.verdict import Outcome, verdict_of
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.build.build import build_evaluated
 from ddp_train.training.inference.predict import predict
 from ddp_train.training.instantiate import build_writers

@@ -29,8 +29,8 @@ from ddp_train.config.values import EVERY_ATTEMPT
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices, own_rows
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.torchrun_env import restart_count
 from ddp_train.training.parts.components import Components
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from ddp_train.redaction import Redacting
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.redaction import Redacting
 from ddp_train.system.terminal import Terminal
 
 logger = logging.getLogger(__name__)

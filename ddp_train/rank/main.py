@@ -22,7 +22,7 @@ from ddp_train.config.targets.locate import locate
 from ddp_train.distributed import attempt
 from ddp_train.distributed.store import join_store, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, EnvironmentRefuses, UserError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.rank import LOST, run_rank
 from ddp_train.rank.stop import end_agent

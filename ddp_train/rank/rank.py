@@ -25,10 +25,9 @@ from ddp_train.config.targets.target import AUTO
 from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL, UserError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import stops_at
 from ddp_train.loader.worker_pool import start_server
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import summary
 from ddp_train.rank.log import rank_log
 from ddp_train.rank.peers import Peers
@@ -39,6 +38,7 @@ from ddp_train.run_folder.result import STOPPED, Result, status_of
 from ddp_train.run_folder.starts import count_start, end_start
 from ddp_train.system import handover, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory

@@ -18,14 +18,14 @@ from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.loader.order import epochs
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
 from ddp_train.run_folder.starts import end_start, remember_run
 from ddp_train.run_folder.sweep import Sweep, sweep_of
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.build.build import build
 from ddp_train.training.build.features import Features, add_features
 from ddp_train.training.check import memory
@@ -147,7 +147,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
     Returns what differs in the data from that of the checkpoint, and was accepted.
     """
     config = job.config
-    changed = resume(job, components, state, world, on_progress=tracker.move)
+    changed = resume(job.run_folder, job.checkpoint, job.config, components, state, world, on_progress=tracker.move)
     if state.stopped is not None and not state.stopped.holds(config.callbacks):
         state.stopped = None  # asked of a callback that is not there any more, or not as it was
     if changed is None and config.init_from is not None:

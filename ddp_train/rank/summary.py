@@ -10,15 +10,14 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ddp_train import torch_internals
 from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import rates
 from ddp_train.run_folder.result import Result
-from ddp_train.system import devices
+from ddp_train.system import devices, torch_internals
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
 

@@ -24,7 +24,7 @@ from typing import NoReturn
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.rank.forked import has_used_gpu
 from ddp_train.rank.rank import run_rank
 from ddp_train.run_folder import failure

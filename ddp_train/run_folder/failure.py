@@ -20,10 +20,10 @@ from pathlib import Path
 
 from ddp_train import FOLDER
 from ddp_train.errors import FAILED, UserError, one_line, printable
-from ddp_train.redaction import redact_code
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, Status
 from ddp_train.system.files import create_json, tail
+from ddp_train.system.redaction import redact_code
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8

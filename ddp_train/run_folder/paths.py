@@ -32,7 +32,7 @@ class RunFolder:
         self.compiled = self.root / "compiled"  # torch.compile's cache; the jobs of a sweep have one in the sweep's folder
         self.predictions = self.root / "predictions"
         self.evaluations = self.root / "evaluations"  # of the finished run, each a folder like this one
-        self.task = self.root / "task.json"  # of such a folder: which run, which checkpoint (`ddp_train/job.py`)
+        self.task = self.root / "task.json"  # of such a folder: which run, which checkpoint (`ddp_train/launch/job.py`)
         self.starts = self.root / "starts.json"  # since the newest checkpoint (`run_folder.starts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"

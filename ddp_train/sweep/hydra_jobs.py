@@ -25,8 +25,8 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.tree import identity, texts
 from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, EnvironmentRefuses, UserError
-from ddp_train.job import Job
 from ddp_train.launch import source_copy
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Slot, stops_at
 from ddp_train.launch.submit import slots as engine_slots
 from ddp_train.launch.submit import submit_jobs

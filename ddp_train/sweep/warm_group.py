@@ -22,8 +22,8 @@ from pathlib import Path
 from ddp_train.config.cluster import ALONE, environment_of
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import FAILED, INTERRUPTED
-from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
+from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.system import devices, handover
 from ddp_train.system.deadline import wait_until

@@ -1,1 +1,1 @@
-"""Only the operating system: processes, files, locks, devices, the network, the terminal, the environment. Imports no torch."""
+"""What a process stands on: the operating system, what of torch is private, what is a secret, the phase of a rank. Imports no torch."""

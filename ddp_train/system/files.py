@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ddp_train.errors import DataError
-from ddp_train.redaction import redact, redact_all
+from ddp_train.system.redaction import redact, redact_all
 
 
 def write_atomic(path: Path, text: str) -> None:

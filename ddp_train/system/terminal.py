@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from ddp_train.redaction import redact
+from ddp_train.system.redaction import redact
 
 
 class Terminal(io.TextIOWrapper):

@@ -21,7 +21,7 @@ from ddp_train.config.targets.target import given_in, name_in
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter
-from ddp_train.redaction import reveal
+from ddp_train.system.redaction import reveal
 
 _GET_OBJECT = "hydra.utils.get_object"
 _GIVEN: ContextVar[Mapping[str, Any]] = ContextVar("given")  # what the run gives to nodes inside the one that is made

@@ -23,10 +23,10 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 
 from ddp_train.config.schema import ProfileConfig
 from ddp_train.distributed.world import World
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.system.files import appears_whole
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.loop import gradient
 from ddp_train.training.loop.trainer import Hooks
 from ddp_train.training.parts.components import Components

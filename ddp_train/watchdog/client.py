@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import NamedTuple, TextIO
 
-from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
 OTHER_NODES = 2  # where no rank of this node is to blame, another node has this many time-outs to name one of its own

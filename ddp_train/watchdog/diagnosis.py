@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 
-from ddp_train.phase import Phase
 from ddp_train.run_folder import failure
+from ddp_train.system.phase import Phase
 from ddp_train.watchdog.client import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"

@@ -43,7 +43,7 @@ from ddp_train.distributed.world import World, alone, open_world
 from ddp_train.interfaces import Batch, Indices
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
-from ddp_train.phase import PhaseTracker
+from ddp_train.system.phase import PhaseTracker
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.features import Features, add_features

@@ -19,7 +19,7 @@ from ddp_train.config.check import ConfigErrors, check, load
 from ddp_train.config.cluster import environment_of, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import ConfigError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.system import devices
 from ddp_train.system.files import write_json

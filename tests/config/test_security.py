@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_train import redaction
 from ddp_train.run_folder import trust
+from ddp_train.system import redaction
 from tests.config.test_config import command_line
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 import yaml
 
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.process import handles_signal

@@ -20,12 +20,12 @@ from typing import Any
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig
 
-from ddp_train import redaction
 from ddp_train.config.check import CONF, ConfigErrors, plain_secret
 from ddp_train.config.hydra_internals import ConfigLoaderImpl, get_args_parser, refuse_large_overrides
 from ddp_train.config.spelling import nearest, override
 from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError
+from ddp_train.system import redaction
 
 COMMANDS = (
     *("plan", "resume", "evaluate", "predict", "export", "runs", "status", "logs", "profile", "cancel"),

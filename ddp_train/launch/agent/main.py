@@ -21,17 +21,16 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from ddp_train import torch_internals
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, UserError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.ranks import Ranks, fits
-from ddp_train.redaction import Redacting
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import check_progress
-from ddp_train.system import handover
+from ddp_train.system import handover, torch_internals
 from ddp_train.system.fork_server import Entry
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
+from ddp_train.system.redaction import Redacting
 
 _PLAIN = (
     "agent    torchrun's own: ranks have 30 s after a stop signal and none after a second one, whatever cluster.grace_s says;"

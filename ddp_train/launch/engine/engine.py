@@ -18,10 +18,10 @@ from typing import Protocol, cast
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.launch.spec import Spec
-from ddp_train.redaction import reference, references
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
+from ddp_train.system.redaction import reference, references
 
 ENGINES = ("slurm", "ssh")  # what `cluster.launcher` may be where an engine starts the node programs
 QUEUES = ("slurm",)  # those that have a queue: what was given to them goes on without the command that gave it

@@ -19,7 +19,7 @@ from ddp_train.config.values import seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.engine import setup_lines
 from ddp_train.launch.spec import Spec
-from ddp_train.redaction import redact, references
+from ddp_train.system.redaction import redact, references
 
 _MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ranks that are told late
 _KEYS = ("account", "partition", "qos", "reservation", "constraint", "dependency", "exclusive")  # of cluster.slurm

@@ -23,8 +23,8 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.tree import leaves
 from ddp_train.launch.node.files import FileList, list_data, list_source
-from ddp_train.redaction import HIDDEN, is_secret_key, redact_all
 from ddp_train.system import devices, network
+from ddp_train.system.redaction import HIDDEN, is_secret_key, redact_all
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _DATA_WITHIN_S = 0.9

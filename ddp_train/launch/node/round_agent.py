@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ddp_train.config.cluster import ROUND, environment_of
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
-from ddp_train.job import Job
 from ddp_train.launch.agent_process import rank_environment, start_agent
+from ddp_train.launch.job import Job
 from ddp_train.launch.node.slot import Work
 from ddp_train.launch.node.wire import Line, Message, plain_address, reason
 from ddp_train.run_folder import failure

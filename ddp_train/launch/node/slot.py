@@ -18,7 +18,7 @@ from ddp_train.config.cluster import hosts_of
 from ddp_train.config.saved import answers_before
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from ddp_train import torch_internals
 from ddp_train.config.schema import ActivationCheckpointingConfig
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import blocks_of, few
+from ddp_train.system import torch_internals
 
 _KEY = "activation_checkpointing"
 _HOOKS = "respect_saved_tensors_hooks"

@@ -13,8 +13,8 @@ import torch
 from ddp_train.interfaces import finished, note_size
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.phase import PhaseTracker
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
+from ddp_train.system.phase import PhaseTracker
 from ddp_train.training.check.sanity_check import check
 from ddp_train.training.loop.callbacks import Callbacks, RunView, Show
 from ddp_train.training.loop.evaluation import as_evaluated

@@ -22,7 +22,7 @@ from ddp_train.errors import DataError
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.loop import evaluation
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.parts.components import Components

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import MetricWriter
-from ddp_train.redaction import redact, redact_all
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import GrowingFile
+from ddp_train.system.redaction import redact, redact_all
 
 logger = logging.getLogger(__name__)
 

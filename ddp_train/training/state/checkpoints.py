@@ -20,9 +20,8 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.job import Job
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.check.memory import estimate, share_of
 from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.parts.components import Components
@@ -157,26 +156,35 @@ def probe(run_folder: RunFolder, components: Components, keep: Retention, world:
         print(warning, flush=True)
 
 
-def resume(job: Job, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None]) -> list[str] | None:
-    """Continue from the given or the newest good checkpoint. Collective.
+def resume(
+    folder: RunFolder,
+    checkpoint: str | None,
+    config: RunConfig,
+    components: Components,
+    state: TrainState,
+    world: World,
+    *,
+    on_progress: Callable[[], None],
+) -> list[str] | None:
+    """Continue from `checkpoint`, or where it is None from the folder's newest good one. Collective.
 
     Returns what differs in the data since then, and was accepted; None: there is no checkpoint.
     """
-    if job.checkpoint is None:
-        chosen = newest_good(job.run_folder.checkpoints, world, on_progress=on_progress)
+    if checkpoint is None:
+        chosen = newest_good(folder.checkpoints, world, on_progress=on_progress)
     else:
-        given, check = Path(job.checkpoint), partial(verify, on_progress=on_progress)
+        given, check = Path(checkpoint), partial(verify, on_progress=on_progress)
         chosen = world.from_main(catalog.find(given, check, key="resume") if world.is_main else None)
-    accepted = require_same(chosen, components.identity, world, job.config) if chosen else []
+    accepted = require_same(chosen, components.identity, world, config) if chosen else []
     if world.is_main:
-        remove_debris(job.run_folder.checkpoints)
-        aside = set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen)
+        remove_debris(folder.checkpoints)
+        aside = set_aside_after(chosen.parent if chosen else folder.checkpoints, chosen)
         world.print(*(f"a checkpoint of a later step, or of another run, is now {name}" for name in aside))
     if chosen is None:
-        if world.is_main and job.run_folder.metrics.exists():
+        if world.is_main and folder.metrics.exists():
             print("resumed  from the start: there is no good checkpoint", flush=True)
         return None
     components.rebuild_buckets(world)
     if not load(chosen, components, state, world, on_progress=on_progress):
-        seed_all(job.config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+        seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     return accepted

@@ -25,7 +25,7 @@ from ddp_train.checkpoint.staging import divide_shared
 from ddp_train.checkpoint.verify import name_of, rank_file, verify_together
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.loader.order import SampleOrder, share
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.run_folder.paths import RunFolder

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.cli import compose
 from ddp_train.cli import main as app
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 
 

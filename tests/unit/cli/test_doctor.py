@@ -11,8 +11,8 @@ import pytest
 from ddp_train.cli import doctor
 from ddp_train.config.targets.locate import locate
 from ddp_train.errors import ConfigError
-from ddp_train.job import Job
 from ddp_train.launch.engine.slurm_script import batch_script
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.paths import RunFolder

@@ -18,12 +18,12 @@ from ddp_train.cli.resume import resume_typed
 from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, EnvironmentRefuses, UserError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
-from ddp_train.phase import PhaseTracker
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import Result, Status
+from ddp_train.system.phase import PhaseTracker
 from ddp_train.training.loop import evaluation
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.cli import main
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.system.folder_lock import release
 

@@ -12,8 +12,8 @@ import pytest
 
 from ddp_train.cli import node as module
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
-from ddp_train.job import Job
 from ddp_train.launch import signals
+from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder import failure

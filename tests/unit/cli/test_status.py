@@ -13,9 +13,9 @@ from ddp_train.cli import main
 from ddp_train.cli import status as module
 from ddp_train.cli.status import show_logs, show_status
 from ddp_train.errors import DataError, EnvironmentRefuses
-from ddp_train.job import Task
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
+from ddp_train.launch.job import Task
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddp_train.errors import EnvironmentRefuses
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.parts import checked

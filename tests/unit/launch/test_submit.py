@@ -11,10 +11,10 @@ import pytest
 
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.job import Job
 from ddp_train.launch import submit
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
+from ddp_train.launch.job import Job
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.launch.submit import EngineSlot
 from ddp_train.run_folder.paths import RunFolder

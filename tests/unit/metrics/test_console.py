@@ -13,7 +13,7 @@ import pytest
 
 from ddp_train.metrics import console as console_module
 from ddp_train.metrics.console import Console
-from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.terminal import Terminal
 from tests.conftest import wait_for
 from tests.unit.metrics.records import record

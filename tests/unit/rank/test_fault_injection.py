@@ -11,9 +11,9 @@ import torch
 from ddp_train.config.schema import FAULTS, PHASES
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.rank.fault_injection import ON_ITSELF, InjectedFault, damage, inject
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.phase import Phase, PhaseTracker
 from tests.unit.parts import checked, components
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import alone
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.rank import summary
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status

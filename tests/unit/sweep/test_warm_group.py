@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import INTERRUPTED
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep import warm_group

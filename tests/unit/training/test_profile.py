@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.phase import PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.system.phase import PhaseTracker
 from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.profile import Profiler, Trace, covered_ms, table
 from ddp_train.training.record.records import Record

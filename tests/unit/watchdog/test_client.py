@@ -8,8 +8,8 @@ import sys
 import time
 from datetime import timedelta
 
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.system import stack_dump
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import exit_code_of, state_of
 from ddp_train.watchdog.client import HeartbeatReader, patience, write_heartbeats
 
@@ -19,7 +19,7 @@ def test_beats_and_stacks_are_read_from_another_process() -> None:
 import time
 from ddp_train.system import stack_dump as stacks
 from ddp_train.watchdog.client import write_heartbeats
-from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, PhaseTracker
 tracker = PhaseTracker()
 stacks.answer()
 stacks.Note().write("the samples 3 to 5")

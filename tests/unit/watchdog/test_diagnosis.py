@@ -7,7 +7,7 @@ from traceback import FrameSummary
 
 import pytest
 
-from ddp_train.phase import Phase
+from ddp_train.system.phase import Phase
 from ddp_train.watchdog.client import Heartbeat
 from ddp_train.watchdog.diagnosis import LoaderWorker, RankSnapshot, find_any_culprit, find_culprits, to_failure
 

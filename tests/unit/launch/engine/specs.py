@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.paths import RunFolder

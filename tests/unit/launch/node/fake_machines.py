@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.node import registry as registry_module
 from ddp_train.launch.node import rounds as rounds_module
 from ddp_train.launch.node import wire

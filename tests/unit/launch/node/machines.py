@@ -7,7 +7,7 @@ from typing import Any
 from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.node.files import FileList
 
-HASHES = {"ddp_train/job.py": "1" * 16, "mine.py": "2" * 16}
+HASHES = {"ddp_train/errors.py": "1" * 16, "mine.py": "2" * 16}
 DATA = FileList(sizes={"a.bin": 10, "b": -1, "b/c.bin": 20}, hashes={"a.bin": "3" * 16, "b/c.bin": "4" * 16}, is_whole=True)
 
 

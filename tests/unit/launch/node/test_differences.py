@@ -60,7 +60,7 @@ def test_a_variable_of_the_ranks_that_differs_is_refused_with_the_way_to_have_it
             ["code: mine.py: 66666666 on node1, 22222222 on node0"],
         ),
         (
-            {"source": FileList(sizes={}, hashes={"ddp_train/job.py": "1" * 16, "new.py": "7" * 16}, listed_by="git", is_whole=True)},
+            {"source": FileList(sizes={}, hashes={"ddp_train/errors.py": "1" * 16, "new.py": "7" * 16}, listed_by="git", is_whole=True)},
             ["code: mine.py is missing on node1, is there on node0", "code: new.py is on node1, is missing on node0"],
         ),
     ],

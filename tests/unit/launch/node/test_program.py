@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddp_train.errors import FAILED, TERMINATED
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.node import membership, round_agent
 from ddp_train.launch.node import program as module
 from ddp_train.launch.node.membership import End, HasEnded

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import ConfigError
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.launch.node.slot import listen, slot_under_an_engine
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder

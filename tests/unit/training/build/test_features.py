@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ddp_train.phase import PhaseTracker
+from ddp_train.system.phase import PhaseTracker
 from ddp_train.training.build.features import STEPS_AHEAD, DeviceQueue, Features, add_features
 from ddp_train.training.loop.train_step import TrainStep
 from tests.unit.parts import components, trainer

@@ -16,8 +16,8 @@ import torch
 
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import alone
-from ddp_train.phase import Phase, PhaseTracker
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.check.memory import share_of
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.loss_monitor import Rewind

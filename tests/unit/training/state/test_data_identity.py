@@ -16,7 +16,7 @@ from ddp_train.config import auto
 from ddp_train.distributed.world import alone
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Indices
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build, build_evaluated
 from ddp_train.training.inference.finished_run import load
@@ -39,7 +39,7 @@ def code_of(error: UserError) -> str:
 def resumed(folder: Path, *overrides: str, base: list[str] | None = None) -> list[str] | None:
     config = checked(*overrides, **({} if base is None else {"base": base}))
     job = Job(config=config, run_folder=RunFolder(folder), command=[], overrides=[])
-    return resume(job, build(config, alone()), TrainState(), alone(), on_progress=lambda: None)
+    return resume(job.run_folder, job.checkpoint, config, build(config, alone()), TrainState(), alone(), on_progress=lambda: None)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class Job:
     overrides: list[str]
     options: list[str] = field(default_factory=list)  # where its YAML lies, as it is typed: --config-dir=FOLDER and the like
     in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
-    program: str = ""  # what each rank calls in the place of training, by its dotted path: `ddp_train.doctor.checkup.quick`
+    program: str = ""  # what each rank calls in the place of training, by its dotted path; what it prints is all that comes of it
     task: Task | None = None  # nothing is trained: a run that has saved is evaluated, in a folder of its own
     checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train import FOLDER, torch_internals
-from ddp_train.torch_internals import INTERNALS, missing
+from ddp_train import FOLDER
+from ddp_train.system import torch_internals
+from ddp_train.system.torch_internals import INTERNALS, missing
 
 _OBJECTS = {"module", "tensor", "buffer", "scaler"}  # whose private attributes are those of instances, and of old
 

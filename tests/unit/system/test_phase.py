@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_train.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, PhaseTracker
 from tests.unit.parts import components, trainer
 
 

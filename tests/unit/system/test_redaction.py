@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ddp_train import redaction
+from ddp_train.system import redaction
 
 SECRET = "s3cr3t'\"value\\1"
 

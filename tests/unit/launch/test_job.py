@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ddp_train.job import Job
+from ddp_train.launch.job import Job
 from ddp_train.run_folder.paths import RunFolder
 
 
