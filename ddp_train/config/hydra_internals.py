@@ -20,6 +20,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl as ConfigLoaderI
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path as create_config_search_path
 from hydra._internal.utils import get_args_parser as get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -32,6 +33,21 @@ IS_1_4 = hasattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS")
 MAIN: dict[str, Any] = {"execution_whitelist": vars(hydra.utils)["UNSAFE_DISABLE_EXECUTION_CHECKS"]} if IS_1_4 else {"version_base": "1.3"}
 """Arguments for `hydra.main`. Before 1.4 it warns where `version_base` is missing, since 1.4 where it is there. What is
 composed is the user's own."""
+
+
+def _delete_in_sweeps() -> None:
+    """Let a job of a sweep delete a key with Hydra 1.4, whose sweepers write `~key` as `~key=null`: that deletes a null alone."""
+    parser: Any = OverridesParser
+    parse = parser.parse_overrides
+
+    def parse_overrides(self: Any, overrides: list[str]) -> Any:
+        return parse(self, [text.removesuffix("=null") if text.startswith("~") else text for text in overrides])
+
+    parser.parse_overrides = parse_overrides
+
+
+if IS_1_4:
+    _delete_in_sweeps()
 
 
 @contextmanager
