@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import shutil
 import stat
@@ -177,10 +178,12 @@ def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogE
 def _read(path: Path, number: str | None) -> CatalogEntry | None:
     """Read a manifest that anybody may have written, in the folder of the run with this number."""
     try:
-        facts = (path / "manifest.json").lstat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MANIFEST_BYTES:  # a named pipe, say, which would hold this up
-            return None
-        manifest = json.loads((path / "manifest.json").read_text())
+        descriptor = os.open(path / "manifest.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
+        with os.fdopen(descriptor) as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MANIFEST_BYTES:
+                return None
+            manifest = json.load(file)
         metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")
         ranking = Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None
         run, step = manifest.get("run"), int(path.name.removeprefix("step_"))
