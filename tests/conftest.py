@@ -117,7 +117,7 @@ class Project:
         """Return all run folders."""
         found = []
         for place, folders, names in os.walk(self.folder / "outputs"):
-            folders[:] = [name for name in folders if name not in (".hydra", "launch")]  # the snapshot of the code has our conf/
+            folders[:] = [name for name in folders if name not in (".hydra", "launch")]  # the copy of the code has our conf/
             found += [Path(place)] if "config.yaml" in names else []
         return sorted(found)
 

@@ -168,7 +168,7 @@ class StagedShare:
 
 
 class StagingBuffer:
-    """Takes snapshots, each over the one before. For a GPU the memory is pinned, and copied to on a stream of its own."""
+    """Takes copies of a state, each over the one before. For a GPU the memory is pinned, and copied to on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -177,7 +177,7 @@ class StagingBuffer:
         self._making: Thread | None = None
 
     def make_room(self, num_bytes: int) -> None:
-        """Begin to make pinned memory for snapshots of about so many bytes, in a thread: some tenths of a second for each GB.
+        """Begin to make pinned memory for copies of about so many bytes, in a thread: some tenths of a second for each GB.
 
         Without it the first save makes it, and training waits.
         """

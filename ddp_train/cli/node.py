@@ -99,7 +99,7 @@ def _work(spec: Spec, slot: NodeSlot) -> Work:
     assert slot.index is not None
     job, cluster = spec.job, spec.job.config.cluster
     if job.checkpoint is not None and job.run_folder.has_continued():
-        job = replace(job, checkpoint=None)  # an earlier life of this spec has loaded it: from then on the newest one counts
+        job = replace(job, checkpoint=None)  # an earlier start of this spec has loaded it: from then on the newest one counts
     processes = spec.processes[slot.index]
     facts = collect(
         job.config,
@@ -115,7 +115,7 @@ def _work(spec: Spec, slot: NodeSlot) -> Work:
 
 
 def _take_folder(run_folder: RunFolder) -> int | None:
-    """Take the run's folder for this life of the run (the first machine); return an exit code where it is not to begin.
+    """Take the run's folder for this start of the run (the first machine); return an exit code where it is not to begin.
 
     Nothing is written into it before it is ours. A stop signal ends the waiting: nothing was begun.
     """

@@ -63,7 +63,7 @@ def words_of(arguments: Sequence[str], usage: str, *, most: int | None = 1) -> t
             raise ConfigError(happened=f"{word} is no option", expected=", ".join(known), fix=fix)
         if takes_value and not equals and (value := next(rest, "")) == "":
             raise ConfigError(happened=f"{name} has no value behind it", expected=f"{name}=VALUE")
-        if (f"{name}=N" in usage or f"{name}=CODE" in usage) and not value.isdigit():
+        if re.search(rf"{name}=(N|CODE)\b", usage) and not value.isdigit():
             raise ConfigError(happened=f"{name}: {value!r} is not a number", expected=f"{name}=N, a whole number")
         given[name] = value
     if not words or len(words) > (most or len(words)):

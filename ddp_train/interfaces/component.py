@@ -19,7 +19,6 @@ Goal = Literal["min", "max"]
 Made = TypeVar("Made")
 
 
-@runtime_checkable
 class Objective(Protocol):
     """What is minimised, and what is measured.
 

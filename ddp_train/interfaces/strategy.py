@@ -57,6 +57,7 @@ class Strategy:
     reduces_in_backward = False  # a parameter's gradient is final as soon as backward has it: the optimizer may step there
     has_local_weights = False  # ranks step weights of their own and synchronise now and then
     has_error_feedback = False  # what one exchange of the gradients leaves out is added to the next one
+    static_graph = False  # it relies on every step using the same parameters in the same order
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Return the module to train, on `device`, with rank 0's weights. Collective.

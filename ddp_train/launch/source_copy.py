@@ -26,7 +26,7 @@ from ddp_train.launch.spec import Code
 from ddp_train.system.files import write_atomic
 
 _INSTALLED = ("site-packages", "dist-packages")
-_OURS = ".ddp_train"  # the folder of our own package in the snapshot of somebody else's project
+_OURS = ".ddp_train"  # the folder of our own package in the source copy of somebody else's project
 _RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
 _MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
 _KEY = "cluster.code_limit_mib"
@@ -35,7 +35,7 @@ _KEY = "cluster.code_limit_mib"
 def copy_source(into: Path, *, limit_mib: int) -> Code:
     """Copy the source of the folder where this process stands, and return what the copy is.
 
-    A snapshot that is there already, of an earlier start of the run, stays as code.1, code.2, ... where it differs. What is larger than the
+    A copy that is there already, of an earlier start of the run, stays as code.1, code.2, ... where it differs. What is larger than the
     limit is refused, with the largest files.
     """
     files, roots, _ = _read_source(limit_mib)
@@ -91,8 +91,8 @@ def verify(code: Code) -> None:
     names = sorted({line.partition("  ")[2] for line in submitted ^ set(listing.splitlines())}) if submitted else ["unknown files"]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     happened = f"the run's code is not what was submitted, as {host} sees it: {', '.join(names[:3])}{more} in {folder}"
-    fix = f"`ddp-train resume {folder.parents[1]}`, where your source is: it takes a new snapshot"
-    raise EnvironmentRefuses(happened=happened, expected="the snapshot as it was taken; nobody edits it", fix=fix)
+    fix = f"`ddp-train resume {folder.parents[1]}`, where your source is: it makes a new copy"
+    raise EnvironmentRefuses(happened=happened, expected="the copy as it was made; nobody edits it", fix=fix)
 
 
 def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
@@ -185,7 +185,7 @@ def _copy(source: Path, copy: Path) -> None:
 
 
 def _listing(folder: Path) -> str:
-    """Return the names and the hashes of all files of a snapshot, as sha256sum writes them. What Python compiles there does not count."""
+    """Return the names and the hashes of all files of a copy, as sha256sum writes them. What Python compiles there does not count."""
     lines = []
     for name in sorted(_names_below(folder)):
         path = folder / name

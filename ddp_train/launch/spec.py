@@ -1,6 +1,6 @@
 """What is given to an engine: one run, frozen, as RUN/launch/spec.json. Never a command, and nothing that is unpickled.
 
-The process that was typed composes, claims, takes a snapshot of the code and writes the spec. Every machine reads the same file, and can
+The process that was typed composes, claims, copies the source and writes the spec. Every machine reads the same file, and can
 say by its hash that it did.
 """
 
@@ -22,7 +22,7 @@ from ddp_train.system.files import write_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """The snapshot of the code that a run uses (`launch.source_copy`)."""
+    """The copy of the source that a run uses (`launch.source_copy`)."""
 
     folder: str  # where it lies, on a file system that every machine sees
     hash: str  # over the names and the bytes of its files

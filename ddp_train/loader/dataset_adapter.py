@@ -20,7 +20,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import Keys, mix
 from ddp_train.interfaces import Batch, DataSource, Indices, adapted, describe
-from ddp_train.loader.global_streams import Stream, Watched
+from ddp_train.loader.global_generators import GlobalGenerator, Watched
 from ddp_train.loader.stream_shard import comes_from
 
 _REQUIRED = ("facts", "__len__", "batch")  # of a data source
@@ -91,22 +91,22 @@ class DatasetSource(DataSource):
             return [tensor[rows] for tensor in self.dataset.tensors]
         return collate(self._reading.run(partial(self._samples, indices)), self._fields)
 
-    def _collated(self, indices: Indices, drawn: Sequence[Stream]) -> Batch:
+    def _collated(self, indices: Indices, drawn: Sequence[GlobalGenerator]) -> Batch:
         samples = self._reading.run(partial(self._samples, indices))
         key = int(np.add.reduce(self.keys_of(indices))) if drawn else 0
-        for stream in drawn:
-            stream.seed(key)
+        for generator in drawn:
+            generator.seed(key)
         return collate(samples, self._fields, self._by)
 
-    def _samples(self, indices: Indices, drawn: Sequence[Stream]) -> list[Any]:
-        """Read samples; their transforms draw from the streams in `drawn`, each sample from where it says."""
+    def _samples(self, indices: Indices, drawn: Sequence[GlobalGenerator]) -> list[Any]:
+        """Read samples; their transforms draw from the generators in `drawn`, each sample from where it says."""
         positions = indices.tolist()
         if not drawn:
             return self._read(positions)
         samples = []
         for position, key in zip(positions, self.keys_of(indices).tolist(), strict=True):
-            for stream in drawn:
-                stream.seed(key)
+            for generator in drawn:
+                generator.seed(key)
             samples += self._read([position])
         return samples
 

@@ -69,6 +69,7 @@ class Evaluation:
     """The evaluation data of one rank: iterated over once for each evaluation; at least one micro-batch."""
 
     skips = False  # samples that cannot be read
+    source: DataSource | None = None  # of data with positions
 
     def __iter__(self) -> Iterator[MicroBatch]:
         raise NotImplementedError
@@ -194,6 +195,8 @@ class EvalLoader(Evaluation):
     Args: as for `TrainLoader`; samples that are skipped are left out.
         most: only so many samples are taken, the first ones; None: all.
     """
+
+    source: DataSource
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import GOLDEN, Permutation, mix, permute_each
 from ddp_train.interfaces import DataSource, Indices, Sampler
 from ddp_train.loader.dataset_adapter import dataset_of, label_of
-from ddp_train.loader.global_streams import seeded
+from ddp_train.loader.global_generators import seeded
 
 _WEIGHTED, _CLASSES, _MEMBERS, _BATCHES, _ITERATED = 1, 2, 3, 4, 5  # what a key is for; the shuffle's own has no such number
 

@@ -191,11 +191,11 @@ def _read_or_raise(read: Callable[[Indices], Any], fails: Any, indices: Indices)
 
 def _let_reads_fail(components: Components) -> Any:
     """Return an event that lets every read of a training sample fail from then on, also in loader workers that will be started."""
-    source = getattr(components.train_loader, "source", None)
+    source = components.train_loader.source
     if source is None:
         raise UserError(key="debug.faults", happened="worker_raise: the data is a stream", expected="data with positions")
     fails = multiprocessing.get_context("forkserver").Event()
-    source.batch = partial(_read_or_raise, source.batch, fails)
+    source.batch = partial(_read_or_raise, source.batch, fails)  # type: ignore[method-assign]
     return fails
 
 

@@ -34,6 +34,7 @@ from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, status_of
 from ddp_train.run_folder.starts import count_start, end_start
 from ddp_train.system import handover, stack_dump, torchrun_env
@@ -158,12 +159,6 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
 def _watch_for_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> Stop:
     """Return what stops the ranks of a job together, from now on."""
 
-    def leave_untrained(number: signal.Signals) -> None:  # a stop has come before the first step (rank 0)
-        end_start(job.run_folder, is_saved=False)
-        if not job.run_folder.is_completed():
-            Result(status=status_of(number)).write(job.run_folder.result)
-        print(summary.stopped(job.run_folder, None), flush=True)
-
     def report(rank: int, pid: int, doing: dict[int, str]) -> None:
         _show(failure.from_exit(rank=rank, pid=pid, exit_code=None).with_others(doing), job, terminal)
 
@@ -171,12 +166,20 @@ def _watch_for_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> S
     return Stop(
         world,
         peers,
-        leave=leave_untrained,
+        leave=partial(_leave_untrained, job.run_folder),
         report=report if is_users_agent else None,
         at=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
         at_by_now=partial(stops_at, job.config.cluster, asks_slurm=True),
         ends_agent=is_users_agent,
     )
+
+
+def _leave_untrained(run_folder: RunFolder, number: signal.Signals) -> None:
+    """Say that a stop came before the first step (rank 0)."""
+    end_start(run_folder, is_saved=False)
+    if not run_folder.is_completed():
+        Result(status=status_of(number)).write(run_folder.result)
+    print(summary.stopped(run_folder, None), flush=True)
 
 
 def _work(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int | None:

@@ -147,7 +147,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
     Returns what differs in the data from that of the checkpoint, and was accepted.
     """
     config = job.config
-    changed = resume(job.run_folder, job.checkpoint, job.config, components, state, world, on_progress=tracker.move)
+    changed = resume(job, components, state, world, on_progress=tracker.move)
     if state.stopped is not None and not state.stopped.holds(config.callbacks):
         state.stopped = None  # asked of a callback that is not there any more, or not as it was
     if changed is None and config.init_from is not None:
@@ -163,7 +163,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
             print(*lines, sep="\n", flush=True)
     if job.checkpoint is not None:
         remember_run(job.run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
-        if world.is_main and job.run_folder.launch.is_dir():  # also for the next life of what was submitted
+        if world.is_main and job.run_folder.launch.is_dir():  # also for the next start of what was submitted
             job.run_folder.continued.touch()
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)

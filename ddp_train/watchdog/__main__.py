@@ -32,7 +32,7 @@ from ddp_train.watchdog.diagnosis import (
     STOPPED,
     Culprit,
     LoaderWorker,
-    RankSnapshot,
+    RankView,
     find_any_culprit,
     find_culprits,
     suspect_other_node,
@@ -101,7 +101,7 @@ class _Job:
         running = [pid for pid in pids.values() if state_of(pid) not in STOPPED]
         texts = stack_dump.ask(running)
         native = stack_dump.in_native_code(running) if self._request.uses_device else set()
-        ranks = [self._snapshot(rank, pid, heartbeats[rank], still[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
+        ranks = [self._view(rank, pid, heartbeats[rank], still[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
         culprits = find_culprits(ranks, overdue)
         if not culprits and len(overdue) == len(pids) and not waits_elsewhere:
             culprits = [find_any_culprit(ranks)]
@@ -123,14 +123,14 @@ class _Job:
             states.append(state_of(parent_of(pids[0])))
         return all(state in STOPPED for state in states)
 
-    def _snapshot(self, rank: int, pid: int, heartbeat: Heartbeat, still_s: float, text: str, is_in_native_code: bool) -> RankSnapshot:
+    def _view(self, rank: int, pid: int, heartbeat: Heartbeat, still_s: float, text: str, is_in_native_code: bool) -> RankView:
         workers = []
         for child in descendants(pid):
             state, note = state_of(child), stack_dump.note_of(child)
             if child != os.getpid() and (note or state in (*STOPPED, IN_KERNEL)):
                 answer = "" if state in STOPPED else stack_dump.ask([child], within_s=0.5).get(child, "")
                 workers.append(LoaderWorker(pid=child, state=state, reads=note, frames=stack_dump.main_thread(answer)))
-        return RankSnapshot(
+        return RankView(
             rank=rank,
             pid=pid,
             state=state_of(pid),
@@ -142,7 +142,7 @@ class _Job:
             is_in_native_code=is_in_native_code,
         )
 
-    def _end(self, culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], texts: dict[int, str]) -> None:
+    def _end(self, culprits: Sequence[Culprit], ranks: Sequence[RankView], texts: dict[int, str]) -> None:
         """Report, and kill who is to blame at once; the agent ends the others, or else we do."""
         self.is_over = True
         records = Request({each.rank: each.pid for each in ranks}, self._run_dir.logs)
@@ -150,13 +150,13 @@ class _Job:
             self._report(culprits, ranks, texts, has_records=records.is_heard)
         outlive_parent()  # which may be one of them
         records.wait()
-        _kill([each.snapshot.pid for each in culprits])
+        _kill([each.view.pid for each in culprits])
         pids = [each.pid for each in ranks]
         wait_until(lambda: not any(map(is_alive, pids)), within_s=_ENDS_WITHIN_S, every_s=0.02)
         _kill(pids)
 
-    def _report(self, culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], texts: dict[int, str], *, has_records: bool) -> None:
-        found = to_failure(culprits, ranks, limit_s=self._limit(culprits[0].snapshot.heartbeat))
+    def _report(self, culprits: Sequence[Culprit], ranks: Sequence[RankView], texts: dict[int, str], *, has_records: bool) -> None:
+        found = to_failure(culprits, ranks, limit_s=self._limit(culprits[0].view.heartbeat))
         with suppress(OSError):  # a full disk, say, which may be the very reason
             self._run_dir.logs.mkdir(parents=True, exist_ok=True)
             for each in ranks:

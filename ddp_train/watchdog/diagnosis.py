@@ -46,7 +46,7 @@ class LoaderWorker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSnapshot:
+class RankView:
     """What is known of one rank."""
 
     rank: int
@@ -72,92 +72,92 @@ class RankSnapshot:
 class Culprit:
     """A rank, and what it is to blame for."""
 
-    snapshot: RankSnapshot
+    view: RankView
     why: str
     fix: str = ""  # "": what any hang may want
     frames_of_worker: Sequence[FrameSummary] = ()  # what shows it, in place of the rank's own
 
 
-def find_culprits(ranks: Sequence[RankSnapshot], overdue: Sequence[int]) -> list[Culprit]:
+def find_culprits(ranks: Sequence[RankView], overdue: Sequence[int]) -> list[Culprit]:
     """Return who of `overdue` is to blame; none when each of them may be waiting for another rank."""
-    found = [each for snapshot in ranks if snapshot.rank in overdue for each in _accusations(snapshot, ranks)]
+    found = [each for view in ranks if view.rank in overdue for each in _accusations(view, ranks)]
     first = min((order for order, _ in found), default=0)
     return [culprit for order, culprit in found if order == first]
 
 
-def _accusations(snapshot: RankSnapshot, ranks: Sequence[RankSnapshot]) -> Iterator[tuple[int, Culprit]]:
+def _accusations(view: RankView, ranks: Sequence[RankView]) -> Iterator[tuple[int, Culprit]]:
     """Yield what a rank may be to blame for, with the order in which such reasons count: the kernel's word comes before stacks."""
-    heartbeat, waits = snapshot.heartbeat, _waits(snapshot)
-    if snapshot.state in STOPPED:
-        why = "is stopped" if snapshot.state == "T" else "is stopped by a debugger"
-        yield 0, Culprit(snapshot=snapshot, why=why, fix=f"nothing in the code: SIGSTOP was sent to process {snapshot.pid}")
-    if snapshot.state == IN_KERNEL:
+    heartbeat, waits = view.heartbeat, _waits(view)
+    if view.state in STOPPED:
+        why = "is stopped" if view.state == "T" else "is stopped by a debugger"
+        yield 0, Culprit(view=view, why=why, fix=f"nothing in the code: SIGSTOP was sent to process {view.pid}")
+    if view.state == IN_KERNEL:
         fix = "look at this machine's disks, network file systems and GPUs"
-        yield 0, Culprit(snapshot=snapshot, why="waits inside the kernel", fix=fix)
-    if not waits and not _waits_for_device(snapshot):
-        halted = [worker for worker in snapshot.workers if worker.state in (*STOPPED, IN_KERNEL)]
-        suspects = halted or [worker for worker in snapshot.workers if worker.reads]
+        yield 0, Culprit(view=view, why="waits inside the kernel", fix=fix)
+    if not waits and not _waits_for_device(view):
+        halted = [worker for worker in view.workers if worker.state in (*STOPPED, IN_KERNEL)]
+        suspects = halted or [worker for worker in view.workers if worker.reads]
         if heartbeat.phase in _READING and suspects:
             worker = suspects[0]
             state = "stopped" if worker.state in STOPPED else "waiting inside the kernel" if worker.state == IN_KERNEL else "stuck"
             reading = f" while it reads {worker.reads}" if worker.reads else ""
             why = f"waits for its loader worker (pid {worker.pid}), which is {state}{reading}"
-            yield 1, Culprit(snapshot=snapshot, why=why, frames_of_worker=worker.frames)
+            yield 1, Culprit(view=view, why=why, frames_of_worker=worker.frames)
         if heartbeat.progress != max(each.heartbeat.progress for each in ranks):  # which have no reason to wait for anybody else
-            yield 2, Culprit(snapshot=snapshot, why="is behind the others")
-        yield 3, Culprit(snapshot=snapshot, why="hangs")
+            yield 2, Culprit(view=view, why="is behind the others")
+        yield 3, Culprit(view=view, why="hangs")
     # A host in native code that has not given its device all of the step in which other devices stand and wait for it.
     stand_in = max((each.heartbeat.device_step for each in ranks if each.heartbeat.waits_for_device), default=-1)
-    is_in_backward = len(snapshot.frames) > 0 and _BACKWARD in snapshot.frames[-1].filename  # perhaps in Python code of autograd's thread
+    is_in_backward = len(view.frames) > 0 and _BACKWARD in view.frames[-1].filename  # perhaps in Python code of autograd's thread
     if (not waits or is_in_backward) and heartbeat.step <= stand_in:
-        yield 4, Culprit(snapshot=snapshot, why=f"has not given its GPU all of step {stand_in + 1}, in which the others' wait")
+        yield 4, Culprit(view=view, why=f"has not given its GPU all of step {stand_in + 1}, in which the others' wait")
     # A device that has not finished a step that another one has finished.
     if heartbeat.waits_for_device and heartbeat.device_step < max(each.heartbeat.device_step for each in ranks):
         why = f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step"
         fix = "a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine"
-        yield 5, Culprit(snapshot=snapshot, why=why, fix=fix)
+        yield 5, Culprit(view=view, why=why, fix=fix)
 
 
-def find_any_culprit(ranks: Sequence[RankSnapshot]) -> Culprit:
+def find_any_culprit(ranks: Sequence[RankView]) -> Culprit:
     """Pick a rank where all seem to wait: one of the few that wait in another place than most, or the first that stood still."""
-    if all(_waits_for_device(snapshot) for snapshot in ranks):  # in whatever line: each has given its device what it could
-        last = min(ranks, key=lambda snapshot: snapshot.heartbeat.progress)
+    if all(_waits_for_device(view) for view in ranks):  # in whatever line: each has given its device what it could
+        last = min(ranks, key=lambda view: view.heartbeat.progress)
         fix = "torchfrtrace on logs/flight_recorder_rank_*: who has not begun the others' collective; nvidia-smi and dmesg (Xid) there"
-        return Culprit(snapshot=last, why="waits for its GPU, as all ranks do; no host is to blame", fix=fix)
-    places: dict[object, list[RankSnapshot]] = {}
-    for snapshot in ranks:
-        places.setdefault((snapshot.heartbeat.progress, snapshot.doing()), []).append(snapshot)
+        return Culprit(view=last, why="waits for its GPU, as all ranks do; no host is to blame", fix=fix)
+    places: dict[object, list[RankView]] = {}
+    for view in ranks:
+        places.setdefault((view.heartbeat.progress, view.doing()), []).append(view)
     groups = sorted(places.values(), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]):
         fix = "look for a collective that not all ranks take part in"
-        return Culprit(snapshot=groups[0][0], why="waits in another place than the other ranks", fix=fix)
-    first = min(ranks, key=lambda snapshot: snapshot.heartbeat.time)
+        return Culprit(view=groups[0][0], why="waits in another place than the other ranks", fix=fix)
+    first = min(ranks, key=lambda view: view.heartbeat.time)
     fix = "look for collectives that the ranks call in different orders"
-    return Culprit(snapshot=first, why="stood still first; all ranks wait for each other", fix=fix)
+    return Culprit(view=first, why="stood still first; all ranks wait for each other", fix=fix)
 
 
-def suspect_other_node(ranks: Sequence[RankSnapshot]) -> Culprit:
+def suspect_other_node(ranks: Sequence[RankView]) -> Culprit:
     """Say that no rank of this node is to blame: all wait for ranks of another node, which has not reported."""
-    first = min(ranks, key=lambda snapshot: snapshot.rank)
+    first = min(ranks, key=lambda view: view.rank)
     why = "waits, as all ranks of this node do, for another node, which has not said why"
-    return Culprit(snapshot=first, why=why, fix="look at the other nodes and the network between them")
+    return Culprit(view=first, why=why, fix="look at the other nodes and the network between them")
 
 
-def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, limit_s: float) -> failure.Failure:
+def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_s: float) -> failure.Failure:
     """Describe a hang, for failure.json and the screen; `limit_s` is the time-out of the first culprit."""
-    first, snapshot = culprits[0], culprits[0].snapshot
-    key = "cluster.step_timeout_s" if snapshot.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
-    frames = first.frames_of_worker or snapshot.frames
-    also = f" (so do ranks {', '.join(str(each.snapshot.rank) for each in culprits[1:])})" if len(culprits) > 1 else ""
+    first, view = culprits[0], culprits[0].view
+    key = "cluster.step_timeout_s" if view.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
+    frames = first.frames_of_worker or view.frames
+    also = f" (so do ranks {', '.join(str(each.view.rank) for each in culprits[1:])})" if len(culprits) > 1 else ""
     where = f": {text}" if (text := failure.describe(frames)) else ""
-    message = f"rank {snapshot.rank} {first.why}{also}{where}; it has not moved for {snapshot.still_s:.1f} s ({key} is {limit_s:g}),"
-    message += f" in the phase {snapshot.heartbeat.phase}"
+    message = f"rank {view.rank} {first.why}{also}{where}; it has not moved for {view.still_s:.1f} s ({key} is {limit_s:g}),"
+    message += f" in the phase {view.heartbeat.phase}"
     stack = failure.shorten(frames) if frames else ""
     found = failure.Failure(
-        rank=snapshot.rank,
+        rank=view.rank,
         host=socket.gethostname(),
-        pid=snapshot.pid,
-        step=snapshot.heartbeat.step,
+        pid=view.pid,
+        step=view.heartbeat.step,
         error=ERROR,
         message=message,
         key=key,
@@ -165,24 +165,24 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankSnapshot], *, li
         time=time.time(),
         fix=first.fix or f"that line; a larger {key} if it was only slow, null to wait for ever",
     )
-    guilty = {each.snapshot.rank for each in culprits}
+    guilty = {each.view.rank for each in culprits}
     return found.with_others({each.rank: f"{each.doing()} (phase {each.heartbeat.phase})" for each in ranks if each.rank not in guilty})
 
 
-def _waits(snapshot: RankSnapshot) -> bool:
+def _waits(view: RankView) -> bool:
     """Tell whether a rank waits for others, as far as its stack shows."""
-    innermost = next((frame.filename for frame in reversed(snapshot.frames) if not frame.filename.endswith(_PASSES_ON)), "")
+    innermost = next((frame.filename for frame in reversed(view.frames) if not frame.filename.endswith(_PASSES_ON)), "")
     return any(part in innermost for part in _WAITS)
 
 
-def _waits_for_device(snapshot: RankSnapshot) -> bool:
+def _waits_for_device(view: RankView) -> bool:
     """Tell whether a rank may be waiting for its device, which may be waiting for others.
 
     While it does, it is inside native code, in any line that gives the device work or reads a result. Python code that hangs is not, and
     neither is a library that reads samples.
     """
-    if not snapshot.uses_device or snapshot.heartbeat.phase not in _USES_DEVICE:
+    if not view.uses_device or view.heartbeat.phase not in _USES_DEVICE:
         return False
-    files = [frame.filename for frame in snapshot.frames if not frame.filename.endswith(_HANDS_ON)]
+    files = [frame.filename for frame in view.frames if not frame.filename.endswith(_HANDS_ON)]
     reads = any(part in file for file in files for part in _READS)
-    return snapshot.heartbeat.waits_for_device or (snapshot.is_in_native_code and not reads)
+    return view.heartbeat.waits_for_device or (view.is_in_native_code and not reads)

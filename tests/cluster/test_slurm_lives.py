@@ -188,7 +188,7 @@ def test_two_jobs_at_once_on_the_same_nodes_are_two_runs(project: SlurmProject, 
         assert first == project.losses_alone("seed=0", steps=20)
 
 
-def test_what_is_edited_while_it_is_queued_has_no_effect_and_a_changed_snapshot_is_refused(project: SlurmProject) -> None:
+def test_what_is_edited_while_it_is_queued_has_no_effect_and_a_changed_copy_is_refused(project: SlurmProject) -> None:
     module = project.folder / "mine.py"
     source = "from ddp_train.model.mlp import MLP\n\n\nclass Mine(MLP):\n    pass\n"
     module.write_text(source)

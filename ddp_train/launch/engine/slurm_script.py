@@ -1,7 +1,7 @@
 """The two scripts of a run under SLURM, as text: readable, commented, to be changed and submitted by hand.
 
     RUN/launch/slurm.sbatch   launch/slurm.sbatch, filled in: what SLURM is asked for; a task on each machine; a requeue by the verdict
-    RUN/launch/task.sh        ddp-train as the run finds it: after cluster.setup, with its interpreter, on the snapshot of its code
+    RUN/launch/task.sh        ddp-train as the run finds it: after cluster.setup, with its interpreter, on the copy of its code
 
 Of several runs the first lies in the folder that they have in common, as a job array with one task for each run.
 """

@@ -62,11 +62,11 @@ def list_data(path: Path, *, within_s: float) -> FileList | None:
     return FileList(sizes=sizes, hashes=hashes, is_whole=is_whole, problem=next(iter(problems), ""))
 
 
-def list_source(snapshot: Path | None, *, within_s: float) -> FileList:
+def list_source(source_copy: Path | None, *, within_s: float) -> FileList:
     """Hash the Python files that the ranks of this machine would run: ddp_train's own, and the user's.
 
     Args:
-        snapshot: the folder of the frozen code; None: what the repository in which the user stands tracks or does not ignore, or else
+        source_copy: the folder of the frozen code; None: what the repository in which the user stands tracks or does not ignore, or else
             all Python files below where they stand.
         within_s: how long it may take. Our own files are read in any case.
     """
@@ -74,11 +74,11 @@ def list_source(snapshot: Path | None, *, within_s: float) -> FileList:
     hashes = {f"{FOLDER.name}/{file.relative_to(FOLDER)}": xxh3_64_hexdigest(file.read_bytes()) for file in sorted(FOLDER.rglob("*.py"))}
     listed_by, is_whole = "folder", True
     try:
-        if snapshot is None:
+        if source_copy is None:
             root, names, is_git = source_names(Path.cwd())
             listed_by = "git" if is_git else "folder"
         else:
-            root, names = snapshot, (str(file.relative_to(snapshot)) for file in sorted(snapshot.rglob("*.py")))
+            root, names = source_copy, (str(file.relative_to(source_copy)) for file in sorted(source_copy.rglob("*.py")))
         for name in names:
             if len(hashes) >= _MAX_SOURCE_FILES or time.monotonic() > deadline:
                 is_whole = False

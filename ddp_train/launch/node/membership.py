@@ -50,7 +50,7 @@ class Membership:
 
     def __init__(self, work: Work, slot: NodeSlot, stops: Sequence[int], ours: socket.socket | None) -> None:
         self._work, self._slot, self._stops, self._ours = work, slot, stops, ours
-        self._life = uuid.uuid4().hex
+        self._program = uuid.uuid4().hex
         self.line: Line | None = None  # the last one, taken in or not
         self.is_member = False  # the registry counts on this machine
         self.first_host = "the first machine"
@@ -136,7 +136,7 @@ class Membership:
                     name=facts.host,
                     nonce=ours,
                     proof=proof(token, by="member", over=theirs, own=ours),
-                    life=self._life,
+                    program=self._program,
                     pid=os.getpid(),
                     index=self._slot.index,
                     processes=self._work.processes,

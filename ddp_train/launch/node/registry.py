@@ -24,12 +24,12 @@ _STALE_S = 2.5  # longer than between two signs of life: nothing is begun with a
 
 
 @dataclass(eq=False, kw_only=True)
-class Member:
+class Machine:
     """A machine that was taken in."""
 
     name: str
     line: Line
-    life: str  # of its node program
+    program: str  # the number of its node program
     index: int | None
     processes: int
     reached: str  # the address of this machine at which it has found us
@@ -47,7 +47,7 @@ class Event:
     """What the rounds hear of: a machine that came, was lost, or said something."""
 
     kind: str  # came | lost | ended | stop
-    machine: Member
+    machine: Machine
     message: Message = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Registry:
 
     def __init__(self, slot: NodeSlot, *, first: Facts, token: str, folder: Path | None, takes_all: bool = False) -> None:
         self._slot, self._first, self._token, self._folder, self.takes_all = slot, first, token, folder, takes_all
-        self.machines: list[Member] = []
+        self.machines: list[Machine] = []
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
         self.refusal = ""  # of the first machine of this run that was refused
@@ -90,7 +90,7 @@ class Registry:
         for machine in self.machines:
             machine.line.send(kind, **fields)
 
-    def drop(self, machine: Member, why: str) -> None:
+    def drop(self, machine: Machine, why: str) -> None:
         """Count a machine as lost."""
         if machine not in self.machines:
             return
@@ -111,7 +111,7 @@ class Registry:
         who = ", ".join(gone or names) or f"{count} machine{'s' if count > 1 else ''}"
         return f"of {self._slot.most} machines {who} {'is' if count == 1 else 'are'} missing; here: {here_s or 'none'}"
 
-    async def _take_in(self, line: Line, *, is_first: bool) -> Member | None:
+    async def _take_in(self, line: Line, *, is_first: bool) -> Machine | None:
         """Hear what a machine tells of itself, and take it in or refuse it."""
         ours, hello = nonce(), None
         line.send("challenge", nonce=ours)
@@ -136,7 +136,7 @@ class Registry:
             there = self._first.run or self._folder or "a new one"
             self._refuse(line, name, [f"another run is there: {there}; {facts.host} came for {facts.run or 'a new one'}"], is_foreign=True)
             return None
-        if any(machine.name == name and machine.life != hello["life"] for machine in self.machines):  # several node programs of one machine
+        if any(machine.name == name and machine.program != hello["program"] for machine in self.machines):  # two programs of one machine
             name = f"{name} (pid {hello['pid']})"
         reasons = [] if is_first or self.takes_all else self._disagreements(facts)
         reasons = reasons or self._no_room_for(hello, name)
@@ -147,10 +147,10 @@ class Registry:
         if reasons:
             self._refuse(line, name, reasons)
             return None
-        machine = Member(
+        machine = Machine(
             name=name,
             line=line,
-            life=hello["life"],
+            program=hello["program"],
             index=hello["index"],
             processes=hello["processes"],
             reached=plain_address(line.connection.getsockname()[0]) if not is_first else "",
@@ -187,7 +187,7 @@ class Registry:
             self.say(f"warning: {skew}")
         return []
 
-    async def _listen_to(self, machine: Member) -> None:
+    async def _listen_to(self, machine: Machine) -> None:
         while True:
             try:
                 message = await machine.line.receive(silent_s=None if machine.is_first else SILENT_S)
@@ -208,7 +208,7 @@ class Registry:
     def _no_room_for(self, hello: Message, name: str) -> list[str]:
         """Return why a machine that agrees is not taken in; [] when it is."""
         for machine in list(self.machines):
-            is_same = machine.life == hello["life"]
+            is_same = machine.program == hello["program"]
             has_its_place = hello["index"] is not None and machine.index == hello["index"]
             if is_same or (has_its_place and not machine.is_fresh):
                 self.drop(machine, "has come again")
@@ -244,5 +244,5 @@ def _facts(hello: Message) -> Facts | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     index = hello.get("index")
-    is_ours = isinstance(hello.get("life"), str) and isinstance(hello.get("processes"), int) and isinstance(hello.get("pid"), int)
+    is_ours = isinstance(hello.get("program"), str) and isinstance(hello.get("processes"), int) and isinstance(hello.get("pid"), int)
     return facts if is_ours and (index is None or isinstance(index, int)) else None

@@ -19,7 +19,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
-from ddp_train.launch.node.registry import Event, Member, Registry
+from ddp_train.launch.node.registry import Event, Machine, Registry
 from ddp_train.launch.node.slot import NodeSlot, Work, listen, with_world_size
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Status
@@ -43,16 +43,16 @@ class _Round:
     """One start of all ranks."""
 
     number: int
-    machines: list[Member]
-    codes: dict[Member, int] = field(default_factory=dict)  # how the agents ended
-    lost: list[Member] = field(default_factory=list)
+    machines: list[Machine]
+    codes: dict[Machine, int] = field(default_factory=dict)  # how the agents ended
+    lost: list[Machine] = field(default_factory=list)
     ending: str = ""  # why it was told to end: stop | join | failed
     kill_at: float = float("inf")
     is_killed: bool = False
     is_cut_off: bool = False  # it is this machine that was lost, and not the others
 
     @property
-    def open(self) -> list[Member]:
+    def open(self) -> list[Machine]:
         return [machine for machine in self.machines if machine not in self.codes and machine not in self.lost]
 
     def end(self, why: str, *, within_s: float) -> None:
@@ -60,7 +60,7 @@ class _Round:
             self.ending = why
         self.kill_at = min(self.kill_at, time.monotonic() + within_s)
 
-    def ranks_of(self, machine: Member) -> range:
+    def ranks_of(self, machine: Machine) -> range:
         first = sum(each.processes for each in self.machines[: self.machines.index(machine)])
         return range(first, first + machine.processes)
 
@@ -93,7 +93,7 @@ class Rounds:
             if code is not None:
                 return code
 
-    async def _gather(self) -> list[Member] | int:
+    async def _gather(self) -> list[Machine] | int:
         """Wait for machines enough, and return them; or the exit code where they do not come."""
         registry, slot, began = self._registry, self._slot, time.monotonic()
         say_at, enough_since = began + _NAMED_AFTER_S, None
@@ -122,7 +122,7 @@ class Rounds:
                 self._hear_of_a_stop(event)
                 say_at = min(say_at, time.monotonic() + _NAMED_AFTER_S) if event.kind == "came" else say_at
 
-    def _begin(self, machines: list[Member]) -> _Round:
+    def _begin(self, machines: list[Machine]) -> _Round:
         self._number += 1
         world_size = sum(machine.processes for machine in machines)
         if self._job is not None:
@@ -202,7 +202,7 @@ class Rounds:
         elif number == signal.SIGINT:
             self._stop = number  # a Ctrl-C counts more than the batch system's warning before it
 
-    def _report_loss(self, machine: Member, why: str, this: _Round) -> None:
+    def _report_loss(self, machine: Machine, why: str, this: _Round) -> None:
         """Name a machine that was lost, before ranks that have lost it can name each other."""
         others = [each for each in this.machines if not each.is_first and each not in this.lost]
         if this.is_cut_off:

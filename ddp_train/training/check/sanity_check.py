@@ -78,12 +78,12 @@ def check(components: Components, first: MicroBatch, world: World, *, samples: i
 
 
 def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator[_Trial]:
-    loader: Any = components.train_loader
-    yield _Trial("the first training batch", True, first, loader.sample_ids(samples, 0), getattr(loader, "source", None))
+    loader = components.train_loader
+    yield _Trial("the first training batch", True, first, loader.sample_ids(samples, 0), loader.source)
     for part, evaluation in components.eval_loaders.items():
         if (evaluated := evaluation.peek()) is not None:
             name = f"the first batch of evaluation set {part}" if part else "the first evaluation batch"
-            yield _Trial(name, False, evaluated, evaluation.sample_ids(0), getattr(evaluation, "source", None))
+            yield _Trial(name, False, evaluated, evaluation.sample_ids(0), evaluation.source)
 
 
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:

@@ -39,7 +39,7 @@ class RunView:
         self.components, self.state, self.world, self.logged = components, trainer.state, world, trainer.logged
         self.model, self.optimizer, self.goals = components.model, components.optimizer, components.goals
         self.total_steps, self.computes_together = components.total_steps, components.computes_together
-        self.data = getattr(components.train_loader, "source", None)
+        self.data = components.train_loader.source
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
         self.metrics: Mapping[str, float] = trainer.last
         self.folder, self.show, self.settings = folder, show, settings

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ def evaluate(
     with as_evaluated(components):
         for name, loader in components.eval_loaders.items():
             folder = predictions(name) if predictions else None
-            found = _measure(components, loader, world, predictions=folder, begins_batch=begins_batch, is_stopping=is_stopping)
+            found = _measure(components, loader, world, _Pace(begins_batch, is_stopping), predictions=folder)
             if found is None:
                 return None
             metrics |= {metric.of_set(name, each): value for each, value in found.items()}
@@ -122,15 +122,15 @@ def training_mode(optimizer: Optimizer, trained: Sequence[Tensor] = ()) -> None:
                 parameter.copy_(value)
 
 
-def _measure(
-    components: Evaluated,
-    loader: Evaluation,
-    world: World,
-    *,
-    predictions: Path | None,
-    begins_batch: Callable[[], None],
-    is_stopping: Callable[[], bool],
-) -> dict[str, float] | None:
+class _Pace(NamedTuple):
+    """Whom the loop over an evaluation set calls."""
+
+    begins_batch: Callable[[], None]
+    is_stopping: Callable[[], bool]
+
+
+def _measure(components: Evaluated, loader: Evaluation, world: World, pace: _Pace, *, predictions: Path | None) -> dict[str, float] | None:
+    begins_batch, is_stopping = pace
     model, objective = components.model, components.objective
     parts = [part for part in (model, objective) if isinstance(part, nn.Module)]
     world.copy_from_main([buffer for part in parts for buffer in part.buffers()])

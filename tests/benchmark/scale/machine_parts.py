@@ -99,7 +99,7 @@ async def _story(folder: Path, count: int, sent: Counter[str]) -> Story:
         members = []
         for host in (f"node{number}" for number in range(1, count)):
             facts = told.replace(f'"{first.host}"', f'"{host}"', 1)
-            members.append(_Member(found, {"name": host, "life": uuid.uuid4().hex, **common, "facts": facts}))
+            members.append(_Member(found, {"name": host, "program": uuid.uuid4().hex, **common, "facts": facts}))
         began = time.perf_counter()
         tasks = [asyncio.create_task(member.take_part()) for member in members]
         try:

@@ -41,7 +41,7 @@ def take(into: Path = INTO) -> Code:
 
 
 def names(code: Code) -> set[str]:
-    """Return the user's files in a snapshot."""
+    """Return the user's files in a source copy."""
     found = {str(path.relative_to(code.folder)) for path in Path(code.folder).rglob("*") if not path.is_dir()}
     return {name for name in found if not name.startswith(".ddp_train/")}
 
@@ -109,7 +109,7 @@ def test_a_submodule_and_links_come_along(project: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["edit", "remove", "add"])
-def test_a_changed_snapshot_is_refused_and_the_file_named(project: Path, change: str) -> None:
+def test_a_changed_copy_is_refused_and_the_file_named(project: Path, change: str) -> None:
     write("mine.py")
     code = take()
     file = Path(code.folder, "added.py" if change == "add" else "mine.py")

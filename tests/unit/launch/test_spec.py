@@ -52,7 +52,7 @@ def test_one_of_an_earlier_start_stays(spec: Spec) -> None:
     assert kept == ["first", "second", "third"]
 
 
-def test_python_imports_from_the_snapshot_in_the_order_of_its_roots(spec: Spec) -> None:
+def test_python_imports_from_the_copy_in_the_order_of_its_roots(spec: Spec) -> None:
     assert spec.code is not None
     assert spec.code.python_path() == f"{spec.code.folder}/experiments:{spec.code.folder}"
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_train.system.phase import Phase
 from ddp_train.watchdog.client import Heartbeat
-from ddp_train.watchdog.diagnosis import LoaderWorker, RankSnapshot, find_any_culprit, find_culprits, to_failure
+from ddp_train.watchdog.diagnosis import LoaderWorker, RankView, find_any_culprit, find_culprits, to_failure
 
 WAITS = [FrameSummary("/home/me/train.py", 3, "step"), FrameSummary("/venv/torch/distributed/distributed_c10d.py", 9, "all_reduce")]
 BACKWARD = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/venv/torch/autograd/graph.py", 9, "_engine_run_backward")]
@@ -21,33 +21,33 @@ LOOKS_FOR_A_FILE = [FrameSummary("/site-packages/ddp_train/rank/environment.py",
 OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 
 
-def snapshot(
+def view(
     rank: int, frames: list[FrameSummary], *, state: str = "S", step: int = 5, phase: Phase = Phase.STEP, **others: object
-) -> RankSnapshot:
+) -> RankView:
     heartbeat = Heartbeat(time=float(rank), phase=phase, step=step, has_taken_a_step=True)
-    return RankSnapshot(rank=rank, pid=100 + rank, state=state, heartbeat=heartbeat, still_s=4.0, frames=frames, **others)  # type: ignore[arg-type]
+    return RankView(rank=rank, pid=100 + rank, state=state, heartbeat=heartbeat, still_s=4.0, frames=frames, **others)  # type: ignore[arg-type]
 
 
-def guilty(*ranks: RankSnapshot, overdue: list[int] | None = None) -> list[int]:
+def guilty(*ranks: RankView, overdue: list[int] | None = None) -> list[int]:
     overdue = [each.rank for each in ranks] if overdue is None else overdue
-    return [each.snapshot.rank for each in find_culprits(ranks, overdue)]
+    return [each.view.rank for each in find_culprits(ranks, overdue)]
 
 
 def test_a_rank_in_a_collective_is_innocent() -> None:
-    assert guilty(snapshot(0, WAITS), snapshot(1, OWN), snapshot(2, BACKWARD)) == [1]
-    assert guilty(snapshot(0, WAITS), snapshot(1, WAITS), snapshot(2, BACKWARD)) == []
-    assert guilty(snapshot(0, WAITS_FOR_SAVES), snapshot(1, SAVES), snapshot(2, WAITS_FOR_SAVES)) == [1]
-    assert guilty(snapshot(0, ASKS_OTHERS), snapshot(1, LOOKS_FOR_A_FILE), snapshot(2, ASKS_OTHERS)) == [1]
+    assert guilty(view(0, WAITS), view(1, OWN), view(2, BACKWARD)) == [1]
+    assert guilty(view(0, WAITS), view(1, WAITS), view(2, BACKWARD)) == []
+    assert guilty(view(0, WAITS_FOR_SAVES), view(1, SAVES), view(2, WAITS_FOR_SAVES)) == [1]
+    assert guilty(view(0, ASKS_OTHERS), view(1, LOOKS_FOR_A_FILE), view(2, ASKS_OTHERS)) == [1]
 
 
 def test_what_the_kernel_knows_comes_before_stacks() -> None:
-    assert guilty(snapshot(0, OWN), snapshot(1, [], state="T"), snapshot(2, OWN)) == [1]
-    assert guilty(snapshot(0, WAITS), snapshot(1, WAITS, state="D"), snapshot(2, BACKWARD)) == [1]
+    assert guilty(view(0, OWN), view(1, [], state="T"), view(2, OWN)) == [1]
+    assert guilty(view(0, WAITS), view(1, WAITS, state="D"), view(2, BACKWARD)) == [1]
 
 
 def test_who_runs_ahead_on_a_gpu_and_waits_for_it_is_innocent() -> None:
     ahead = {"step": 7, "uses_device": True}
-    assert guilty(snapshot(0, OWN, **ahead), snapshot(1, OWN, step=5, uses_device=True), snapshot(2, OWN, **ahead)) == [1]
+    assert guilty(view(0, OWN, **ahead), view(1, OWN, step=5, uses_device=True), view(2, OWN, **ahead)) == [1]
 
 
 GPT = [FrameSummary("/home/me/train.py", 4, "step"), FrameSummary("/home/me/gpt.py", 88, "forward")]
@@ -64,7 +64,7 @@ MUON = [
     FrameSummary("/site-packages/ddp_train/training/loop/train_step.py", 185, "_descend"),
     FrameSummary("/home/me/muon.py", 60, "orthogonalize"),
 ]
-SNAPSHOT = [FrameSummary("/site-packages/ddp_train/checkpoint/staging.py", 91, "copy_state")]
+COPIES_STATE = [FrameSummary("/site-packages/ddp_train/checkpoint/staging.py", 91, "copy_state")]
 SCORE = [
     FrameSummary("/site-packages/ddp_train/training/loop/trainer.py", 235, "evaluate"),
     FrameSummary("/home/me/objective.py", 12, "score"),
@@ -74,7 +74,7 @@ DATA_SET = [FrameSummary("/site-packages/ddp_train/loader/reader.py", 50, "read"
 
 def native(
     rank: int, frames: list[FrameSummary], *, step: int = 5, phase: Phase = Phase.STEP, finished: int = 4, ends: bool = True
-) -> RankSnapshot:
+) -> RankView:
     """Return what is known of a rank on a GPU whose main thread is inside native code: a launch, a read, a library of the user's.
 
     Args:
@@ -82,19 +82,19 @@ def native(
         ends: False: while the host waits for its device to finish one more, so that the number is exact.
     """
     heartbeat = Heartbeat(time=float(rank), phase=phase, step=step, has_taken_a_step=True, device_step=finished, waits_for_device=not ends)
-    return RankSnapshot(
+    return RankView(
         rank=rank, pid=100 + rank, state="R", heartbeat=heartbeat, still_s=4.0, frames=frames, uses_device=True, is_in_native_code=True
     )
 
 
-def bound(rank: int, *, step: int = 12, finished: int = 4) -> RankSnapshot:
+def bound(rank: int, *, step: int = 12, finished: int = 4) -> RankView:
     """Return a rank whose host is as far ahead of its device as it may be."""
     return native(rank, BOUND, step=step, finished=finished, ends=False)
 
 
-def python(rank: int, frames: list[FrameSummary], **others: object) -> RankSnapshot:
+def python(rank: int, frames: list[FrameSummary], **others: object) -> RankView:
     """Return what is known of a rank on a GPU whose main thread runs Python, or waits where Python waits."""
-    return snapshot(rank, frames, uses_device=True, **others)  # type: ignore[arg-type]
+    return view(rank, frames, uses_device=True, **others)  # type: ignore[arg-type]
 
 
 GPUS = {
@@ -159,11 +159,11 @@ GPUS = {
         [1],
     ),
     "a save that waits for the device, whose work waits for a rank that still computes": (
-        [native(0, SNAPSHOT, phase=Phase.SAVE), native(1, SNAPSHOT, phase=Phase.SAVE), python(2, OWN, phase=Phase.STEP, step=4)],
+        [native(0, COPIES_STATE, phase=Phase.SAVE), native(1, COPIES_STATE, phase=Phase.SAVE), python(2, OWN, phase=Phase.STEP, step=4)],
         [2],
     ),
     "a save that waits for its own disk": (
-        [snapshot(0, WAITS_FOR_SAVES, phase=Phase.SAVE, uses_device=True), python(1, SAVES, phase=Phase.SAVE)],
+        [view(0, WAITS_FOR_SAVES, phase=Phase.SAVE, uses_device=True), python(1, SAVES, phase=Phase.SAVE)],
         [1],
     ),
 }
@@ -178,7 +178,7 @@ def test_on_gpus_hosts_that_wait_for_their_devices_are_innocent(what: str) -> No
 
 def test_where_all_wait_for_their_gpus_no_host_is_accused() -> None:
     found = find_any_culprit([native(0, GPT, step=7), native(1, DEEPER, step=7), native(2, BACKWARD, step=6)])
-    assert found.snapshot.rank == 2
+    assert found.view.rank == 2
     assert found.why == "waits for its GPU, as all ranks do; no host is to blame"
     assert "flight_recorder" in found.fix
     assert bound(0).doing() == "waits for its GPU"
@@ -190,16 +190,16 @@ def test_an_evaluation_that_others_are_still_at_is_no_hang_of_those_that_are_thr
 
 
 def test_only_ranks_whose_time_is_over_are_blamed() -> None:
-    assert guilty(snapshot(0, WAITS, phase=Phase.EVALUATION), snapshot(1, OWN, phase=Phase.EVALUATION), overdue=[0]) == []
+    assert guilty(view(0, WAITS, phase=Phase.EVALUATION), view(1, OWN, phase=Phase.EVALUATION), overdue=[0]) == []
 
 
 def test_a_stuck_loader_worker_is_blamed_with_what_it_reads() -> None:
     worker = LoaderWorker(pid=7, state="T", reads="samples 3 to 5")
-    (found,) = find_culprits([snapshot(0, WAITS), snapshot(1, OWN, phase=Phase.DATA, workers=[worker])], [0, 1])
-    assert found.snapshot.rank == 1
+    (found,) = find_culprits([view(0, WAITS), view(1, OWN, phase=Phase.DATA, workers=[worker])], [0, 1])
+    assert found.view.rank == 1
     assert found.why == "waits for its loader worker (pid 7), which is stopped while it reads samples 3 to 5"
-    assert "phase data" in to_failure([found], [found.snapshot], limit_s=3).message
+    assert "phase data" in to_failure([found], [found.view], limit_s=3).message
 
 
 def test_where_all_wait_the_one_in_another_place_is_named() -> None:
-    assert find_any_culprit([snapshot(0, WAITS), snapshot(1, BACKWARD), snapshot(2, WAITS)]).snapshot.rank == 1
+    assert find_any_culprit([view(0, WAITS), view(1, BACKWARD), view(2, WAITS)]).view.rank == 1

@@ -59,10 +59,10 @@ class Fake:
     says: dict[str, Any] = field(default_factory=dict)  # in its first message, in the place of what is right
     _task: asyncio.Task[None] | None = None
 
-    def introduce(self, told: Facts, *, index: int | None = None, token: str = "", life: str = "", sees: bool = True) -> None:
+    def introduce(self, told: Facts, *, index: int | None = None, token: str = "", program: str = "", sees: bool = True) -> None:
         hello = {
             "name": told.host,
-            "life": life or uuid.uuid4().hex,
+            "program": program or uuid.uuid4().hex,
             "pid": os.getpid(),
             "index": index,
             "processes": told.processes,
@@ -117,7 +117,7 @@ class Bed:
 
     async def comes(self, name: str, **told: Any) -> Fake:
         """Let a machine come."""
-        how = {key: told.pop(key) for key in ("index", "token", "life", "sees") if key in told}
+        how = {key: told.pop(key) for key in ("index", "token", "program", "sees") if key in told}
         fake = Fake(await connect("127.0.0.1", self.port, within_s=5))
         for key in ("ahead_s", "is_mute", "says"):
             setattr(fake, key, told.pop(key, getattr(fake, key)))

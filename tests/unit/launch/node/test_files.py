@@ -84,9 +84,9 @@ def test_what_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     assert set(found.hashes) == {"fine"}
 
 
-def source(snapshot: Path | None = None) -> tuple[FileList, dict[str, str]]:
+def source(source_copy: Path | None = None) -> tuple[FileList, dict[str, str]]:
     """Return what is found, and the user's part of it."""
-    found = list_source(snapshot, within_s=10)
+    found = list_source(source_copy, within_s=10)
     return found, {name: digest for name, digest in found.hashes.items() if not name.startswith("ddp_train/")}
 
 
@@ -125,9 +125,9 @@ def test_in_a_repository_what_git_ignores_does_not_count_and_the_rest_does_where
     assert source()[1]["part/other.py"] != theirs["part/other.py"]
 
 
-def test_a_snapshot_stands_for_the_users_code(folder: Path) -> None:
-    snapshot = folder / "outputs/run/launch/code"
-    assert set(source(snapshot)[1]) == {"mine.py"}
+def test_a_source_copy_stands_for_the_users_code(folder: Path) -> None:
+    source_copy = folder / "outputs/run/launch/code"
+    assert set(source(source_copy)[1]) == {"mine.py"}
 
 
 def test_code_that_takes_too_long_is_left_out_and_said(folder: Path) -> None:

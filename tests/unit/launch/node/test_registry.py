@@ -92,7 +92,7 @@ def test_both_ends_prove_that_they_know_the_word_and_never_send_it(tmp_path: Pat
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("says", [{"facts": "{}"}, {"facts": "[]"}, {"facts": None}, {"life": None}, {"index": "1"}, {"processes": "x"}])
+@pytest.mark.parametrize("says", [{"facts": "{}"}, {"facts": "[]"}, {"facts": None}, {"program": None}, {"index": "1"}, {"processes": "x"}])
 def test_a_machine_of_another_version_is_told_so(tmp_path: Path, says: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
     async def story() -> None:
         async with bed(tmp_path) as found:

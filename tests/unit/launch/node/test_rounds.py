@@ -136,7 +136,7 @@ def test_a_fixed_run_waits_for_the_lost_machine_and_an_elastic_one_does_not(tmp_
     async def story(folder: Path, least: int) -> None:
         folder.mkdir()
         async with bed(folder, nodes=(least, 2), max_restarts=3) as found:
-            second = await found.comes("node1", life="one")
+            second = await found.comes("node1", program="one")
             await second.hears("round")
             second.line.cut()
             await found.first.hears("kill")
@@ -144,14 +144,14 @@ def test_a_fixed_run_waits_for_the_lost_machine_and_an_elastic_one_does_not(tmp_
             if least == 1:
                 alone = await found.first.hears("round", count=2)
                 assert (alone["nodes"], alone["restarts"]) == (1, 1)
-                second = await found.comes("node1", life="one")
+                second = await found.comes("node1", program="one")
                 told = await found.first.hears("stop")
                 assert told["signal"] == signal.SIGTERM
                 ends_as(found.run_folder, Status.PREEMPTED)
                 found.first.ends(143)
             else:
                 await asyncio.sleep(0.4)
-                second = await found.comes("node1", life="one")
+                second = await found.comes("node1", program="one")
             last = await second.hears("round")
             assert (last["nodes"], last["restarts"], last["rank"]) == (2, 1, 1)  # one that comes costs none
             assert least == 2 or not found.run_folder.result.exists()

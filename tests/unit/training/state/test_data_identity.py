@@ -39,7 +39,7 @@ def code_of(error: UserError) -> str:
 def resumed(folder: Path, *overrides: str, base: list[str] | None = None) -> list[str] | None:
     config = checked(*overrides, **({} if base is None else {"base": base}))
     job = Job(config=config, run_folder=RunFolder(folder), command=[], overrides=[])
-    return resume(job.run_folder, job.checkpoint, config, build(config, alone()), TrainState(), alone(), on_progress=lambda: None)
+    return resume(job, build(config, alone()), TrainState(), alone(), on_progress=lambda: None)
 
 
 @pytest.mark.parametrize(

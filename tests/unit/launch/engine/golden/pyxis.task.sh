@@ -1,5 +1,5 @@
 #!/bin/bash
-# ddp-train for this run, on one of its machines: after cluster.setup, with the run's interpreter, on the snapshot of its code.
+# ddp-train for this run, on one of its machines: after cluster.setup, with the run's interpreter, on the copy of its code.
 
 # A signal that comes before Python listens waits until it does, where env can do that (coreutils 8.31).
 block=(env --block-signal=USR1,TERM)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_train.loader import global_streams
-from ddp_train.loader.global_streams import STREAMS, Watched, seeded
+from ddp_train.loader import global_generators
+from ddp_train.loader.global_generators import GENERATORS, Watched, seeded
 from ddp_train.training.seeding import seed_all
 
 DRAWS: dict[str, tuple[int, Callable[[], Any]]] = {
@@ -41,56 +41,56 @@ def _seeds() -> Iterator[None]:
 
 
 @pytest.fixture(params=["memory", "states"])
-def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[global_streams.Stream, ...]:
+def generators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[global_generators.GlobalGenerator, ...]:
     """The generators as they are looked at here, and as where their memory is laid out in another way."""
     if request.param == "states":
         # Of this module alone: pytest's own messages are packed by the same function.
-        monkeypatch.setattr(global_streams, "struct", SimpleNamespace(**{**vars(struct), "pack": lambda *_: b"another layout"}))
-        monkeypatch.setattr(STREAMS[0], "_look", global_streams._look_at_python())
-        monkeypatch.setattr(STREAMS[1], "_look", global_streams._look_at_numpy())
-    for stream in STREAMS:
-        monkeypatch.setattr(stream, "_last", (None, None))
-    return STREAMS
+        monkeypatch.setattr(global_generators, "struct", SimpleNamespace(**{**vars(struct), "pack": lambda *_: b"another layout"}))
+        monkeypatch.setattr(GENERATORS[0], "_look", global_generators._look_at_python())
+        monkeypatch.setattr(GENERATORS[1], "_look", global_generators._look_at_numpy())
+    for generator in GENERATORS:
+        monkeypatch.setattr(generator, "_last", (None, None))
+    return GENERATORS
 
 
 @pytest.mark.parametrize(("place", "draw"), DRAWS.values(), ids=DRAWS)
-def test_every_draw_is_seen_and_can_be_taken_back(streams: Any, place: int, draw: Callable[[], Any]) -> None:
+def test_every_draw_is_seen_and_can_be_taken_back(generators: Any, place: int, draw: Callable[[], Any]) -> None:
     for _ in range(20):  # the first one turns the twister
-        before = [stream.state() for stream in streams]
-        assert not any(stream.has_moved(snapshot) for stream, snapshot in zip(streams, before, strict=True))
+        before = [generator.state() for generator in generators]
+        assert not any(each.has_moved(state) for each, state in zip(generators, before, strict=True))
         drawn = draw()
-        assert [stream.has_moved(snapshot) for stream, snapshot in zip(streams, before, strict=True)] == [n == place for n in range(3)]
-        streams[place].put_back(before[place])
-        assert not streams[place].has_moved(before[place])
+        assert [each.has_moved(state) for each, state in zip(generators, before, strict=True)] == [n == place for n in range(3)]
+        generators[place].put_back(before[place])
+        assert not generators[place].has_moved(before[place])
         again = draw()
         assert torch.equal(again, drawn) if isinstance(drawn, torch.Tensor) else np.array_equal(again, drawn)
 
 
-def test_a_normal_number_that_is_left_over_is_state(streams: Any) -> None:
+def test_a_normal_number_that_is_left_over_is_state(generators: Any) -> None:
     """Generators make normal numbers two at a time: the second one is drawn without a step of the twister."""
     for place, draw in ((0, random.gauss), (1, np.random.standard_normal)):
         draw()
-        before = streams[place].state()
+        before = generators[place].state()
         second = draw()
-        assert streams[place].has_moved(before)
-        streams[place].put_back(before)
+        assert generators[place].has_moved(before)
+        generators[place].put_back(before)
         assert draw() == second
 
 
 def test_the_memory_of_this_interpreter_and_this_numpy_is_read() -> None:
     """Else it costs 100 us a batch: a new version lays its generators out in another way."""
-    assert [type(stream.state()[0]) for stream in STREAMS] == [tuple, tuple, bytes]
+    assert [type(generator.state()[0]) for generator in GENERATORS] == [tuple, tuple, bytes]
 
 
 def test_numpy_with_another_generator_is_seen_to_draw() -> None:
     own = np.random.mtrand.get_bit_generator()
     try:
         np.random.mtrand.set_bit_generator(np.random.PCG64(0))
-        before = STREAMS[1].state()
-        assert not STREAMS[1].has_moved(before)
+        before = GENERATORS[1].state()
+        assert not GENERATORS[1].has_moved(before)
         first = np.random.random()
-        assert STREAMS[1].has_moved(before)
-        STREAMS[1].put_back(before)
+        assert GENERATORS[1].has_moved(before)
+        GENERATORS[1].put_back(before)
         assert np.random.random() == first
     finally:
         np.random.mtrand.set_bit_generator(own)
@@ -110,19 +110,19 @@ def test_what_draws_seeds_what_it_draws_from_and_leaves_no_trace(place: int, dra
     def make(drawn: Any) -> Any:
         nonlocal runs
         runs += 1
-        for stream in drawn:
-            stream.seed(11)
+        for generator in drawn:
+            generator.seed(11)
         return draw()
 
-    before = [stream.state() for stream in STREAMS]
+    before = [generator.state() for generator in GENERATORS]
     first = watched.run(make)
     draw()  # of the process itself, between two runs
     assert np.array_equal(np.asarray(watched.run(make)), np.asarray(first))
     assert runs == 3  # once too often, to find out
     assert watched._drawn == ((2,) if place == 2 else (place, 2))
-    STREAMS[place].put_back(before[place])
+    GENERATORS[place].put_back(before[place])
     watched.run(make)
-    assert not any(stream.has_moved(snapshot) for stream, snapshot in zip(STREAMS, before, strict=True))
+    assert not any(each.has_moved(state) for each, state in zip(GENERATORS, before, strict=True))
 
 
 def test_what_draws_from_one_and_later_from_another_is_seeded_for_both() -> None:
@@ -131,8 +131,8 @@ def test_what_draws_from_one_and_later_from_another_is_seeded_for_both() -> None
     for call in range(4):
 
         def make(drawn: Any, call: int = call) -> list[float]:
-            for stream in drawn:
-                stream.seed(call)
+            for generator in drawn:
+                generator.seed(call)
             return [random.random()] + [np.random.random()] * (call > 1)
 
         random.random()
@@ -148,9 +148,9 @@ def test_an_error_leaves_no_trace_either() -> None:
         torch.rand(3)
         raise ValueError("no")
 
-    before = [stream.state() for stream in STREAMS]
+    before = [generator.state() for generator in GENERATORS]
     with pytest.raises(ValueError, match="no"):
         Watched().run(make)
     with pytest.raises(ValueError, match="no"), seeded(3):
         make(())
-    assert not any(stream.has_moved(snapshot) for stream, snapshot in zip(STREAMS, before, strict=True))
+    assert not any(each.has_moved(state) for each, state in zip(GENERATORS, before, strict=True))

@@ -25,7 +25,7 @@ _NORMAL = 0.8414709848078965e77  # in a generator's state it is this number and 
 Made = TypeVar("Made")
 
 
-class Stream:
+class GlobalGenerator:
     """One global generator.
 
     Args:
@@ -61,19 +61,19 @@ class Watched:
     """
 
     def __init__(self) -> None:
-        self._drawn: tuple[int, ...] = ()  # places in STREAMS; each process finds out for itself
+        self._drawn: tuple[int, ...] = ()  # places in GENERATORS; each process finds out for itself
 
-    def run(self, make: Callable[[Sequence[Stream]], Made]) -> Made:
+    def run(self, make: Callable[[Sequence[GlobalGenerator]], Made]) -> Made:
         """Return what `make` makes.
 
         Args:
             make: is given the generators that it has to seed before it draws from them, or lets others do so; may be called again.
         """
-        before, touched = [stream.state() for stream in STREAMS], _ALL
+        before, touched = [generator.state() for generator in GENERATORS], _ALL
         try:
             while True:
-                made = make([STREAMS[place] for place in self._drawn])
-                new = [place for place in _ALL if place not in self._drawn and STREAMS[place].has_moved(before[place])]
+                made = make([GENERATORS[place] for place in self._drawn])
+                new = [place for place in _ALL if place not in self._drawn and GENERATORS[place].has_moved(before[place])]
                 if not new:
                     touched = self._drawn
                     return made
@@ -81,20 +81,20 @@ class Watched:
                 self._drawn = tuple(sorted({*self._drawn, *new, _TORCH}))
         finally:
             for place in touched:
-                STREAMS[place].put_back(before[place])
+                GENERATORS[place].put_back(before[place])
 
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Let all of them begin at a key of 64 bits, and go on afterwards as if nothing had been drawn."""
-    before = [stream.state() for stream in STREAMS]
-    for stream in STREAMS:
-        stream.seed(key)
+    before = [generator.state() for generator in GENERATORS]
+    for generator in GENERATORS:
+        generator.seed(key)
     try:
         yield
     finally:
-        for stream, state in zip(STREAMS, before, strict=True):
-            stream.put_back(state)
+        for generator, state in zip(GENERATORS, before, strict=True):
+            generator.put_back(state)
 
 
 def _look_at_python() -> Callable[[], Any]:
@@ -139,10 +139,12 @@ def _memory(address: int, size: int) -> Callable[[], bytes]:
 # numpy and torch take halves of a key: both are the same twister, and with the same 32 bits they would draw the same.
 # torch.manual_seed would seed the GPUs too, which have the model's dropout.
 _torch = torch.default_generator
-STREAMS = (
-    Stream(_look_at_python(), random.getstate, random.setstate, random.seed),
-    Stream(_look_at_numpy(), _numpy_state, np.random.set_state, lambda key: np.random.seed(key & 0xFFFFFFFF)),
-    Stream(lambda: _torch.get_state().numpy().tobytes(), _torch.get_state, _torch.set_state, lambda key: _torch.manual_seed(key >> 32)),
+GENERATORS = (
+    GlobalGenerator(_look_at_python(), random.getstate, random.setstate, random.seed),
+    GlobalGenerator(_look_at_numpy(), _numpy_state, np.random.set_state, lambda key: np.random.seed(key & 0xFFFFFFFF)),
+    GlobalGenerator(
+        lambda: _torch.get_state().numpy().tobytes(), _torch.get_state, _torch.set_state, lambda key: _torch.manual_seed(key >> 32)
+    ),
 )
-_ALL = tuple(range(len(STREAMS)))
+_ALL = tuple(range(len(GENERATORS)))
 _TORCH = _ALL[-1]
