@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.faults.in_order import differences, noting, taken_from
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_NOTED] = Path(tempfile.mkdtemp(prefix="collectives_"))
         config.stash[_COMPARED] = 0
         os.environ.update(noting(config.stash[_NOTED]))
+    torch.set_num_threads(1)  # processes of tests that take all cores each wait for each other's threads, and take twice the time
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
