@@ -124,7 +124,7 @@ def _limited(loader: Any) -> Any:
 
         def __init__(self, stream: Any) -> None:
             text = stream if isinstance(stream, (str, bytes)) else stream.read(MAX_CHARACTERS + 1)
-            where = str(getattr(stream, "name", "YAML"))
+            self._where = where = str(getattr(stream, "name", "YAML"))
             if len(text) > MAX_CHARACTERS:
                 _refuse("", f"{where} has more than {MAX_CHARACTERS:,} characters")
             named: Any = io.StringIO(text) if isinstance(text, str) else io.BytesIO(text)
@@ -138,9 +138,9 @@ def _limited(loader: Any) -> Any:
             except RecursionError:
                 values, levels = 0, MAX_DEPTH + 1
             if levels > MAX_DEPTH:
-                _refuse("", f"{self.name} is nested more than {MAX_DEPTH} levels deep")
+                _refuse("", f"{self._where} is nested more than {MAX_DEPTH} levels deep")
             if values > MAX_NODES:
-                _refuse("", f"{self.name} has more than {MAX_NODES:,} values when its aliases are written out")
+                _refuse("", f"{self._where} has more than {MAX_NODES:,} values when its aliases are written out")
             return node
 
     return lambda **its_own_limits: Limited  # OmegaConf 2.4 has some

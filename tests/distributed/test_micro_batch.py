@@ -57,7 +57,7 @@ class Limited(MLP):
         return super().forward(inputs)
 
 
-micro_batch.memory_of = lambda device: Fake()
+micro_batch.DeviceMemory = lambda device: Fake()
 """
 
 

@@ -162,7 +162,9 @@ def _mismatch(error: Exception, components: Components, trial: _Trial, notes: _N
     types = ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}))
     name = objective.loss_fn if isinstance(objective, LossObjective) else objective
     fix = ""
-    if isinstance(batch, Mapping) and not notes.gives:
+    if "DTensor" in str(error) or "root module first" in str(error):
+        fix = "strategy=ddp or zero1; under fsdp the weights are whole within the model's forward alone, and not in other methods of it"
+    elif isinstance(batch, Mapping) and not notes.gives:
         fix = f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     return ConfigError(
         key="data, objective" if not notes.takes else "model" if not notes.gives else "objective",
