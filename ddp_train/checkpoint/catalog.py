@@ -66,7 +66,7 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
         metric: the user's choice; None: the headline metric.
         is_evaluated: whether the run evaluates; otherwise there is the training loss alone.
 
-    Raises ConfigError: there is no such metric, or nobody knows which way it is better.
+    Raises ConfigError: there is no such metric, or it has no direction.
     """
     valid = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated and goals else {"train/loss": "min"}
     metric = metric or next(iter(valid))

@@ -1,6 +1,6 @@
 """Weights of files that anybody may have written: tensors and nothing else, checked before they are read, and never executed.
 
-A file that is refused is not read in another way: there is no fall-back. What `torch.save` wrote is a pickle beside the values, and may
+A file that is refused is not read in another way: there is no fall-back. What `torch.save` wrote is a pickle and the values, and may
 hold callbacks and classes of others, as a `.ckpt` of Lightning does: it is read by `_Unpickler`, which imports no name and calls nothing.
 What a pickle names is a tensor by its description, a dict, or a `_Husk`; the values come from the archive only after their description was
 found to fit them.
@@ -48,7 +48,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote: of a dict of tensors, or of one below one of `_NESTED`.
 
-    What stands beside them is neither imported nor made, and its values are not read. Raises UserError: it is no regular file, of an old
+    Everything else is neither imported nor made, and its values are not read. Raises UserError: it is no regular file, of an old
     format, damaged, has anything but tensors there, or is made to deceive.
     """
     require_archive(path)

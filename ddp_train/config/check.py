@@ -267,7 +267,7 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
             advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
         else:
             expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"
-            if option and not meant:  # an experiment's choice, beside which a second one would stand
+            if option and not meant:  # an experiment has chosen it: what is typed would be a second choice
                 advice = [f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"]
             elif option:
                 advice = [override(f"{name}@extra.{name}", option, sign="+")]

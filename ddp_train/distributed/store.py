@@ -86,7 +86,7 @@ def serve_store(address: str, port: int) -> TCPStore:
 
 
 def serve_store_on(listener: socket.socket, address: str) -> TCPStore:
-    """Return a store that is served where somebody listens already, which is handed over; this process finds it at the address."""
+    """Return a store that is served on a listening socket that was handed over; this process finds it at the address."""
     port = listener.getsockname()[1]
     allow_open_files()  # each rank comes with five connections
     return TCPStore(address, port, is_master=True, timeout=_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach())

@@ -134,7 +134,7 @@ class World:
         return box[0]
 
     def each_from_main(self, values: Sequence[Any]) -> Any:
-        """Return to each rank its own of the values that rank 0 has, by rank; nobody looks at the others'. Pickles. Collective."""
+        """Return to each rank its own of the values that rank 0 has, by rank; each reads its own alone. Pickles. Collective."""
         if self.size == 1:
             return values[0]
         box: list[Any] = [None]

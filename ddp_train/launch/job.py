@@ -29,7 +29,7 @@ class Task:
         return cls(**read_json(run_folder.task)) if run_folder.task.exists() else None
 
     def write(self, run_folder: RunFolder) -> None:
-        """Write down what the folder is for: whoever starts it again must not train in it."""
+        """Write down what the folder is for: a restart must not train in it."""
         write_json(run_folder.task, asdict(self))
 
 

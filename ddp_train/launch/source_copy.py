@@ -26,7 +26,7 @@ from ddp_train.launch.spec import Code
 from ddp_train.system.files import write_atomic
 
 _INSTALLED = ("site-packages", "dist-packages")
-_OURS = ".ddp_train"  # the folder of our own package in the source copy of somebody else's project
+_OURS = ".ddp_train"  # the folder of our own package in the source copy of another project
 _RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
 _MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
 _KEY = "cluster.code_limit_mib"
@@ -40,8 +40,8 @@ def copy_source(into: Path, *, limit_mib: int) -> Code:
     """
     files, roots, _ = _read_source(limit_mib)
     into.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent, ignore_cleanup_errors=True) as beside:
-        temporary = Path(beside) / into.name
+    with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent, ignore_cleanup_errors=True) as scratch:
+        temporary = Path(scratch) / into.name
         for name, path in files.items():
             _copy(path, temporary / name)
         temporary.mkdir(exist_ok=True)  # of no files
@@ -60,8 +60,8 @@ def copy_source(into: Path, *, limit_mib: int) -> Code:
 def copy_source_for_several(launch: Path, *, limit_mib: int) -> Code:
     """Copy the source as `copy_source` does, for runs that are submitted hours apart: each copy has a folder of its own, by its hash."""
     launch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".code.", dir=launch, ignore_cleanup_errors=True) as beside:
-        code = copy_source(temporary := Path(beside) / "code", limit_mib=limit_mib)
+    with tempfile.TemporaryDirectory(prefix=".code.", dir=launch, ignore_cleanup_errors=True) as scratch:
+        code = copy_source(temporary := Path(scratch) / "code", limit_mib=limit_mib)
         folder = launch / f"code_{code.hash[:12]}"
         if not folder.exists():
             _listing_file(temporary).rename(_listing_file(folder))
@@ -92,7 +92,7 @@ def verify(code: Code) -> None:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     happened = f"the run's code is not what was submitted, as {host} sees it: {', '.join(names[:3])}{more} in {folder}"
     fix = f"`ddp-train resume {folder.parents[1]}`, where your source is: it makes a new copy"
-    raise EnvironmentRefuses(happened=happened, expected="the copy as it was made; nobody edits it", fix=fix)
+    raise EnvironmentRefuses(happened=happened, expected="the copy as it was made", fix=fix)
 
 
 def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:

@@ -258,7 +258,7 @@ def _portable(error: Exception) -> Exception:
 class SharedBatch:
     """Memory that two processes share, with room for one batch, growing as needed: one puts a batch in, the other takes it out.
 
-    Tensors are copied in and out, the rest of the batch travels as a pickle beside them. Nothing is allocated for each batch, and a batch
+    Tensors are copied in and out, the rest of the batch travels with them as a pickle. Nothing is allocated for each batch, and a batch
     that was put in is there even if the process that put it in has ended since.
 
     Args:

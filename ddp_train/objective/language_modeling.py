@@ -150,7 +150,7 @@ class ChunkedHead:
         self._is_compared = False
 
     def losses(self, forward: Callable[[], tuple[Tensor, list[Tensor]]], targets_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of each token, float32 [N], and what the model's `forward` gives beside what its head gives."""
+        """Return the loss of each token, float32 [N], and what the model's `forward` gives in addition to its head's output."""
         with self._giving_losses(targets_BT.flatten()):
             outputs, auxiliary = forward()
         losses_N, self._losses_N = self._losses_N, None

@@ -172,7 +172,7 @@ def give(model: nn.Module, inputs: Any) -> Any:
 
 
 def unwrap(outputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return what counts of a model's output, and what is beside it; a TypeError where nothing is known to count."""
+    """Return what counts of a model's output, and the rest; a TypeError where nothing is known to count."""
     if isinstance(outputs, Tensor):
         return outputs, []
     if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], Tensor):

@@ -52,7 +52,7 @@ class Member:
         self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, rank, size
         self._child: _Child | None = None
         self._number, self._job = 0, ""  # of the job at hand, and the job as JSON
-        self._key = ""  # where it stands in the store, and below it what becomes of it
+        self._key = ""  # where it stands in the store; its result stands below it
         self._exit_code: int | None = None
         self._started = 0.0
         self._oom_kills: int | None = None

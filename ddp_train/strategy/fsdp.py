@@ -132,7 +132,7 @@ class FSDP(Strategy):
             return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shards",))
         mesh = init_device_mesh(device.type, (self._replicas, world_size // self._replicas), mesh_dim_names=("replicas", "shards"))
         world: Any = dist.group.WORLD
-        if (options := world._get_backend(device).options) is not None:  # that of a group whose collectives wait for nobody
+        if (options := world._get_backend(device).options) is not None:  # that of a group whose collectives do not block
             for group in mesh.get_all_groups():
                 group._get_backend(device)._set_default_timeout(options._timeout)
         return mesh

@@ -110,7 +110,7 @@ class Multirun:
         jobs: list[tuple[SweepJob, Job]] = []
         self._gathered = gather(self.sweep, self._settings.metric)
         if self._gathered.problems:
-            happened = f"nobody knows which jobs run: {self._gathered.problems[0]}"
+            happened = f"the engine does not say which jobs run: {self._gathered.problems[0]}"
             raise EnvironmentRefuses(happened=happened, expected="an answer: no job is to run twice", fix="try again in a minute")
         for entry in self.sweep.jobs:
             is_over = entry.status == Status.FAILED and not retries_failed and entry.number not in unjudged

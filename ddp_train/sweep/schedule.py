@@ -142,7 +142,7 @@ def engine_of(config: RunConfig) -> str | None:
 
 
 def is_left_to_a_queue(config: RunConfig, *, plans_all: bool) -> bool:
-    """Tell whether all jobs are submitted at once, and nobody waits for them."""
+    """Tell whether all jobs are submitted at once, and the command does not wait for them."""
     return engine_of(config) in QUEUES and plans_all and not config.cluster.wait
 
 
@@ -175,6 +175,6 @@ def _engine_problems(config: RunConfig, settings: SweepConfig, *, plans_all: boo
         expected = "1: the jobs run one after another"
         yield ConfigError(key="sweep.parallel_jobs", happened=happened, expected=expected, fix="sweep.parallel_jobs=1")
     if is_left_to_a_queue(config, plans_all=plans_all) and settings.on_failure != "continue":
-        happened = f"is {settings.on_failure}, and nobody waits for the jobs to see one fail"
+        happened = f"is {settings.on_failure}, and no process waits for the jobs to see one fail"
         expected = "continue (a job that fails is started again by its own verdict); or a command that waits"
         yield ConfigError(key="sweep.on_failure", happened=happened, expected=expected, fix="cluster.wait=true")

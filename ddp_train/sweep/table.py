@@ -185,7 +185,7 @@ def gather(sweep: Sweep, metric: str | None) -> Gathered:
             verdict = verdict_of(sweep.run_folder(job))
             if (
                 verdict.outcome is Outcome.NEVER and verdict.exit_code != INTERRUPTED
-            ):  # nobody starts it again, and no person has stopped it
+            ):  # no engine starts it again, and no person has stopped it
                 job.status = Status.FAILED
         else:
             job.status = Status.QUEUED if state.stage is Stage.QUEUED else Status.RUNNING

@@ -1,4 +1,4 @@
-"""Where this rank is: which phase of which step. The loop says it, whoever must know listens (the watch on hangs, the fault injector).
+"""Where this rank is: which phase of which step. The loop tells its listeners (the watchdog, the fault injector).
 
     start -> data -> step -> data -> step -> evaluation -> save -> data -> ... -> end
 
@@ -32,7 +32,7 @@ class PhaseTracker:
 
     def __init__(self) -> None:
         self.phase, self.step = Phase.START, 0
-        self.count = 0  # of what was told; whoever finds it changed knows that the rank moves
+        self.count = 0  # of what was told: a change of it is progress
         self._listeners: list[Listener] = []
         self._device_listeners: list[DeviceListener] = []
 

@@ -327,7 +327,7 @@ def _communication(events: Iterable[Any], num_steps: int) -> str:
     text = f"communication: {covered_ms(sent) / num_steps:.3f} ms a step"
     computed = [event for event in kernels if not event.name.startswith(_KERNELS)]
     both = covered_ms(sent) + covered_ms(computed) - covered_ms(kernels)
-    return f"{text}, {both / covered_ms(sent):.0%} of it beside computing" if kernels else text
+    return f"{text}, {both / covered_ms(sent):.0%} of it overlapped with computing" if kernels else text
 
 
 def covered_ms(events: Iterable[Any]) -> float:

@@ -76,7 +76,7 @@ def _obey(words: Iterator[str], node: subprocess.Popen[bytes], is_broken: thread
 
 
 def _pass_on(source: int, target: int, is_broken: threading.Event) -> None:
-    """Write what comes from the node program to the client, as long as somebody reads it."""
+    """Write what comes from the node program to the client, as long as the client is connected."""
     os.set_blocking(target, False)
     while data := os.read(source, 1 << 16):
         while data:

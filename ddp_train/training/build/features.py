@@ -172,7 +172,7 @@ class DeviceQueue:
 
     On a GPU the host only puts work into a queue. Without a bound one rank's host could be many steps ahead of another's, a stop would come
     late, and the batches of all these steps would lie in the device's memory. The tracker is told which step the device has finished,
-    whenever somebody has looked, and while the host waits for the next one.
+    whenever a look was taken, and while the host waits for the next one.
     """
 
     def __init__(self, tracker: PhaseTracker) -> None:

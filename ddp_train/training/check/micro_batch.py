@@ -116,7 +116,7 @@ class _Search:
         self._lasting = 0  # what the first of them took whatever its size: weights, gradients, the state to come
         self.short = -1  # the first rank that had too little of the size that was tried last
         lasting = still_to_come(components, num_ranks=world.size)
-        if components.strategy.keeps_gradients(components.module):  # in memory of its own, beside which the tries have theirs
+        if components.strategy.keeps_gradients(components.module):  # in memory of its own, in addition to that of the tries
             lasting -= sum(parameter.nbytes for parameter in components.trained.parameters() if parameter.requires_grad)
         self._held: Tensor | None = torch.empty(max(0, lasting), dtype=torch.uint8, device=world.device)
 

@@ -36,7 +36,7 @@ class KeptMetric:
         self._parts: list[Any] = [part for part in metric.modules() if hasattr(part, "_reductions")]  # a wrapper has its metric inside
         for part in self._parts:
             part.distributed_available_fn = lambda: False  # it would gather by itself, in a way that hangs where a rank has no sample
-        self.goal: Goal | None = _goal(metric)  # None: nobody said which way is better, and no best value is kept
+        self.goal: Goal | None = _goal(metric)  # None: it has no direction, and no best value is kept
         # Whether rank 0 gets more than a few numbers: it grows with the evaluation set.
         self.is_gathered = any(isinstance(default, list) for part in self._parts for default in part._defaults.values())
         self._samples = 0
@@ -131,7 +131,7 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
         left_out = shlex.join(f"~{EVALUATION_METRICS}.{name}" for name in wanted)
         happened = f"has {', '.join(wanted)}, but the objective {type(objective).__name__} does not say what is compared"
         expected = "an objective with compare(model, batch) (`ddp-train help docs/components.md`)"
-        fix = f"`compare` beside the `score` of {type(objective).__name__}, or {left_out}"
+        fix = f"`compare` in addition to the `score` of {type(objective).__name__}, or {left_out}"
         raise ConfigError(key=EVALUATION_METRICS, happened=happened, expected=expected, fix=fix)
     if taken := [name for name in wanted if name in objective.goals]:
         happened = f"{type(objective).__name__} has a metric of this name"
@@ -141,7 +141,7 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
 
 
 def goals_of(objective: Objective, metrics: Mapping[str, Metric], sets: Iterable[str]) -> dict[str, Goal]:
-    """Return which way each metric of the evaluation sets is better, as far as somebody says it."""
+    """Return which way each metric of the evaluation sets is better, where it has a direction."""
     goals = {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
     return {of_set(part, name): goal for part in sets for name, goal in goals.items()}
 

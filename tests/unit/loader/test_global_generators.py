@@ -1,4 +1,4 @@
-"""Whether code draws from a global generator is seen, and nobody else notices that it drew."""
+"""Whether code draws from a global generator is seen, and no other code notices that it drew."""
 
 from __future__ import annotations
 

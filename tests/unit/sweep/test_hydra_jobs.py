@@ -142,7 +142,7 @@ def test_a_part_that_was_taken_is_not_submitted_twice(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep.on_failure=stop"], "sweep.on_failure: is stop, and nobody waits"),
+        (["sweep.on_failure=stop"], "sweep.on_failure: is stop, and no process waits"),
         (["cluster.launcher=slurm,local"], "cluster.launcher: is slurm and local in one sweep"),
         (["cluster=ssh", "cluster.hosts=[a,b]", "sweep.parallel_jobs=2"], "sweep.parallel_jobs: is 2, and with cluster.launcher=ssh"),
     ],
@@ -172,7 +172,7 @@ def test_resume_asks_first_what_the_engine_has(
 
     monkeypatch.setattr(slurm_client, "state", away)
     assert type_("resume", "s") == 78 and len(queue.scripts) == 1
-    assert "nobody knows which jobs run" in capsys.readouterr().err
+    assert "the engine does not say which jobs run" in capsys.readouterr().err
 
 
 def test_after_a_restart_a_job_runs_on_that_failed_only_because_the_others_were_killed(

@@ -54,6 +54,6 @@ def test_a_full_disk_costs_the_report_of_a_killed_group_and_not_the_sweep(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(failure, "create_json", full)
-    os.kill(slot._agent.pid, signal.SIGKILL)  # somebody else's
+    os.kill(slot._agent.pid, signal.SIGKILL)  # another process ends it
     assert slot.poll(10) == 128 + signal.SIGKILL
     assert not (tmp_path / "failure.json").exists()

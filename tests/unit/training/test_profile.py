@@ -273,7 +273,7 @@ def test_on_a_gpu_what_runs_beside_computing_is_told() -> None:
         Event("elementwise", 2000, 2500, "CUDA"),
         mark("backward", 0, 9000, device="CUDA"),  # the shadow of the host's name
     ]
-    assert table([*STEPS, *kernels]).endswith("communication: 1.000 ms a step, 50% of it beside computing")
+    assert table([*STEPS, *kernels]).endswith("communication: 1.000 ms a step, 50% of it overlapped with computing")
 
 
 def test_times_that_overlap_count_once() -> None:
