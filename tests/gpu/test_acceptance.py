@@ -329,7 +329,7 @@ def test_evaluations_keep_no_memory(rig: Rig) -> None:
 
 def test_what_is_measured_and_recorded_is_of_the_gpu(rig: Rig) -> None:
     """A run with `profile=trace`, and one with `profile=memory`: kernels below the names of a step's parts, a table by the GPU's time with
-    communication overlapped with it, torch's snapshot of allocations; and in each record memory and, where the GPU is known, MFU up to 1."""
+    communication overlapped with it, torch's snapshot of allocations; and in each record memory and, of a known GPU, MFU up to 1."""
     arguments = [*rig.convnet, "amp=bf16", "trainer.max_steps=30", "trainer.log_every_steps=10", "profile.start_step=12"]
     trace = rig.train(*arguments, "profile=trace", "hydra.run.dir=trace")
     rig.train(*arguments, "profile=memory", "hydra.run.dir=memory")
