@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,7 +127,7 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
             f"  run folder           {folder}",
             "",
             "Try next:",
-            *([f"  tensorboard --logdir {outputs}"] if job.config.metrics.get("tensorboard") else []),
+            *([f"  {_command('tensorboard')} --logdir {outputs}"] if job.config.metrics.get("tensorboard") else []),
             f"  {_next(job, state, result)}",
         ]
     )
@@ -139,7 +141,7 @@ def over(job: Job, state: TrainState) -> str:
 
 
 def _without(job: Job, callback: str) -> str:
-    return f"ddp-train {shlex.join(['resume', job.run_folder.shown(), f'~callbacks.{callback}'])}"
+    return f"{_command('ddp-train')} {shlex.join(['resume', job.run_folder.shown(), f'~callbacks.{callback}'])}"
 
 
 def _next(job: Job, state: TrainState, result: Result) -> str:
@@ -153,14 +155,14 @@ def _next(job: Job, state: TrainState, result: Result) -> str:
     key, more = f"trainer.{longer}", f"trainer.{longer}={2 * (limit or 1)}"
     if "total_steps" in job.config.scheduler:  # it ends with the run: the same, but longer, begins anew, as its rates would jump here
         return f"{_typed(job, but=key)} {more}"
-    return f"ddp-train resume {shlex.quote(job.run_folder.shown())} {more}"
+    return f"{_command('ddp-train')} resume {shlex.quote(job.run_folder.shown())} {more}"
 
 
 def _typed(job: Job, *, but: str) -> str:
     """Return what was typed for a run, without one key, those below it, and those that name this one run."""
     keys = [(word.lstrip("+~").partition("=")[0], word) for word in job.overrides]
     words = [word for key, word in keys if key not in (but, "resume") and not key.startswith((f"{but}.", "hydra"))]
-    return " ".join(["ddp-train", *(printable(shlex.quote(word)) for word in (*job.options, *words))])
+    return " ".join([_command("ddp-train"), *(printable(shlex.quote(word)) for word in (*job.options, *words))])
 
 
 def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> str:
@@ -169,13 +171,21 @@ def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> st
     `unsaved` says where the run continues instead, when that step could not be saved.
     """
     if run_folder.task.exists():
-        return f"stopped; `ddp-train resume {shlex.quote(run_folder.shown())}` does it again"
+        return f"stopped; `{_command('ddp-train')} resume {shlex.quote(run_folder.shown())}` does it again"
     what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
     if unsaved:
         what = f"stopped after step {step}, which was NOT saved; the run goes on {unsaved}"
-    return f"{what}; `ddp-train resume {shlex.quote(run_folder.shown())}` continues"
+    return f"{what}; `{_command('ddp-train')} resume {shlex.quote(run_folder.shown())}` continues"
 
 
 def _best(result: Result, name: str) -> str:
     best = result.metrics["best"].get(name)
     return f"  (best {best['value']:.4f} at step {best['step']})" if best else ""
+
+
+def _command(name: str) -> str:
+    """Return a command of ours as this user can type it: its name when it is on the path, else where it lies."""
+    own = Path(sys.executable).with_name(name)
+    if shutil.which(name) == str(own):
+        return name
+    return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import pytest
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import alone
@@ -44,6 +46,15 @@ def test_a_run_that_is_cut_off_says_so_and_names_the_whole_one_next() -> None:
     job = Job(config=checked("debug=fast"), run_folder=RunFolder(Path("run")), command=[], overrides=words, options=["--config-dir=mine"])
     result = Result(status=Status.COMPLETED, step=4, samples=4, seconds=1.0, metrics={"last": {}, "best": {}})
     assert summary.closing(job, TrainState(), result).endswith("ddp-train --config-dir=mine model=mlp +model.bias=true")
+
+
+def test_commands_can_be_typed_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `make train` the environment is not active."""
+    folder = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert f"{folder.name}/ddp-train resume run` continues" in summary.stopped(RunFolder(Path("run")), 3)
+    monkeypatch.setenv("PATH", str(folder))
+    assert "`ddp-train resume " in summary.stopped(RunFolder(Path("run")), 3)
 
 
 def test_a_schedule_that_ends_with_the_run_begins_anew_in_a_longer_one() -> None:
