@@ -29,7 +29,7 @@ from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.features import Features, add_features
-from ddp_train.training.check.memory import estimate
+from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.loop.replica_check import ReplicaCheck
 from ddp_train.training.loop.trainer import Trainer
@@ -82,7 +82,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
             saver.save(content(parts, state, window, world, aside))
         assert saver.finish() == ""
         size = sum(file.stat().st_size for file in (to / f"step_{state.step:08d}").glob("*.safetensors"))
-        assert size <= estimate(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers
+        assert size <= estimate_checkpoint(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers
 
     others = lambda: hashes(parts, state)  # noqa: E731
     trainer = Trainer(

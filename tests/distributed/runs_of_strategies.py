@@ -27,7 +27,7 @@ from ddp_train.interfaces import is_cut, own_rows
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.features import Features, add_features
-from ddp_train.training.check.memory import estimate, kept_on_a_rank
+from ddp_train.training.check.memory import estimate_checkpoint, memory_by_part
 from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
@@ -56,7 +56,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     saver = Saver(to or Path(), world, config_hash="abc")
 
     def save(window: WindowSums) -> None:
-        assert estimate(parts, num_ranks=world.size) > 0
+        assert estimate_checkpoint(parts, num_ranks=world.size) > 0
         if to is not None:
             with weights_to_evaluate(parts) as aside:
                 saver.save(content(parts, state, window, world, aside))
@@ -75,7 +75,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     add_features(trainer, Features(sanity_check=since is None)).train()
     assert saver.finish() == ""
     if world.is_main and since is None:  # it has the most of all that is cut
-        foreseen = kept_on_a_rank(parts, num_ranks=world.size)
+        foreseen = memory_by_part(parts, num_ranks=world.size)
         assert {name: foreseen[name] for name in ("parameters", "gradients", "optimizer")} == measured(parts)
     kept = [{name: record[name] for name in ("split", "step", "loss", "grad_norm") if name in record} for record in records]
     return {"records": kept, "weights": weights(parts)}

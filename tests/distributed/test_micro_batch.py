@@ -35,10 +35,10 @@ from ddp_train.training.check import micro_batch
 class Fake:
     most = 0
 
-    def room(self):
+    def total(self):
         return -(-10 * int(os.environ["ROOM"].split(",")[int(os.environ["RANK"])]) // 9)
 
-    def now(self):
+    def in_use(self):
         return 0
 
     def begin(self):

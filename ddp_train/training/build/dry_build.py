@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import alone
 from ddp_train.training.build.build import build
-from ddp_train.training.check.memory import estimate, kept_on_a_rank
+from ddp_train.training.check.memory import estimate_checkpoint, memory_by_part
 from ddp_train.training.state.initial_weights import fit
 
 
@@ -28,7 +28,7 @@ class Sizes:
     steps: int
     steps_per_epoch: int | None  # None: the data has no epochs
     epoch_size: int | None  # samples
-    rank_bytes: dict[str, int]  # what each rank keeps, by part (`kept_on_a_rank`)
+    rank_bytes: dict[str, int]  # what each rank keeps, by part (`memory_by_part`)
     shards: int  # of the weights; 1: each rank has all
     on_host: bool  # what each rank keeps is not on its device
     checkpoint_bytes: int
@@ -58,10 +58,10 @@ def measure(config: RunConfig) -> Sizes:
         steps=components.total_steps,
         steps_per_epoch=order.steps_per_epoch,
         epoch_size=order.epoch_size,
-        rank_bytes=kept_on_a_rank(components, num_ranks=ranks),
+        rank_bytes=memory_by_part(components, num_ranks=ranks),
         shards=shards.parameters,
         on_host=shards.on_host,
-        checkpoint_bytes=estimate(components, num_ranks=ranks),
+        checkpoint_bytes=estimate_checkpoint(components, num_ranks=ranks),
     )
 
 

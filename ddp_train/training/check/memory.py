@@ -1,4 +1,4 @@
-"""The memory of a run by part: what a rank has, what it will have, what a checkpoint takes, and what is said of it after the first step."""
+"""The memory of a run by part: what a rank has and will have, what a checkpoint takes, and the line on the screen after the first step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddp_train.traits import has_modes
 
 logger = logging.getLogger(__name__)
 
-_WORDS = re.compile(
+_OUT_OF_MEMORY = re.compile(
     r"\bout of memory\b|can't allocate memory|CU(DNN|BLAS|FFT|SOLVER|SPARSE)_(STATUS_)?ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
     r"|CUDNN_STATUS_\w+_ALLOCATION_FAILED|Failed to CUDA (calloc|malloc)|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY",
     re.IGNORECASE,
@@ -31,31 +31,31 @@ _WORDS = re.compile(
 """What torch's allocator, the CUDA runtime and driver, cuBLAS, cuDNN, NCCL and Triton say. cuBLAS is not initialised where its handle, made
 at its first product, finds no memory."""
 _MIB = 2.0**20
-_MOST = 0.95  # of a device; what libraries take outside of torch's allocator comes on top
+_MAX_SHARE = 0.95  # of a device; libraries take more of it, outside of torch's allocator
 
 _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
 
 
 def print_memory_use(components: Components, world: World) -> None:
-    """Called after the first step that this process takes: rank 0 prints, every rank warns in its log. Asks the host alone."""
-    parts = kept_on_a_rank(components, num_ranks=world.size)
-    spelled = [f"{name} {shown(size)}" for name, size in parts.items() if size]
+    """Called after the first step that this process takes: rank 0 prints, every rank warns in its log. Does not wait for the device."""
+    parts = memory_by_part(components, num_ranks=world.size)
+    sizes = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
     if world.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(world.device)
         on_device = 0 if components.strategy.shards(world.size).on_host else sum(parts.values())
-        spelled.append(f"activations and all else {shown(max(0, peak - on_device))}, at most {shown(peak)} at a time")
+        sizes.append(f"activations and all else {format_bytes(max(0, peak - on_device))}, at most {format_bytes(peak)} at a time")
     else:
-        spelled.append(f"the process has {shown(resident_bytes())}")
-    lines = [(logging.INFO, f"memory   {', '.join(spelled)}")]
+        sizes.append(f"the process has {format_bytes(resident_bytes())}")
+    lines = [(logging.INFO, f"memory   {', '.join(sizes)}")]
     if world.device.type == "cuda":
         total = torch.cuda.get_device_properties(world.device).total_memory
         share = torch.cuda.max_memory_reserved(world.device) / total
-        if share > _MOST:
-            said = (
-                f"warning  {share:.0%} of the {shown(total)} of rank {world.rank}'s device are taken: a longer or larger batch may not fit."
-                " A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
+        if share > _MAX_SHARE:
+            warning = (
+                f"warning  {share:.0%} of the {format_bytes(total)} of rank {world.rank}'s device are taken: a longer or larger batch may"
+                " not fit. A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
             )
-            lines.append((logging.WARNING, said))
+            lines.append((logging.WARNING, warning))
     for level, line in lines:
         logger.log(level, line)
         world.print(line)
@@ -63,19 +63,19 @@ def print_memory_use(components: Components, world: World) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether memory of the device or the machine was short."""
-    return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or _WORDS.search(str(error)) is not None
+    return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)) is not None
 
 
-def shown(size: int) -> str:
-    """Return a number of bytes for a person."""
+def format_bytes(size: int) -> str:
+    """Return a number of bytes in MiB or GiB, for the screen."""
     return f"{size / _MIB / 1024:.2f} GiB" if size >= 1024 * _MIB else f"{size / _MIB:.1f} MiB"
 
 
-def estimate(components: Components, *, num_ranks: int) -> int:
+def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
     """Return how many bytes a checkpoint will have: the tensors of model, optimizer and callbacks, and a little for each rank.
 
-    Those count, too, that the optimizer makes in its first step, and a callback that averages the weights in its `start`. Raises
-    ConfigError: there are too many tensors; no checkpoint could name them.
+    Tensors count before they exist: those that the optimizer makes in its first step, and the averages of a callback. Raises ConfigError:
+    there are too many tensors; no checkpoint could name them.
     """
     states = {part: module.state_dict().items() for part, module in components.modules.items()}
     model = {f"{part}.{name}": value for part, items in states.items() for name, value in items if isinstance(value, Tensor)}
@@ -84,10 +84,10 @@ def estimate(components: Components, *, num_ranks: int) -> int:
     optimizer = {
         f"optimizer.state.{number}.{name}": value
         for number, (parameter, group) in enumerate(parameters)
-        for name, value in _kept(parameter, group, components.optimizer).items()
+        for name, value in _optimizer_state(parameter, group, components.optimizer).items()
     }
-    carried = _carried(components)
-    leaves = [leaf_of(f"{SHARED}.{name}", _whole(value)) for name, value in (model | optimizer | carried).items()]
+    callbacks = _callback_tensors(components)
+    leaves = [leaf_of(f"{SHARED}.{name}", _without_values(value)) for name, value in (model | optimizer | callbacks).items()]
     try:
         for pieces in divide_shared(leaves, num_ranks):
             tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces])
@@ -97,26 +97,26 @@ def estimate(components: Components, *, num_ranks: int) -> int:
         fix = "layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share"
         raise ConfigError(key="model", happened=happened, expected=expected, fix=fix) from None
     both_modes = sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0  # evaluated and trained
-    of_weights, of_optimizer, of_callbacks = sum(weights.values()), _bytes(optimizer), _bytes(carried)
-    of_ranks = num_ranks * (_for_next_exchange(components, num_ranks) + _BYTES_PER_RANK)
-    if components.strategy.has_local_weights:  # what a rank has of its own is saved as such, the state of the exchange once
-        of_ranks = _for_next_exchange(components, num_ranks) + num_ranks * _BYTES_PER_RANK
+    of_weights, of_optimizer, of_callbacks = sum(weights.values()), _bytes(optimizer), _bytes(callbacks)
+    of_ranks = num_ranks * (_strategy_bytes(components, num_ranks) + _BYTES_PER_RANK)
+    if components.strategy.has_local_weights:  # each rank saves its own weights; the state of the exchange is saved once
+        of_ranks = _strategy_bytes(components, num_ranks) + num_ranks * _BYTES_PER_RANK
         if num_ranks > 1:
             of_ranks += num_ranks * (of_weights + of_callbacks) + (num_ranks - 1) * of_optimizer
     return of_weights + both_modes + of_optimizer + of_callbacks + of_ranks
 
 
-def share_of(components: Components, world: World) -> int:
+def estimate_share(components: Components, world: World) -> int:
     """Return about how many bytes of a checkpoint this rank writes: an equal part, and rank 0 all that callbacks keep of a whole model."""
-    of_rank_0 = 0 if components.computes_together else _bytes(_carried(components))
-    return (estimate(components, num_ranks=world.size) - of_rank_0) // world.size + (of_rank_0 if world.is_main else 0)
+    of_rank_0 = 0 if components.computes_together else _bytes(_callback_tensors(components))
+    return (estimate_checkpoint(components, num_ranks=world.size) - of_rank_0) // world.size + (of_rank_0 if world.is_main else 0)
 
 
-def _for_next_exchange(components: Components, num_ranks: int) -> int:
+def _strategy_bytes(components: Components, num_ranks: int) -> int:
     """Return what a rank keeps for its strategy's next synchronisation, or exchange of gradients."""
     strategy = components.strategy
-    held = [*components.trained.parameters(), *components.trained.buffers()]
-    copies = strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in held)
+    tensors = [*components.trained.parameters(), *components.trained.buffers()]
+    copies = strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in tensors)
     return copies + strategy.num_bytes_kept(components.trained, num_ranks)
 
 
@@ -124,74 +124,75 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def still_to_come(components: Components, *, num_ranks: int = 1) -> int:
-    """Return how many bytes of its device a rank will have from its first step on, in addition to those that it has now.
+def memory_to_come(components: Components, *, num_ranks: int = 1) -> int:
+    """Return how many bytes of its device the first step will add to those that a rank has now.
 
     These are the optimizer's state, averages that a callback makes when training begins, and what a strategy keeps between two exchanges.
     """
     if components.strategy.shards(2).on_host and any(is_cut(parameter) for parameter in components.model.parameters()):
         return 0
-    later = kept_on_a_rank(components, num_ranks=num_ranks)
+    later = memory_by_part(components, num_ranks=num_ranks)
     state = [value for values in components.optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     return sum(later.values()) - later["parameters"] - later["gradients"] - sum(own_rows(value).nbytes for value in state)
 
 
-def kept_on_a_rank(components: Components, *, num_ranks: int) -> dict[str, int]:
-    """Return the bytes that each of so many ranks keeps from step to step, by part: the most of any. Asked of a build that is not cut, too.
+def memory_by_part(components: Components, *, num_ranks: int) -> dict[str, int]:
+    """Return the bytes that a rank keeps from step to step, by part: of the rank that keeps most. The build need not be cut.
 
-    Gradients are as large as what they are of; between two steps there may be none.
+    Gradients are as large as their parameters; between two steps there may be none.
     """
     shards, model = components.strategy.shards(num_ranks), set(components.model.parameters())
     trained = list(components.trained.parameters())
-    parameters = sum(_rows(each, shards.parameters if each in model else 1) for each in trained)
-    states = [_kept(parameter, group, components.optimizer) for group in components.optimizer.param_groups for parameter in group["params"]]
+    parameters = sum(_shard_bytes(parameter, shards.parameters if parameter in model else 1) for parameter in trained)
+    gradients = [] if components.steps_in_backward else [parameter for parameter in trained if parameter.requires_grad]
+    groups = components.optimizer.param_groups
+    states = [_optimizer_state(parameter, group, components.optimizer) for group in groups for parameter in group["params"]]
     return {
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
-        "gradients": sum(_rows(each, shards.gradients) for each in trained if each.requires_grad and not components.steps_in_backward),
-        "optimizer": sum(_rows(value, shards.optimizer) for state in states for value in state.values()),
-        "error feedback" if components.strategy.has_error_feedback else "synchronisation": _for_next_exchange(components, num_ranks),
+        "gradients": sum(_shard_bytes(parameter, shards.gradients) for parameter in gradients),
+        "optimizer": sum(_shard_bytes(value, shards.optimizer) for state in states for value in state.values()),
+        "error feedback" if components.strategy.has_error_feedback else "synchronisation": _strategy_bytes(components, num_ranks),
         "callbacks": sum(
-            _rows(value, shards.parameters if name.split(".")[1] == components.averaging else 1)
-            for name, value in _carried(components).items()
+            _shard_bytes(value, shards.parameters if name.split(".")[1] == components.averaging else 1)
+            for name, value in _callback_tensors(components).items()
         ),
     }
 
 
-def _rows(tensor: Tensor, shards: int) -> int:
+def _shard_bytes(tensor: Tensor, shards: int) -> int:
     """Return the bytes of the first of so many shards, which is the largest; a tensor without dimensions is whole on each rank."""
     return tensor.nbytes if shards == 1 or not tensor.ndim else range_of(tensor.shape, shards, 0)[1] * tensor.itemsize
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape and type without values, which no rank has a part of."""
+def _without_values(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _carried(components: Components) -> dict[str, Tensor]:
-    """Return the tensors that callbacks keep, by their names. Averages that are still to come have no values yet: in float32 at least."""
-    found: dict[str, Tensor] = {}
+def _callback_tensors(components: Components) -> dict[str, Tensor]:
+    """Return the tensors that callbacks keep, by their names. Averages that do not exist yet stand for themselves without values."""
+    tensors: dict[str, Tensor] = {}
     for name, callback in components.callbacks.items():
         if not hasattr(callback, "state_dict"):
             continue
-        _, tensors = codec.encode(callback.state_dict(), f"callbacks.{name}")
-        if name == components.averaging and not tensors:
-            tensors = {
-                f"callbacks.{name}.averages.{each}": _whole(parameter).to(torch.promote_types(parameter.dtype, torch.float32))
-                for each, parameter in components.model.named_parameters()
+        _, saved = codec.encode(callback.state_dict(), f"callbacks.{name}")
+        if name == components.averaging and not saved:  # they will be in float32 at least
+            saved = {
+                f"callbacks.{name}.averages.{key}": _without_values(parameter).to(torch.promote_types(parameter.dtype, torch.float32))
+                for key, parameter in components.model.named_parameters()
             }
-        found |= tensors
-    return found
+        tensors |= saved
+    return tensors
 
 
-def _kept(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:
+def _optimizer_state(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the tensors that an optimizer keeps for a parameter, by their names.
 
-    Those that it has not made yet stand in it without values: one for momentum, or two averages and a number, as AdamW has them.
+    Tensors that do not exist yet have no values: one for momentum, or two averages and a number, as AdamW has them.
     """
     state = optimizer.state.get(parameter)
     if state:
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    like = _whole(parameter)
+    like = _without_values(parameter)
     if "betas" in group:
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
         return {"step": torch.empty((), device="meta"), **dict.fromkeys(names, like)}

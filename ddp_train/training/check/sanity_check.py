@@ -1,12 +1,12 @@
-"""What is tried before the first step: one training batch and one batch of each evaluation set, on the bare model. Both are then forgotten.
+"""Try one training batch and one batch of each evaluation set on the bare model, before the first step.
 
 So a mismatch of data, model and objective costs seconds, and not the first epoch; it ends the run on one screen that names the config keys,
 shapes and types. A rank that finds a fault ends like one that fails in training: nothing here is collective. Random streams, buffers, modes
 and the data's position are put back, so that a run computes the same with and without (docs/decisions/0019-sanity-check.md).
 
-Whether sums are sums is tried, too: what an objective gives of some samples doubles when the same samples come twice. A mean stays what it
-was. Trained on, it gives 1/B of the gradient, and another one for every split into micro-batches and ranks; added up by an evaluation, the
-metric as often as there are batches and ranks.
+The check also finds a mean where a sum belongs: a sum over some samples doubles when the same samples come twice, and a mean does not. In
+training a mean gives 1/B of the gradient, and another gradient for every split into micro-batches and ranks; an evaluation would add it up
+once for each batch and rank.
 """
 
 from __future__ import annotations
@@ -40,50 +40,50 @@ from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)
 
-_MAX_SAMPLES = 32  # of which sums are tried
-_AT_RANDOM = 0.05  # what differs by more from one time to the next says nothing about sum and mean
-_MAX_CHARACTERS = 160  # of what a batch is, and of what the model gives: dicts of many tensors
+_MAX_SAMPLES = 32  # for the check that sums are sums
+_MAX_DEVIATION = 0.05  # a number that differs by more between two equal calls says nothing about sum and mean
+_MAX_CHARACTERS = 160  # of the description of a batch or an output: a dict may have many tensors
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A micro-batch to try, and what to call it."""
+    """A micro-batch to try, and its name in messages."""
 
     name: str
     trains: bool  # False: it is evaluated
     micro_batch: MicroBatch
-    ids: Indices | None = None  # of the samples that it was asked for; None: they have none
-    source: Any = None  # of them
+    ids: Indices | None = None  # of its samples; None: they have none
+    source: Any = None  # the data that it is of
 
     @property
     def batch(self) -> Batch:
-        """As a model gets it."""
+        """The batch as a model gets it."""
         return note_size(finished(self.micro_batch.batch), self.micro_batch.samples)
 
 
 def check(components: Components, first: MicroBatch, world: World, *, samples: int, predicts: bool) -> None:
-    """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints what they are.
+    """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints a line for each.
 
     The data is at `samples`; `predicts`: the evaluation is to save predictions. Raises ConfigError: data, model and objective do not fit.
     DataError: a label is out of range.
     """
     lines = []
-    with components.untouched(world.device), without_compiling():  # what is noted of a forward would be compiled into it
+    with components.untouched(world.device), without_compiling():  # hooks on a forward would be compiled into it
         for trial in _trials(components, first, samples):
             lines.append(_try(components, trial, world, predicts=predicts))
             _refuse_means(components, trial, world)
     if world.device.type == "cuda":
-        torch.cuda.empty_cache()  # its blocks are of other sizes than the steps'
+        torch.cuda.empty_cache()  # steps need blocks of other sizes
     world.print(*(f"tried    {line}" for line in lines))
 
 
 def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator[_Trial]:
     loader = components.train_loader
     yield _Trial("the first training batch", True, first, loader.sample_ids(samples, 0), loader.source)
-    for part, evaluation in components.eval_loaders.items():
-        if (evaluated := evaluation.peek()) is not None:
-            name = f"the first batch of evaluation set {part}" if part else "the first evaluation batch"
-            yield _Trial(name, False, evaluated, evaluation.sample_ids(0), evaluation.source)
+    for set_name, eval_loader in components.eval_loaders.items():
+        if (evaluated := eval_loader.peek()) is not None:
+            name = f"the first batch of evaluation set {set_name}" if set_name else "the first evaluation batch"
+            yield _Trial(name, False, evaluated, eval_loader.sample_ids(0), eval_loader.source)
 
 
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
@@ -93,16 +93,13 @@ def try_training(components: Components, micro_batch: MicroBatch, world: World) 
 
 
 def _try(components: Components, trial: _Trial, world: World, *, predicts: bool) -> str:
-    """Run one batch as training or evaluation does, and say what it is.
-
-    Without backward: that of the first step comes next, and nothing is lost until then.
-    """
-    model, objective, micro_batch, notes = components.model, components.objective, trial.micro_batch, _Notes()
+    """Run one batch as training or evaluation does, and return its line for the screen. No backward: that of the first step comes soon."""
+    model, objective, micro_batch, forward = components.model, components.objective, trial.micro_batch, _ForwardShapes()
     model.train(trial.trains)
-    shown = ""
+    loss_text = ""
     try:
         batch = batch_on(world.device, micro_batch)
-        with components.amp.autocast(world.device), _noting(model, notes, lambda: _refuse_labels(objective, notes, trial)):
+        with components.amp.autocast(world.device), _recording(model, forward, lambda: _refuse_labels(objective, forward, trial)):
             if trial.trains:
                 weight = float(objective.weight(trial.batch))
                 loss = whole_loss(objective, model, batch)
@@ -110,7 +107,7 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
                     raise TypeError(f"loss is {describe(loss)}, and not one number: a tensor of shape []")
                 if not loss.requires_grad:
                     raise TypeError("loss does not depend on the parameters: is there a detach(), argmax or no_grad on its way?")
-                shown = f", loss {loss.item() / weight:.4g}" if weight else ""
+                loss_text = f", loss {loss.item() / weight:.4g}" if weight else ""
             else:
                 with torch.no_grad():
                     scores, _, pair = components.examine(batch, predicts=predicts)
@@ -121,13 +118,13 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
     except (UserError, OSError, DistError):
         raise
     except Exception as error:
-        if _is_of_the_machine(error):
+        if _is_machine_error(error):
             raise
-        raise _mismatch(error, components, trial, notes) from error
+        raise _mismatch_error(error, components, trial, forward) from error
     device = next((tensor.device for tensor in tensors_of(batch)), world.device)
-    gives = f", the model gives {notes.gives}" if notes.gives else ""  # an objective may call parts of the model alone
-    what = trial.name.removeprefix("the first ").removeprefix("batch of ")
-    return f"{what} {one_line(describe(trial.batch), _MAX_CHARACTERS)} on {device}{one_line(gives, _MAX_CHARACTERS)}{shown}"
+    gives = f", the model gives {forward.gives}" if forward.gives else ""  # an objective may call parts of the model alone
+    name = trial.name.removeprefix("the first ").removeprefix("batch of ")
+    return f"{name} {one_line(describe(trial.batch), _MAX_CHARACTERS)} on {device}{one_line(gives, _MAX_CHARACTERS)}{loss_text}"
 
 
 def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
@@ -150,64 +147,65 @@ def _require_scores(objective: Objective, scores: object, world: World, *, count
             raise TypeError(f"metrics gives {describe(value)} as {name!r}, and not a number")
 
 
-def _is_of_the_machine(error: Exception) -> bool:
-    """Tell whether an error says nothing of data, model and objective: another rank is gone, or the device failed."""
+def _is_machine_error(error: Exception) -> bool:
+    """Tell whether an error is no mismatch of data, model and objective: another rank is gone, or the device failed."""
     text = str(error)
     return "gloo/transport" in text or is_out_of_memory(error) or ("CUDA error" in text and "device-side assert" not in text)
 
 
-def _mismatch(error: Exception, components: Components, trial: _Trial, notes: _Notes) -> ConfigError:
-    """Say what came from the data, through the model and into the objective, with the error's own words and line."""
+def _mismatch_error(error: Exception, components: Components, trial: _Trial, forward: _ForwardShapes) -> ConfigError:
+    """Return an error that shows the shapes from the data through the model into the objective, with the first error's message and line."""
     model, objective, batch = components.model, components.objective, trial.batch
     types = ", ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}))
-    name = objective.loss_fn if isinstance(objective, LossObjective) else objective
+    loss = objective.loss_fn if isinstance(objective, LossObjective) else objective
     fix = ""
     if "DTensor" in str(error) or "root module first" in str(error):
         fix = "strategy=ddp or zero1; under fsdp the weights are whole within the model's forward alone, and not in other methods of it"
-    elif isinstance(batch, Mapping) and not notes.gives:
+    elif isinstance(batch, Mapping) and not forward.gives:
         fix = f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     return ConfigError(
-        key="data, objective" if not notes.takes else "model" if not notes.gives else "objective",
+        key="data, objective" if not forward.takes else "model" if not forward.gives else "objective",
         happened=f"{trial.name} fails: {type(error).__name__}: {error}\n"
         f"  {failure.own_line(error)}\n"
         f"  data       gives {describe(batch)}\n"
-        f"  model      {type(model).__name__} ({types}) {notes}\n"
-        f"  objective  {getattr(name, '__name__', type(name).__name__)}",
+        f"  model      {type(model).__name__} ({types}) {forward}\n"
+        f"  objective  {getattr(loss, '__name__', type(loss).__name__)}",
         expected="data, model and objective that fit",
         fix=fix,
     )
 
 
-def _refuse_labels(objective: Objective, notes: _Notes, trial: _Trial) -> None:
-    """Refuse labels out of range, those of the batch and all that the data tells, before the loss meets them, which on a GPU ends all."""
+def _refuse_labels(objective: Objective, forward: _ForwardShapes, trial: _Trial) -> None:
+    """Refuse labels out of range, in the batch and in all of the data, before the loss gets them: on a GPU it would end the process."""
     loss, batch = getattr(objective, "loss_fn", None), trial.batch
     takes_classes = isinstance(objective, Classification) or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
-    if not takes_classes or len(notes.scores) != 1 or len(notes.scores[0]) != 2 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    if not takes_classes or len(forward.scores) != 1 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
-    labels, (size, num_classes) = batch[1], notes.scores[0]
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (size,):
+    labels, shape = batch[1], forward.scores[0]
+    if len(shape) != 2 or not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != shape[:1]:
         return
+    size, num_classes = shape
     is_whole = not trial.micro_batch.skipped and trial.micro_batch.samples is None and trial.ids is not None and len(trial.ids) == size
-    ids = trial.ids if is_whole else None  # all that were asked for are in the batch
-    ignored, values = getattr(loss, "ignore_index", None), labels.cpu().numpy()
-    _refuse_others(values, ids, num_classes, ignored=ignored, name=trial.name)
-    known = None if ids is None else getattr(trial.source, "labels", None)
-    every = np.asarray(known) if isinstance(known, (np.ndarray, Tensor)) else None
-    if every is not None and np.array_equal(every[ids], values):  # the labels are what is trained on
+    ids = trial.ids if is_whole else None  # no sample is missing in the batch
+    ignored, batch_labels = getattr(loss, "ignore_index", None), labels.cpu().numpy()
+    _refuse_out_of_range(batch_labels, ids, num_classes, ignored=ignored, name=trial.name)
+    source_labels = None if ids is None else getattr(trial.source, "labels", None)
+    all_labels = np.asarray(source_labels) if isinstance(source_labels, (np.ndarray, Tensor)) else None
+    if all_labels is not None and np.array_equal(all_labels[ids], batch_labels):  # the model is trained on these labels
         name = trial.name.replace("first ", "").replace("batch", "data")
-        _refuse_others(every, np.arange(len(every)), num_classes, ignored=ignored, name=name)
+        _refuse_out_of_range(all_labels, np.arange(len(all_labels)), num_classes, ignored=ignored, name=name)
 
 
-def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> None:
-    places = np.argwhere(((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored))
-    if not len(places):
+def _refuse_out_of_range(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> None:
+    outside = np.argwhere(((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored))
+    if not len(outside):
         return
-    first = places[0]
+    first = outside[0]
     sample = f"sample {ids[first[0]]}" if ids is not None else f"sample number {first[0] + 1} of the batch"
     raise DataError(
         key="data",
         happened=f"label {labels[tuple(first)]} of {sample} is out of range: the model's output has {num_classes} classes"
-        f" ({len(places)} such among the {labels.size} labels of {name})",
+        f" ({len(outside)} such among the {labels.size} labels of {name})",
         expected=f"labels from 0 to {num_classes - 1}",
         fix="data whose labels count from 0, or a model with more classes",
     )
@@ -216,12 +214,12 @@ def _refuse_others(labels: NDArray[Any], ids: Indices | None, num_classes: int, 
 def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
     """Refuse an objective whose loss (in training) or score (in evaluation) is a mean, and a loss function that gives a sum."""
     objective = components.objective
-    for name, ratio, once, twice in _computed(components, trial, world):
-        what = "loss gives a mean" if trial.trains else f"score gives {name!r} as a mean"
-        fix = f"the sum of {name!r} over the samples, and their number under another name"
-        fix = 'reduction="sum", or the mean times what `weight` gives' if trial.trains else fix
+    for name, ratio, once, twice in _growth_of_numbers(components, trial, world):
         if 0.8 < ratio < 1.25:
-            happened = f"{type(objective).__name__}.{what}: {once:.6g} for some samples, {twice:.6g} for the same ones twice"
+            fault = "loss gives a mean" if trial.trains else f"score gives {name!r} as a mean"
+            fix = f"the sum of {name!r} over the samples, and their number under another name"
+            fix = 'reduction="sum", or the mean times what `weight` gives' if trial.trains else fix
+            happened = f"{type(objective).__name__}.{fault}: {once:.6g} for some samples, {twice:.6g} for the same ones twice"
             expected = "a sum, which doubles: it is divided once, over all batches and ranks"
             raise ConfigError(key="objective", happened=happened, expected=expected, fix=f"{fix}; sanity_check=false if it is meant")
         if trial.trains and isinstance(objective, LossObjective) and 3.2 < ratio < 5.0:
@@ -231,15 +229,15 @@ def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
             raise ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
 
 
-def _computed(components: Components, trial: _Trial, world: World) -> Iterator[tuple[str, float, float, float]]:
-    """Yield each number of an objective that tells something (not one at random, NaN or 0): its name, growth, and it, once and twice."""
+def _growth_of_numbers(components: Components, trial: _Trial, world: World) -> Iterator[tuple[str, float, float, float]]:
+    """Yield the numbers of an objective that are neither random, NaN nor 0: name, ratio, of some samples, of the same samples twice."""
     if not trial.micro_batch.counts:
         return
     objective, model = components.objective, components.model.eval()  # no dropout
     numbers = []
     try:
-        for part in _parts(trial, world):
-            batch = batch_on(world.device, part)
+        for micro_batch in _some_samples_and_twice(trial, world):
+            batch = batch_on(world.device, micro_batch)
             with torch.no_grad(), components.amp.autocast(world.device):
                 values = {"loss": whole_loss(objective, model, batch)} if trial.trains else objective.score(model, batch)
             numbers.append({name: float(value.double().sum()) for name, value in values.items()})
@@ -248,11 +246,11 @@ def _computed(components: Components, trial: _Trial, world: World) -> Iterator[t
         return
     for name in numbers[0]:
         once, again, twice = (values[name] for values in numbers)
-        if all(map(math.isfinite, (once, again, twice))) and abs(once - again) <= _AT_RANDOM * abs(once) and again:
+        if all(map(math.isfinite, (once, again, twice))) and abs(once - again) <= _MAX_DEVIATION * abs(once) and again:
             yield name, twice / again, again, twice
 
 
-def _parts(trial: _Trial, world: World) -> list[MicroBatch]:
+def _some_samples_and_twice(trial: _Trial, world: World) -> list[MicroBatch]:
     """Return half of a micro-batch, the same again, and that half twice over: of its rows, or read anew where rows are not samples."""
     batch = batch_on(world.device, trial.micro_batch)
     size = batch_size(note_size(batch, None)) if trial.micro_batch.samples is None else 0
@@ -275,29 +273,29 @@ def _parts(trial: _Trial, world: World) -> list[MicroBatch]:
 
 
 @dataclass
-class _Notes:
-    """What the model was given and gave in its first forward: types and shapes, no tensor. "": it has not come so far."""
+class _ForwardShapes:
+    """Types and shapes of what the model took and gave in its first forward. "": it did not get there."""
 
     takes: str = ""
     gives: str = ""
-    scores: list[torch.Size] = field(default_factory=list)  # the shapes of what could be scores of classes
+    scores: list[torch.Size] = field(default_factory=list)  # the shapes of outputs that could be scores of classes
 
     def __str__(self) -> str:
         return (f"takes {self.takes}" if self.takes else "was not called yet") + (f", gives {self.gives}" if self.gives else "")
 
 
 @contextmanager
-def _noting(model: nn.Module, notes: _Notes, then: Callable[[], None]) -> Iterator[None]:
-    """Note the first forward within, and call `then` after it."""
+def _recording(model: nn.Module, forward: _ForwardShapes, then: Callable[[], None]) -> Iterator[None]:
+    """Record the first forward within, and call `then` after it."""
 
-    def before(model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        inputs = [*arguments, *([named] if named else [])]
-        notes.takes = notes.takes or describe(inputs[0] if len(inputs) == 1 else tuple(inputs))
+    def before(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = [*args, *([kwargs] if kwargs else [])]
+        forward.takes = forward.takes or describe(inputs[0] if len(inputs) == 1 else tuple(inputs))
 
-    def after(model: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        if not notes.gives:
-            notes.gives = describe(output)
-            notes.scores = [tensor.shape for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.ndim > 1]
+    def after(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not forward.gives:
+            forward.gives = describe(output)
+            forward.scores = [tensor.shape for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.ndim > 1]
             then()
 
     with model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after):

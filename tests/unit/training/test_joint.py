@@ -14,7 +14,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.training.check.memory import estimate
+from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.parts.components import Components
@@ -97,7 +97,7 @@ def test_what_an_objective_learns_is_optimised_clipped_saved_and_resumed(tmp_pat
         muon = {id(each) for group in parts.optimizer.param_groups if "ns_steps" in group for each in group["params"]}
         assert muon and id(parts.objective.centres) not in muon  # type: ignore[attr-defined]
     path = saved(tmp_path, 1, parts)
-    assert estimate(parts, num_ranks=1) == pytest.approx(sum(each.stat().st_size for each in path.iterdir()), rel=0.5)
+    assert estimate_checkpoint(parts, num_ranks=1) == pytest.approx(sum(each.stat().st_size for each in path.iterdir()), rel=0.5)
     other = parts_of(Warm, optimizer=optimizer)
     load(path, other, TrainState(), alone())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(values(other).values(), after.values(), strict=True))

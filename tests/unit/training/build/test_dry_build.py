@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.training.build.dry_build import Sizes, layer_table, measure
-from ddp_train.training.check.memory import estimate, kept_on_a_rank
+from ddp_train.training.check.memory import estimate_checkpoint, memory_by_part
 from tests.unit.parts import checked, components
 
 
@@ -42,10 +42,10 @@ def test_they_are_those_of_the_run_itself(overrides: tuple[str, ...]) -> None:
         steps=parts.total_steps,
         steps_per_epoch=parts.train_loader.order.steps_per_epoch,
         epoch_size=parts.train_loader.order.epoch_size,
-        rank_bytes=kept_on_a_rank(parts, num_ranks=1),
+        rank_bytes=memory_by_part(parts, num_ranks=1),
         shards=1,
         on_host=False,
-        checkpoint_bytes=estimate(parts, num_ranks=1),
+        checkpoint_bytes=estimate_checkpoint(parts, num_ranks=1),
     )
 
 
@@ -54,7 +54,9 @@ def test_weights_that_two_layers_share_count_once(tmp_path: Path, monkeypatch: p
     (tmp_path / "text.txt").write_text("to be or not to be " * 100)
     overrides = ["model=gpt", "model.width=16", "model.num_heads=2", "model.num_layers=1", "data=char_text", "data.path=text.txt"]
     config = checked(*overrides, "objective=language_modeling", base=[])
-    assert measure(config).checkpoint_bytes == estimate(components(*overrides, "objective=language_modeling", base=[]), num_ranks=1)
+    assert measure(config).checkpoint_bytes == estimate_checkpoint(
+        components(*overrides, "objective=language_modeling", base=[]), num_ranks=1
+    )
 
 
 def test_a_model_that_is_too_large_for_this_machine_is_measured() -> None:

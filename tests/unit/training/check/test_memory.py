@@ -14,7 +14,7 @@ from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
-from ddp_train.training.check.memory import estimate, kept_on_a_rank, print_memory_use, share_of
+from ddp_train.training.check.memory import estimate_checkpoint, estimate_share, memory_by_part, print_memory_use
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import SetAside, content
 from ddp_train.training.train_state import TrainState, WindowSums
@@ -27,12 +27,12 @@ def test_parts_are_what_they_take() -> None:
     parts = components("optimizer=adamw")
     trainer(parts, TrainState()).train()
     weights = sum(parameter.nbytes for parameter in parts.model.parameters())
-    found = kept_on_a_rank(parts, num_ranks=1)
+    found = memory_by_part(parts, num_ranks=1)
     assert found["parameters"] == weights + sum(buffer.nbytes for buffer in parts.model.buffers())
     assert found["gradients"] == weights
     assert 2 * weights <= found["optimizer"] < 2.1 * weights + 1000
     next(parts.model.parameters()).requires_grad_(False)
-    assert kept_on_a_rank(parts, num_ranks=1)["gradients"] < weights
+    assert memory_by_part(parts, num_ranks=1)["gradients"] < weights
 
 
 def test_it_is_told_once_after_the_first_step_of_a_run() -> None:
@@ -59,7 +59,7 @@ def test_a_device_that_is_nearly_full_is_warned_of(
     parts = components()
     print_memory_use(parts, World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cuda")))
     said = capsys.readouterr().out
-    rest = (90 * MIB - sum(kept_on_a_rank(parts, num_ranks=1).values())) / MIB
+    rest = (90 * MIB - sum(memory_by_part(parts, num_ranks=1).values())) / MIB
     assert f"activations and all else {rest:.1f} MiB, at most 90.0 MiB at a time" in said
     assert (f"warning  {reserved}% of the 100.0 MiB of rank 0's device" in said) == warns
 
@@ -82,8 +82,8 @@ def test_more_tensors_than_the_files_can_name_are_refused_before_the_first_step(
     number = 400 + num_tensors
     said = rf"(?s){number} tensors of the model and {3 * number:,} of the optimizer are too many: .*in one parameter.*more ranks"
     with pytest.raises(ConfigError, match=said):
-        estimate(parts, num_ranks=1)
-    estimate(parts, num_ranks=2)
+        estimate_checkpoint(parts, num_ranks=1)
+    estimate_checkpoint(parts, num_ranks=2)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -93,10 +93,10 @@ def test_what_is_asked_before_the_first_step_is_what_a_save_does(tmp_path: Path,
     parts = components(f"optimizer={optimizer}", "model.depth=9")
     size = int.from_bytes((tmp_path / "step_00000001/rank_00000.safetensors").read_bytes()[:8], "little")
     monkeypatch.setattr(tensor_file, "_MAX_HEADER", size)
-    estimate(parts, num_ranks=1)
+    estimate_checkpoint(parts, num_ranks=1)
     monkeypatch.setattr(tensor_file, "_MAX_HEADER", size - 1000)  # a rank's own tensors come besides
     with pytest.raises(ConfigError):
-        estimate(parts, num_ranks=1)
+        estimate_checkpoint(parts, num_ranks=1)
 
 
 class Keeps:
@@ -110,24 +110,24 @@ class Keeps:
 
 def test_what_callbacks_carry_counts(tmp_path: Path) -> None:
     parts = components("optimizer=sgd", "model.width=256", "callbacks=ema", "trainer.max_steps=1")
-    without = estimate(components("optimizer=sgd", "model.width=256"), num_ranks=1)
-    before = estimate(parts, num_ranks=1)
+    without = estimate_checkpoint(components("optimizer=sgd", "model.width=256"), num_ranks=1)
+    before = estimate_checkpoint(parts, num_ranks=1)
     trainer(parts).train()
     after = sum(path.stat().st_size for path in saved(tmp_path, 1, parts).iterdir())
     assert 0.95 * after < before < 1.2 * after
     assert before - without == sum(parameter.nbytes for parameter in parts.model.parameters())
-    assert estimate(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
+    assert estimate_checkpoint(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
     parts.callbacks = {"keeps": Keeps()}
-    assert estimate(parts, num_ranks=1) - without == pytest.approx(1_200_000, abs=1000)
+    assert estimate_checkpoint(parts, num_ranks=1) - without == pytest.approx(1_200_000, abs=1000)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 def test_the_estimate_is_near_what_is_saved(tmp_path: Path, optimizer: str) -> None:
     parts = components(f"optimizer={optimizer}", "model.width=256")
-    before = estimate(parts, num_ranks=1)
+    before = estimate_checkpoint(parts, num_ranks=1)
     after = sum(path.stat().st_size for path in saved(tmp_path, 1, train(parts)).iterdir())
     assert 0.95 * after < before < 1.2 * after
-    assert estimate(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
+    assert estimate_checkpoint(parts, num_ranks=1) == pytest.approx(before, rel=0.01)
 
 
 @pytest.mark.parametrize("changes", [[], ["callbacks=ema"], ["optimizer=sgd"]])
@@ -135,7 +135,7 @@ def test_the_share_of_each_rank_is_about_what_it_copies(changes: list[str], monk
     parts = components("model.width=256", *changes)
     ranks = [replace(alone(), rank=rank, size=3) for rank in range(3)]
     monkeypatch.setattr(World, "gather_to_main", lambda world, value: [value] * 3)
-    before = [share_of(parts, world) for world in ranks]
+    before = [estimate_share(parts, world) for world in ranks]
     for start in trainer(parts).hooks.at_start:  # an average of the weights begins
         start()
     saved = content(train(parts), TrainState(), WindowSums(), alone(), SetAside())

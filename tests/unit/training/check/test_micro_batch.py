@@ -23,8 +23,8 @@ from ddp_train.loader.reader import MicroBatch
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build
 from ddp_train.training.check import micro_batch
-from ddp_train.training.check.memory import still_to_come
-from ddp_train.training.check.micro_batch import bisect, largest_micro_batch, sizes_of
+from ddp_train.training.check.memory import memory_to_come
+from ddp_train.training.check.micro_batch import bisect, largest_micro_batch, sizes_to_try
 from ddp_train.training.parts.components import Components
 from tests.unit.parts import checked, components, trainer
 from tests.unit.training.threads import on_all, thread_worlds
@@ -41,13 +41,13 @@ class FakeDevice:
 
     def holds(self, batch: MicroBatch) -> None:
         self.tried.append(batch_size(batch.batch))
-        if self._raises and self.tried[-1] > self.room() - 10:
+        if self._raises and self.tried[-1] > self.total() - 10:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    def room(self) -> int:
+    def total(self) -> int:
         return round((self._samples + 10) / 0.9)
 
-    def now(self) -> int:
+    def in_use(self) -> int:
         return 10
 
     def peak(self) -> int:
@@ -87,9 +87,9 @@ def _let_be(fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sizes_are_parts_of_a_share_and_the_search_finds_the_largest_in_few_tries() -> None:
-    assert sizes_of(10) == [1, 2, 3, 4, 5, 10]
+    assert sizes_to_try(10) == [1, 2, 3, 4, 5, 10]
     for most in (1, 2, 7, 60, 1000):
-        sizes = sizes_of(most)
+        sizes = sizes_to_try(most)
         for limit in (0, *sizes, most + 1):
             asked: list[int] = []
             found = bisect(sizes, lambda size, asked=asked, limit=limit: asked.append(size) or size <= limit)  # type: ignore[misc]
@@ -187,12 +187,12 @@ def test_the_longest_samples_are_tried() -> None:
 def test_the_state_to_come_is_that_of_the_optimizer_and_of_averages() -> None:
     numbers = sum(parameter.numel() for parameter in components().model.parameters())
     tensors = len(list(components().model.parameters()))
-    assert still_to_come(components("optimizer=adamw")) == pytest.approx(8 * numbers + 4 * tensors)
-    assert still_to_come(components("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false")) == 0
-    assert still_to_come(components("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false", "callbacks=ema")) == 4 * numbers
+    assert memory_to_come(components("optimizer=adamw")) == pytest.approx(8 * numbers + 4 * tensors)
+    assert memory_to_come(components("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false")) == 0
+    assert memory_to_come(components("optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=false", "callbacks=ema")) == 4 * numbers
     parts = components("optimizer=adamw")
     trainer(parts).train_step([parts.train_loader.peek()], global_batch_size=32)
-    assert still_to_come(parts) == 0
+    assert memory_to_come(parts) == 0
 
 
 def test_what_is_found_is_recorded_and_holds_for_whoever_goes_on(device: FakeDevice, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.distributed.world import alone
-from ddp_train.training.check.memory import estimate
+from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import evaluation_mode
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state import saved_state
@@ -121,7 +121,7 @@ def test_a_checkpoint_has_the_weights_to_evaluate_as_the_model_s(tmp_path: Path)
     assert same(list(shared["model"].values()), expected)
     assert same(shared["parameters_in_training"], [each for group in parts.optimizer.param_groups for each in group["params"]])
     size = sum(file.stat().st_size for file in path.iterdir())
-    assert size <= estimate(parts, num_ranks=1) <= size + (1 << 17)
+    assert size <= estimate_checkpoint(parts, num_ranks=1) <= size + (1 << 17)
 
 
 @pytest.mark.parametrize("last", [2, 3])

@@ -12,7 +12,7 @@ from torch import Tensor
 from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import NonFiniteLossError
-from ddp_train.training.check.memory import kept_on_a_rank
+from ddp_train.training.check.memory import memory_by_part
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
 from ddp_train.training.state.saved_state import load
@@ -80,7 +80,7 @@ def test_a_few_gradients_are_there_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     parameters = len(list(components("model.depth=6").model.parameters()))
     assert most() == parameters
     assert most(EARLY) <= 1
-    assert kept_on_a_rank(components(EARLY), num_ranks=1)["gradients"] == 0
+    assert memory_by_part(components(EARLY), num_ranks=1)["gradients"] == 0
 
 
 def test_a_backward_that_is_no_step_changes_nothing() -> None:

@@ -18,7 +18,7 @@ from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phase, PhaseTracker
-from ddp_train.training.check.memory import share_of
+from ddp_train.training.check.memory import estimate_share
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
@@ -62,7 +62,7 @@ def test_on_a_gpu_memory_for_the_first_save_is_asked_for_before_training(tmp_pat
     assert asked == []
     on_a_gpu = replace(alone(), device=torch.device("cuda", 0))
     checkpoints(RunFolder(tmp_path), parts, TrainState(), world=on_a_gpu)
-    assert asked == [share_of(parts, on_a_gpu)]
+    assert asked == [estimate_share(parts, on_a_gpu)]
 
 
 def test_going_back_to_the_same_checkpoint_is_given_up_after_three_times(tmp_path: Path) -> None:
