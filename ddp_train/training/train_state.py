@@ -1,4 +1,4 @@
-"""What a run is, apart from tensors of components: its position, its best values, and its random streams."""
+"""The state of a run apart from its components: its position, its best values, and the sums since the last log step."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WindowSums:
-    """What a checkpoint between two log steps holds of the steps since the last one."""
+    """The sums of the steps since the last log step, for a checkpoint between two log steps."""
 
     losses: list[float] = field(default_factory=list)  # of each step, over one rank's units
     weights: list[float] = field(default_factory=list)  # of each step, over all ranks
     skipped: int = 0  # samples on one rank
     skipped_steps: int = 0
     logged: dict[str, list[float]] = field(default_factory=dict)  # by callbacks and the model on one rank: name -> sum, finite ones, calls
-    asked: dict[str, str] | None = None  # a `Stopped`: one rank's callback has asked for it, and the ranks have not agreed yet
+    asked: dict[str, str] | None = None  # the fields of a `Stopped` that a callback of one rank requests; not agreed on yet
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `losses`
     taken: list[list[str]] = field(default_factory=list)  # the turns of each step, where an objective takes turns
 
     @staticmethod
-    def shared_out(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
-        """Return what one rank carries on of the windows of another number of ranks: rank 0 has what all of them had."""
+    def merged(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
+        """Return one rank's sums after a change of the world size: rank 0 gets the sums over all `windows`, the others zeros."""
         first = windows[0]
-        alike = WindowSums([0.0] * len(first.losses), first.weights, 0, first.skipped_steps, taken=first.taken)
+        zeros = WindowSums([0.0] * len(first.losses), first.weights, 0, first.skipped_steps, taken=first.taken)
         if not is_main:
-            return alike
+            return zeros
         logged: dict[str, list[float]] = {}
         for name, parts in chain.from_iterable(window.logged.items() for window in windows):
             logged[name] = [before + part for before, part in zip(logged.get(name, [0.0] * len(parts)), parts, strict=True)]
         return replace(
-            alike,
-            losses=_added(window.losses for window in windows),
+            zeros,
+            losses=_sum_columns(window.losses for window in windows),
             skipped=sum(window.skipped for window in windows),
             logged=logged,
             asked=next((window.asked for window in windows if window.asked), None),
-            turns={name: _added(window.turns[name] for window in windows) for name in first.turns},
+            turns={name: _sum_columns(window.turns[name] for window in windows) for name in first.turns},
         )
 
 
-def _added(rows: Iterable[list[float]]) -> list[float]:
+def _sum_columns(rows: Iterable[list[float]]) -> list[float]:
     return [sum(column) for column in zip(*rows, strict=True)]
 
 
@@ -52,7 +52,7 @@ class Jump:
 
     from_step: int
     to_step: int
-    samples: tuple[int, int]  # the positions [start, stop) that no weights remember
+    samples: tuple[int, int]  # the positions [start, stop) of samples whose training was undone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +61,15 @@ class Stopped:
 
     by: str  # the callback's name
     reason: str
-    settings: str  # the callback's config, as JSON: with another one the run may go on
+    settings: str  # the callback's config, as JSON: with another config the run may go on
 
     @classmethod
     def at(cls, by: str, reason: str, nodes: Mapping[str, Any]) -> Stopped:
-        """Return a stop that the callback `by` asks for; `nodes` are those of the config."""
+        """Return a stop that the callback `by` requests; `nodes` are the config's."""
         return cls(by=by, reason=reason, settings=_settings(by, nodes))
 
     def holds(self, nodes: Mapping[str, Any]) -> bool:
-        """Tell whether the callback is as it was: with other settings, or without it, the run goes on."""
+        """Tell whether the callback still has the same settings: else, or without it, the run goes on."""
         return self.by in nodes and self.settings == _settings(self.by, nodes)
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class TrainState:
     best: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> {"value", "step"}
     evaluation_pending: bool = False  # a stop came between the step and its evaluation
     losses: dict[str, list[float]] = field(default_factory=dict)  # of the last steps by their turns, only where spikes are looked for
-    skipped_in_a_row: int = 0  # steps, up to the last one that was looked at
+    skipped_in_a_row: int = 0  # steps, up to the last one that was judged
     jumps: list[Jump] = field(default_factory=list)  # every rewind so far
     stopped: Stopped | None = None  # by a callback: there is nothing left to do
     logged_names: list[str] = field(default_factory=list)  # what callbacks and the model log, as all ranks have agreed
@@ -97,7 +97,7 @@ class TrainState:
 
     @property
     def steps_taken(self) -> int:
-        """Steps, those that were taken back included: unlike `step` it only grows."""
+        """All steps, also those that were undone: unlike `step` it only grows."""
         return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps) if self.jumps else self.step
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""A run's checkpoints: continuing from one when it begins, when one is due, what goes into it, and the way back to the newest.
-
-How they are written and read is the business of `ddp_train/checkpoint`.
-"""
+"""A run's checkpoints: resume from one when it begins, save when one is due, rewind to the newest. `ddp_train/checkpoint` has the files."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phase, PhaseTracker
-from ddp_train.training.check.memory import estimate, share_of
+from ddp_train.training.check.memory import estimate_checkpoint, estimate_share
 from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record import predictions
@@ -34,7 +31,7 @@ from ddp_train.training.state.data_identity import require_same
 from ddp_train.training.state.saved_state import content, load
 from ddp_train.training.train_state import Jump, TrainState, WindowSums
 
-_MOST_IN_VAIN = 3  # rewinds to the same checkpoint
+_MAX_REWINDS = 3  # to the same checkpoint, one after the other
 
 
 class RewindError(RunError):
@@ -43,7 +40,7 @@ class RewindError(RunError):
 
 @dataclass(kw_only=True)
 class Checkpoints:
-    """Saves one run, and takes it back. Making one is collective."""
+    """Saves one run, and rewinds it. The constructor is collective."""
 
     config: RunConfig
     run_folder: RunFolder
@@ -67,7 +64,7 @@ class Checkpoints:
             on_progress=self.tracker.move,
         )
         if self.world.device.type == "cuda":
-            self._saver.make_room(share_of(self.components, self.world))
+            self._saver.make_room(estimate_share(self.components, self.world))
         self._schedule = CheckpointSchedule(
             every_evaluation=settings.every_evaluation,
             every_steps=settings.every_steps,
@@ -81,20 +78,20 @@ class Checkpoints:
         """Tells whether a checkpoint is due, asked after each step and its evaluation; the same on all ranks."""
 
     def save(self, window: WindowSums) -> None:
-        """Save the run as it is now, and in `window` what has come since the last record. Collective."""
-        self._saver.finish()  # before the collective: a rank that is lost is told from the store, at once
+        """Save the run as it is now; `window` has the sums since the last record. Collective."""
+        self._saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as aside:
             saved = content(self.components, self.state, window, self.world, aside)
             self._saver.save(saved, facts=self._schedule.facts(self.state.step))
 
     def finish(self) -> str:
-        """Wait for the newest checkpoint to be there; return what was wrong with it, or "". Collective."""
+        """Wait until the newest checkpoint is complete; return its error, or "". Collective."""
         return self._saver.finish()
 
-    def rewind(self, found: Rewind) -> None:
+    def rewind(self, cause: Rewind) -> None:
         """Load the newest good checkpoint into the components and the state, but for the position in the data. Collective.
 
-        The data goes on where it is, past the batches in which the loss was lost.
+        The data goes on where it is, past the batches with the bad losses.
 
         Raises RewindError: there is no checkpoint, or going back to it has not helped three times.
 
@@ -103,26 +100,26 @@ class Checkpoints:
         state = self.state
         self.tracker.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         self._saver.finish()
-        self.records.log_event(found.event, found.happened)
+        self.records.log_event(cause.event, cause.happened)
         chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.tracker.move)
         if chosen is None:
-            happened = f"{found.happened}\n    There is no checkpoint to go back to yet"
+            happened = f"{cause.happened}\n    There is no checkpoint to go back to yet"
             fix = "a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start"
             raise RewindError(key="checkpoint.every_steps", happened=happened, expected="a checkpoint before the first bad number", fix=fix)
         from_step, samples, jumps = state.step, state.samples, state.jumps
         load(chosen, self.components, state, self.world, on_progress=self.tracker.move)
-        in_vain = [jump for jump in jumps[-_MOST_IN_VAIN:] if jump.to_step == state.step]
-        if len(in_vain) == _MOST_IN_VAIN:
+        in_vain = [jump for jump in jumps[-_MAX_REWINDS:] if jump.to_step == state.step]
+        if len(in_vain) == _MAX_REWINDS:
             raise RewindError(
                 key="health.on_nonfinite",
-                happened=f"{found.happened}\n"
-                f"    Going back to step {state.step} and on with other data has not helped {_MOST_IN_VAIN} times",
+                happened=f"{cause.happened}\n"
+                f"    Going back to step {state.step} and on with other data has not helped {_MAX_REWINDS} times",
                 expected="a checkpoint from which training goes on",
                 fix="ddp-train resume RUN/checkpoints/STEP of an earlier step, with a smaller optimizer.lr",
             )
         jump = Jump(from_step=from_step, to_step=state.step, samples=(state.samples, samples))
         state.samples, state.jumps = samples, [*jumps, jump]
-        state.evaluation_pending = False  # made up for when this attempt began
+        state.evaluation_pending = False  # it was done when this attempt began
         if self.world.is_main:
             set_aside_after(chosen.parent, chosen)
             predictions.forget_after(self.run_folder.predictions, state.step)
@@ -151,14 +148,14 @@ def ranking_of(components: Components, metric: str | None = None) -> Ranking:
 
 
 def probe(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
-    """Refuse to train what could not be saved, or say that it will be tight (rank 0)."""
-    size = estimate(components, num_ranks=world.size)
+    """Refuse to train where the disk has no space for one checkpoint, or warn where it has none for all that stay (rank 0)."""
+    size = estimate_checkpoint(components, num_ranks=world.size)
     if warning := require_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
 
 
 class ResumedJob(Protocol):
-    """What resuming asks of a job (`launch.job.Job`)."""
+    """The part of a job (`launch.job.Job`) that resuming needs."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -175,18 +172,18 @@ def resume(
 ) -> list[str] | None:
     """Continue from the job's checkpoint, or from the newest good one. Collective.
 
-    Returns what differs in the data since then, and was accepted; None: there is no checkpoint.
+    Returns the accepted differences between the data of then and now; None: there is no checkpoint.
     """
     if job.checkpoint is None:
         chosen = newest_good(job.run_folder.checkpoints, world, on_progress=on_progress)
     else:
-        given, check = Path(job.checkpoint), partial(verify, on_progress=on_progress)
-        chosen = world.from_main(catalog.find(given, check, key="resume") if world.is_main else None)
+        path, check = Path(job.checkpoint), partial(verify, on_progress=on_progress)
+        chosen = world.from_main(catalog.find(path, check, key="resume") if world.is_main else None)
     accepted = require_same(chosen, components.identity, world, job.config) if chosen else []
     if world.is_main:
         remove_debris(job.run_folder.checkpoints)
-        aside = set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen)
-        world.print(*(f"a checkpoint of a later step, or of another run, is now {name}" for name in aside))
+        moved = set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen)
+        world.print(*(f"a checkpoint of a later step, or of another run, is now {name}" for name in moved))
     if chosen is None:
         if world.is_main and job.run_folder.metrics.exists():
             print("resumed  from the start: there is no good checkpoint", flush=True)

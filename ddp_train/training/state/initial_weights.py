@@ -20,30 +20,30 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import cut, describe, is_cut, own_rows, plain_name
 from ddp_train.training.state.weights import read_weights
 
-_SHOWN = 8  # keys of each kind in one message
+_MAX_KEYS = 8  # of each kind in one message
 
 
 def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, str], is_strict: bool) -> list[str]:
     """Put weights into a model on all ranks: rank 0 reads and checks, the others get its weights. Collective.
 
-    A floating-point type may be cast to the model's; that is said.
+    Floating-point values may be cast to the model's type; a line names them.
 
     Args:
-        renames: prefix of a key -> what takes its place; of several that fit, the longest counts.
-        is_strict: refuse when the file and the model have not the same keys and shapes; False: load what fits, and say the rest.
+        renames: prefix of a key -> its new prefix; of several that fit, the longest counts.
+        is_strict: refuse when the file and the model have not the same keys and shapes; False: load what fits, and name the rest.
 
     Returns lines for the screen, on rank 0.
 
     Raises UserError: the file cannot be read safely, or does not fit (rank 0).
     """
     fitting, lines = fit(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
-    names = set(world.from_main(list(fitting)))  # where the others wait when rank 0 refuses
+    names = set(world.from_main(list(fitting)))  # here the others wait when rank 0 refuses
     for name, tensor in _tensors(model).items():
         if not is_cut(tensor):
             if name in fitting:
                 tensor.copy_(fitting[name])
             world.copy_from(0, tensor)
-        elif name in names:  # each takes its rows of the whole, of which no more than one is in memory on the other ranks
+        elif name in names:  # each rank takes its rows of the whole tensor; other ranks have one whole tensor in memory at a time
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=world.device)
             if name in fitting:
                 whole.copy_(fitting[name])
@@ -53,9 +53,9 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
 
 
 def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: bool) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the weights that the model takes, which may be on the meta device, by its names, and what to say of them; see `load`."""
-    source, found = _read(path)
-    weights = _rename(found, renames, source)
+    """Return the weights that the model takes, by its names, and lines for the screen (see `load`). The model may be on the meta device."""
+    source, weights = _read(path)
+    weights = _rename(weights, renames, source)
     wanted = _tensors(model)
     shared = [name for name in wanted if name in weights]
     wrong = {
@@ -71,7 +71,7 @@ def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: 
             key="init_from",
             happened="\n".join([f"{source} does not fit the model", *listed]),
             expected="the same keys and shapes as the model's",
-            fix=_renaming(weights, wanted)
+            fix=_suggest_renames(weights, wanted)
             or "+init_from_keys={OLD_PREFIX:NEW_PREFIX} for renamed keys, or init_from_strict=false to load what fits",
         )
     cast = [_compare(name, weights, wanted) for name in fitting if weights[name].dtype != wanted[name].dtype]
@@ -88,9 +88,9 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
     if path.suffix in (".pt", ".pth", ".ckpt") and not path.is_dir():
         return str(path), read_pickled(path)
     require_known_form(path)
-    given = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
-    chosen = catalog.find(given, verify, key="init_from")
-    return str(chosen), read_weights(chosen)["model"]
+    name = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
+    checkpoint = catalog.find(name, verify, key="init_from")
+    return str(checkpoint), read_weights(checkpoint)["model"]
 
 
 def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: str) -> dict[str, Tensor]:
@@ -105,14 +105,14 @@ def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: s
     return renamed
 
 
-def _renaming(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """Return the override with which the model's keys are found, where one prefix is all that they lack; "" otherwise."""
+def _suggest_renames(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """Return the override that removes a prefix, where all keys of the model are in the file behind the same prefix; "" otherwise."""
     first = next(iter(wanted), "")
-    prefixes = {name.removesuffix(first) for name in weights if name.endswith(f".{first}")}
-    found = [prefix for prefix in sorted(prefixes, key=len) if all(f"{prefix}{name}" in weights for name in wanted)]
-    is_all = bool(found) and all(name.startswith(found[0]) for name in weights)
-    rest = "" if is_all else " init_from_strict=false"  # a metric, say, or a teacher
-    return f"'+init_from_keys={{{found[0]}:\"\"}}'{rest}" if found else ""
+    candidates = {name.removesuffix(first) for name in weights if name.endswith(f".{first}")}
+    prefixes = [prefix for prefix in sorted(candidates, key=len) if all(f"{prefix}{name}" in weights for name in wanted)]
+    has_no_others = bool(prefixes) and all(name.startswith(prefixes[0]) for name in weights)
+    others = "" if has_no_others else " init_from_strict=false"  # a metric, say, or a teacher
+    return f"'+init_from_keys={{{prefixes[0]}:\"\"}}'{others}" if prefixes else ""
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -129,4 +129,4 @@ def _compare(name: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tens
 
 def _shorten(names: Iterable[str]) -> str:
     names = list(names)
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return ", ".join(names[:_MAX_KEYS]) + (f" and {len(names) - _MAX_KEYS} more" if len(names) > _MAX_KEYS else "")

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the parts of a run that have a state. A part that is added to `parts` is saved and comes back."""
+"""What a checkpoint holds: the parts of a run that have a state. A part that is added to `parts` is saved and loaded."""
 
 from __future__ import annotations
 
@@ -38,42 +38,42 @@ _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums",
 
 
 def parts(components: Components, state: TrainState) -> dict[str, Any]:
-    """Return what has a state that is the same on every rank, beside modules and optimizer, whose keys are compared on loading."""
+    """Return the objects whose state is the same on every rank, without modules and optimizer, whose keys are compared on loading."""
     return {"scheduler": components.scheduler, "scaler": components.scaler, "state": state}
 
 
 def hashes(components: Components, state: TrainState) -> dict[str, str]:
-    """Return a hash of each part: of what all ranks should have, and nothing keeps alike."""
-    found = {}
+    """Return a hash of each part: all ranks should have the same, and no collective keeps them the same."""
+    hash_of = {}
     for name, part in parts(components, state).items():
         plain, tensors = codec.encode(part.state_dict(), name)
-        each = xxhash.xxh3_128(json.dumps(plain, sort_keys=True).encode())
+        digest = xxhash.xxh3_128(json.dumps(plain, sort_keys=True).encode())
         for tensor in tensors.values():
-            each.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        found[name] = each.hexdigest()
-    return found
+            digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        hash_of[name] = digest.hexdigest()
+    return hash_of
 
 
 def content(components: Components, state: TrainState, window: WindowSums, world: World, aside: SetAside = _NOTHING) -> Content:
-    """Return what a checkpoint of this moment holds. Collective.
+    """Return the content of a checkpoint that is saved now. Collective.
 
-    All ranks take rank 0's buffers first: each has its own BatchNorm averages, of which every rank would write a share. So a rank goes on
-    with what the checkpoint holds. Under DDP nothing else would come of it: its next step begins with rank 0's buffers anyway.
+    First all ranks copy rank 0's buffers: each rank has its own BatchNorm averages and would write a part of them. So a rank goes on with
+    what the checkpoint holds. Under DDP this changes nothing: its next step begins with rank 0's buffers anyway.
     """
     world.copy_from_main(components.trained.buffers())
-    found = components.modules.items()
-    states = {name: module.state_dict() for name, module in found}
+    modules = components.modules.items()
+    states = {name: module.state_dict() for name, module in modules}
     shared = {
         **states,
-        # Of the modules' own formats, which torch keeps beside the tensors.
-        **{f"{name}_versions": getattr(each, "_metadata", {}) for name, each in states.items()},
+        # Of the modules' own formats, which torch keeps as an attribute of a state_dict.
+        **{f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()},
         "optimizer": components.optimizer.state_dict(),
         "optimizer_class": class_of(components.optimizer),
         "optimizer_parameters": parameter_names(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in parts(components, state).items()},
         "callbacks": callbacks.states(components.callbacks, world),
         **({"parameters_in_training": list(aside.trained)} if aside.trained else {}),
-        # What is evaluated instead of the weights: once in the files, for a callback's state has it, too.
+        # Evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
         "averages": dict(averages(components)),
         data_identity.PART: components.identity,
     }
@@ -88,18 +88,18 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
         **({"strategy": kept} if (kept := strategy.own_state()) else {}),
     }
-    buffers = {f"{part}.{name}" for part, module in found for name, _ in module.named_buffers(remove_duplicate=False)}  # may hold a mask
+    buffers = {f"{part}.{name}" for part, module in modules for name, _ in module.named_buffers(remove_duplicate=False)}  # or masks
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
 
 
 def _replica(shared: Mapping[str, Any], kept: Mapping[Place, Tensor], world: World) -> dict[str, Any]:
-    """Return the parts of the state of which this rank has its own, but for what rank 0 has in the shared state."""
-    found = {} if world.is_main else {"optimizer": shared["optimizer"]}
+    """Return the parts of the state that differ on this rank from the shared state, which has rank 0's optimizer."""
+    replica = {} if world.is_main else {"optimizer": shared["optimizer"]}
     for part in ("model", "objective", "callbacks"):
         own = map_tensors(lambda tensor: kept.get(place_of(tensor), tensor), shared.get(part, {}))
         if any(mine is not common for mine, common in zip(tensors_of(own), tensors_of(shared.get(part, {})), strict=True)):
-            found[part] = own
-    return found
+            replica[part] = own
+    return replica
 
 
 def load(
@@ -131,20 +131,20 @@ def load(
     if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)
         components.scaler.load_state_dict({**shared["scaler"], "scale": shared["scaler"]["scale"] * saved_size / world.size})
     windows = [WindowSums(**read_own(checkpoint, rank)["window"]) for rank in range(saved_size if world.is_main else 1)]
-    state.window = WindowSums.shared_out(windows, is_main=world.is_main)
+    state.window = WindowSums.merged(windows, is_main=world.is_main)
     return False
 
 
 def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
-    """Put what all ranks have into the components, after comparing all of it."""
-    optimizer, found = components.optimizer, components.modules
+    """Compare the shared state with the components, and then load it."""
+    optimizer, modules = components.optimizer, components.modules
     problems = compare_model(components.model, shared["model"])
-    objective = compare_model(found.get("objective", nn.Module()), shared.get("objective", {}))  # without a state neither has one
+    objective = compare_model(modules.get("objective", nn.Module()), shared.get("objective", {}))  # it may have no state
     problems += [f"of the objective: {problem}" for problem in objective]
     problems += compare_optimizer(optimizer, shared, parameter_names(optimizer, components.trained))
     if not problems:
         try:
-            for name, module in found.items():
+            for name, module in modules.items():
                 put_state(module, shared[name], shared[f"{name}_versions"])
             schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
             rates = [float(group["lr"]) for group in regrouped(optimizer, shared["optimizer"])]
@@ -158,109 +158,110 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
         happened = "\n    ".join([f"{checkpoint} does not fit this model and optimizer:", *problems])
         fix = "resume=never, or the configuration that it was saved with"
         raise UserError(key="resume", happened=happened, expected="a checkpoint of the same configuration", fix=fix)
-    differences += _jump(rates, [float(group["lr"]) for group in optimizer.param_groups])
+    differences += _compare_rates(rates, [float(group["lr"]) for group in optimizer.param_groups])
     differences += callbacks.load_states(components.callbacks, shared["callbacks"], components.fresh)
     world.print(*differences)
 
 
-def _jump(before: list[float], now: list[float]) -> list[str]:
-    """Say where the learning rate of the next step is not that which the checkpoint was saved with: the run has another length, or rate."""
-    for was, becomes in zip(before, now, strict=False):
-        if not math.isclose(was, becomes, rel_tol=1e-6, abs_tol=1e-15):
+def _compare_rates(saved: list[float], now: list[float]) -> list[str]:
+    """Return a line where the learning rate differs from the checkpoint's: the run has another length, or rate."""
+    for old, new in zip(saved, now, strict=False):
+        if not math.isclose(old, new, rel_tol=1e-6, abs_tol=1e-15):
             return [
-                f"rate     the learning rate goes from {was:.4g} to {becomes:.4g} here, and the result is not that of a run that began with"
+                f"rate     the learning rate goes from {old:.4g} to {new:.4g} here, and the result is not that of a run that began with"
                 " these settings; scheduler=constant and warmup_stable_decay, before it decays, go on without a jump"
             ]
     return []
 
 
 def _cut_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
-    """Return of a checkpoint's tensors those that come back cut among the ranks, each as one of the run's (`read_shared`)."""
-    found, wanted = {}, dict(cut_weights(components.modules))
+    """Return, for `read_shared`, the run's own tensor for each tensor of a checkpoint that is to be cut among the ranks like it."""
+    layouts, weights = {}, dict(cut_weights(components.modules))
     parameters, names = named_parameters(components.trained), plain.get("optimizer_parameters", [])
     averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
     averaging = f"{SHARED}.callbacks.{components.averaging}."
     for name, leaf in leaves.items():
-        like = wanted.get(name)
+        like = weights.get(name)
         if name.startswith(f"{SHARED}.optimizer.state."):
-            parameter = _numbered(name.split(".")[3], names, parameters)
+            parameter = _parameter_of_number(name.split(".")[3], names, parameters)
             like = None if parameter is None else components.strategy.state_like(parameter)
         elif name.startswith(f"{SHARED}.parameters_in_training."):
-            like = _numbered(name.split(".")[2], names, parameters)
+            like = _parameter_of_number(name.split(".")[2], names, parameters)
         elif name.startswith(averaging):
-            like = next((averaged[end] for end in _ends(name.removeprefix(averaging)) if end in averaged), None)
+            like = next((averaged[suffix] for suffix in _suffixes(name.removeprefix(averaging)) if suffix in averaged), None)
         if like is not None and is_cut(like) and tuple(like.shape) == leaf.shape:
-            found[name] = like
-    return found
+            layouts[name] = like
+    return layouts
 
 
-def _numbered(number: str, names: Any, parameters: Mapping[str, nn.Parameter]) -> nn.Parameter | None:
+def _parameter_of_number(number: str, names: Any, parameters: Mapping[str, nn.Parameter]) -> nn.Parameter | None:
     """Return the parameter that had a number in the saved optimizer; None: the checkpoint does not say, or it is gone."""
     is_known = number.isdecimal() and isinstance(names, list) and int(number) < len(names)
     return parameters.get(str(names[int(number)])) if is_known else None
 
 
-def _ends(name: str) -> Iterator[str]:
-    """Yield what may be a parameter's name at the end of another one, the longest first."""
+def _suffixes(name: str) -> Iterator[str]:
+    """Yield a dotted name, and what is left of it without its first word, its first two words, ..."""
     while name:
         yield name
         name = name.partition(".")[2]
 
 
 def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return in what the optimizer is another one, with the `names` of its parameters (`parameter_names`)."""
+    """Return the difference between the optimizer and the saved one; `names` are those of its parameters (`parameter_names`)."""
     if class_of(optimizer) != shared["optimizer_class"]:
         return [f"the optimizer was {shared['optimizer_class']}, and is {class_of(optimizer)}"]
     groups = regrouped(optimizer, shared["optimizer"])
-    mine = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in groups]
-    if mine != theirs:
-        return [f"the optimizer's groups had {theirs} parameters, and have {mine}"]
-    places = zip(names, shared["optimizer_parameters"], strict=True)
-    other = next(((now, then) for now, then in places if now != then), None)
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    saved_sizes = [len(group["params"]) for group in groups]
+    if sizes != saved_sizes:
+        return [f"the optimizer's groups had {saved_sizes} parameters, and have {sizes}"]
+    pairs = zip(names, shared["optimizer_parameters"], strict=True)
+    other = next(((name, saved_name) for name, saved_name in pairs if name != saved_name), None)
     return [f"the optimizer had the parameters in another order: {other[1]} where {other[0]} is now"] if other else []
 
 
 def parameter_names(optimizer: Optimizer, trained: nn.Module) -> list[str]:
-    """Return the names of an optimizer's parameters, in the order of its groups: its state knows them by their places alone."""
+    """Return the names of an optimizer's parameters, in the order of its groups: its state has only their numbers."""
     names = {parameter: name for name, parameter in named_parameters(trained).items()}
     return [names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parameter groups of an optimizer's saved state, cut as the optimizer's are.
+    """Return the parameter groups of an optimizer's saved state, split as the optimizer's groups are.
 
-    Without weight decay there is one group where there are two otherwise (`optimizer.parameter_groups`), of the same parameters in the same
-    order. Groups that differ in more come back as they are.
+    Without weight decay there is one group instead of two (`optimizer.parameter_groups`), of the same parameters in the same order. Groups
+    that differ in more are returned as they are.
     """
     numbers = [(number, group) for group in saved["param_groups"] for number in group["params"]]
     groups: list[dict[str, Any]] = []
-    for mine in optimizer.param_groups:
-        part, numbers = numbers[: len(mine["params"])], numbers[len(mine["params"]) :]
-        if not part or part[0][1].keys() != mine.keys() or any(_rest(group) != _rest(part[0][1]) for _, group in part):
+    for target in optimizer.param_groups:
+        members, numbers = numbers[: len(target["params"])], numbers[len(target["params"]) :]
+        before = [group for _, group in members]
+        if not before or before[0].keys() != target.keys() or any(_settings(group) != _settings(before[0]) for group in before):
             return list(saved["param_groups"])
-        groups.append({**part[0][1], "params": [number for number, _ in part]})
+        groups.append({**before[0], "params": [number for number, _ in members]})
     return list(saved["param_groups"]) if numbers else groups
 
 
 def regrouped_schedule(state: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> Any:
-    """Return a scheduler's saved state with a value for each of the optimizer's groups, where these are cut otherwise than they were."""
+    """Return a scheduler's saved state with a value for each of the optimizer's groups, where their number has changed."""
     before = saved["param_groups"]
     firsts = [group["params"][0] for group in regrouped(optimizer, saved)]
-    places = [next(place for place, group in enumerate(before) if first in group["params"]) for first in firsts]
-    return state if len(places) == len(before) else _put_in_places(state, places, len(before))
+    sources = [next(index for index, group in enumerate(before) if first in group["params"]) for first in firsts]
+    return state if len(sources) == len(before) else _select_groups(state, sources, len(before))
 
 
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
-    """Load an optimizer's state in the types that it was saved in; where the config differs, it wins. Returns a line for each."""
+    """Load an optimizer's state in the types that it was saved in. Where the config differs it wins, and a line is returned for each."""
     saved = {**saved, "param_groups": regrouped(optimizer, saved)}
     differences, groups = [], optimizer.param_groups
     configured = [{key: group[key] for key in _CONFIGURED if key in group} for group in groups]
-    for number, (wanted, group) in enumerate(zip(configured, saved["param_groups"], strict=True)):
-        for key, value in wanted.items():
+    for number, (settings, group) in enumerate(zip(configured, saved["param_groups"], strict=True)):
+        for key, value in settings.items():
             if key in group and group[key] != value:
                 differences.append(f"optimizer group {number}: {key} is {value} as configured; the checkpoint had {group[key]}")
-    optimizer.state.clear()  # of a run that goes back: its old state leaves the device before the new one comes
+    optimizer.state.clear()  # after a rewind the old state leaves the device before the new one is loaded
     optimizer.load_state_dict(saved)
     for group, values in zip(optimizer.param_groups, configured, strict=True):
         group.update(values)
@@ -271,30 +272,31 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
             if not isinstance(value, Tensor) or not isinstance(loaded.get(key), Tensor):
                 continue
             if loaded[key].dtype != value.dtype:
-                loaded[key] = value.to(loaded[key].device)  # torch has cast it to the parameter's type without a word
+                loaded[key] = value.to(loaded[key].device)  # torch has silently cast it to the parameter's type
             if value.shape == parameter.shape and loaded[key].stride() != parameter.stride():
-                # Files have elements in their order; a fused kernel takes each by its place in memory (`precision.channels_last`).
+                # Files are contiguous; a fused kernel needs the strides of the parameter (`precision.channels_last`).
                 loaded[key] = torch.empty_like(parameter, dtype=loaded[key].dtype, requires_grad=False).copy_(loaded[key])
     return differences
 
 
-def _put_in_places(state: Any, places: list[int], size: int) -> Any:
+def _select_groups(state: Any, sources: list[int], size: int) -> Any:
+    """Return a scheduler's state with the values of the groups `sources` in every list that has one for each of `size` groups."""
     if isinstance(state, Mapping):
         return {
-            key: [value[place] for place in places]
+            key: [value[source] for source in sources]
             if key in _PER_GROUP and isinstance(value, list) and len(value) == size
-            else _put_in_places(value, places, size)
+            else _select_groups(value, sources, size)
             for key, value in state.items()
         }
-    return [_put_in_places(each, places, size) for each in state] if isinstance(state, list) else state
+    return [_select_groups(inner, sources, size) for inner in state] if isinstance(state, list) else state
 
 
-def _rest(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the two groups of one optimizer have in common."""
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the two groups of one optimizer share."""
     return {key: value for key, value in group.items() if key not in ("params", "weight_decay")}
 
 
 def class_of(value: object) -> str:
-    """Return the full name of the class whose state a value's is: its own, or that which it says (`AdamW.saved_as`)."""
+    """Return the full name of the class in whose format a value's state is saved: its own, or `saved_as` (`AdamW.saved_as`)."""
     kind = getattr(value, "saved_as", type(value))
     return f"{kind.__module__}.{kind.__qualname__}"

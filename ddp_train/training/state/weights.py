@@ -1,6 +1,6 @@
-"""The weights that a run has saved: which checkpoint is meant, what of it counts, and how it comes into modules.
+"""The weights that a run has saved: find the checkpoint, read its weights or their averages, put them into modules.
 
-`load` of the package, evaluations, predictions, exports and `init_from` stand on it.
+Used by `load` of the package, evaluations, predictions, exports and `init_from`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import cut, describe, is_cut, own_rows
 
 _KEY = "RUN"
-_SHOWN = 8
+_MAX_PROBLEMS = 8  # in one message
 _WEIGHTS = ("model", "objective")
-_MODEL = f"{SHARED}.model."  # what the names of the model's weights begin with
-_NOWHERE = -1  # of what is no tensor, or has no elements here
+_MODEL = f"{SHARED}.model."  # the prefix of the model's weights
+_NO_ADDRESS = -1  # of a value that is no tensor, or has no elements on this rank
 AVERAGES = "averages"
-"""The part of a checkpoint that has the averaged weights, by the model's names for them."""
+"""The part of a checkpoint with the averaged weights, under the names of the model's weights."""
 
 
 def find(path: Path) -> tuple[Path, Path]:
-    """Return the run folder and the undamaged checkpoint that a path means: the newest one of a run folder, or the one that it names.
+    """Return the run folder and the undamaged checkpoint of a path: of a run folder the newest one, else the checkpoint itself.
 
     Raises UserError: it is neither, or there is no undamaged one.
     """
@@ -53,9 +53,9 @@ def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[
     Where a callback has averaged the weights and the run has evaluated the averages, they are the model's. Collective with a world.
 
     Args:
-        world: whose ranks read together; None: this process alone reads.
-        modules: that get the weights, by their names: of what is cut among the ranks there each rank reads its own rows. All others are
-            whole, and on the CPU.
+        world: its ranks read together; None: this process reads alone.
+        modules: those that will get the weights, by name: of a tensor that is cut among the ranks each rank reads its own rows. All others
+            come whole, and on the CPU.
 
     Raises CheckpointError: it is not what its format says.
     """
@@ -66,36 +66,36 @@ def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[
         return {name: likes[name] for name, leaf in leaves.items() if name in likes and tuple(likes[name].shape) == leaf.shape}
 
     only = [*_WEIGHTS, *(f"{name}_versions" for name in _WEIGHTS), AVERAGES, "state"]
-    found = read_shared(checkpoint, world, only=only, lay_out=lay_out)
-    own: dict[str, Any] = found["model"]
-    averages = {_place(own[name]): value.to(own[name].dtype) for name, value in found.pop(AVERAGES, {}).items()}
-    averages.pop(_NOWHERE, None)
-    return {**found, "model": {name: averages.get(_place(value), value) for name, value in own.items()}}
+    saved = read_shared(checkpoint, world, only=only, lay_out=lay_out)
+    model: dict[str, Any] = saved["model"]
+    averages = {_address(model[name]): value.to(model[name].dtype) for name, value in saved.pop(AVERAGES, {}).items()}
+    averages.pop(_NO_ADDRESS, None)
+    return {**saved, "model": {name: averages.get(_address(value), value) for name, value in model.items()}}
 
 
 def cut_weights(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
-    """Yield what of the modules' weights is cut among the ranks, by its names in a checkpoint."""
+    """Yield those weights of the modules that are cut among the ranks, by their names in a checkpoint."""
     for part, module in modules.items():
         for name, value in module.state_dict().items():
             if is_cut(value):
                 yield f"{SHARED}.{part}.{name}", value
 
 
-def _place(value: Any) -> int:
-    """Return where a tensor lies on this rank, by which tied ones are known."""
+def _address(value: Any) -> int:
+    """Return the address of a tensor's rows on this rank: that of tied tensors is the same."""
     rows = own_rows(value) if isinstance(value, Tensor) else None
-    return rows.data_ptr() if rows is not None and rows.numel() else _NOWHERE
+    return rows.data_ptr() if rows is not None and rows.numel() else _NO_ADDRESS
 
 
 def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
-    """Return every key that the model misses, does not have, or has in another shape or type."""
-    own: Mapping[str, Any] = model.state_dict()
-    problems = [f"{name} is missing in the checkpoint" for name in own if name not in saved]
-    problems += [f"{name} is in the checkpoint, and not in the model" for name in saved if name not in own]
-    for name in own:
-        mine, theirs = own[name], saved.get(name)
-        if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and describe(mine) != describe(theirs):
-            problems.append(f"{name} is {describe(theirs)} in the checkpoint, and {describe(mine)} in the model")
+    """Return a line for each key that only the model or only the checkpoint has, or that has another shape or type."""
+    state: Mapping[str, Any] = model.state_dict()
+    problems = [f"{name} is missing in the checkpoint" for name in state if name not in saved]
+    problems += [f"{name} is in the checkpoint, and not in the model" for name in saved if name not in state]
+    for name, value in state.items():
+        before = saved.get(name)
+        if isinstance(value, Tensor) and isinstance(before, Tensor) and describe(value) != describe(before):
+            problems.append(f"{name} is {describe(before)} in the checkpoint, and {describe(value)} in the model")
     return problems
 
 
@@ -103,7 +103,8 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
     """Put what `read_weights` gave into modules: `model`, and `objective` where it has a state. Raises UserError: of another model."""
     problems = [problem for name, module in modules.items() for problem in compare_model(module, weights.get(name, {}))]
     if problems:
-        happened = "\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_SHOWN], *["..."] * (len(problems) > _SHOWN)])
+        more = ["..."] if len(problems) > _MAX_PROBLEMS else []
+        happened = "\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_MAX_PROBLEMS], *more])
         fix = "the code of that time; environment.json of the run has its commit and its packages"
         raise UserError(key="model", happened=happened, expected="the model that the run has trained", fix=fix)
     for name, module in modules.items():
@@ -111,8 +112,8 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
 
 
 def put_state(module: nn.Module, values: Mapping[str, Any], versions: Any) -> None:
-    """Load a module's saved state, cut as the module is; the versions of its formats are where torch looks for them."""
-    own = module.state_dict()
-    state = OrderedDict((name, cut(value, own[name])) for name, value in values.items())
+    """Load a module's saved state, cut as the module is; torch finds the versions of its formats in `_metadata`."""
+    before = module.state_dict()
+    state = OrderedDict((name, cut(value, before[name])) for name, value in values.items())
     state._metadata = versions  # type: ignore[attr-defined]
     module.load_state_dict(state)

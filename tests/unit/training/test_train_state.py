@@ -20,5 +20,5 @@ def test_a_state_comes_back_from_json_and_does_not_change_with_the_run() -> None
 
 def test_of_the_windows_of_other_ranks_rank_0_carries_the_sums() -> None:
     windows = [WindowSums([1.0, 2.0], [8.0, 8.0], skipped=1, skipped_steps=3), WindowSums([0.5, 0.5], [8.0, 8.0], skipped_steps=3)]
-    assert WindowSums.shared_out(windows, is_main=True) == WindowSums([1.5, 2.5], [8.0, 8.0], skipped=1, skipped_steps=3)
-    assert WindowSums.shared_out(windows, is_main=False) == WindowSums([0.0, 0.0], [8.0, 8.0], skipped=0, skipped_steps=3)
+    assert WindowSums.merged(windows, is_main=True) == WindowSums([1.5, 2.5], [8.0, 8.0], skipped=1, skipped_steps=3)
+    assert WindowSums.merged(windows, is_main=False) == WindowSums([0.0, 0.0], [8.0, 8.0], skipped=0, skipped_steps=3)

@@ -235,7 +235,7 @@ def test_the_losses_of_turns_are_those_of_the_steps_that_count_and_took_them(mon
     load(checkpoint, again, state, alone())
     state.window = windows[-1]
     assert losses_of_turns(run(again, 6, 4, state=state)) == losses_of_turns(whole)
-    shared = [WindowSums.shared_out([windows[-1]] * 2, is_main=is_main) for is_main in (True, False)]
+    shared = [WindowSums.merged([windows[-1]] * 2, is_main=is_main) for is_main in (True, False)]
     assert shared[0].turns["generator"][1] == 2 * windows[-1].turns["generator"][1] and not shared[1].turns
     assert all(each.taken == windows[-1].taken for each in shared)
 
