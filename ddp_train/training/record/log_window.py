@@ -1,4 +1,4 @@
-"""What happened since the last log step: one loss per step, on the device until somebody reads them."""
+"""The steps since the last log step: one loss per step, on the device until they are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddp_train.distributed.world import World
 from ddp_train.training.record.logged import Logged, loss_of
 from ddp_train.training.train_state import WindowSums
 
-_INITIAL_STEPS = 64  # room for so many; it doubles when it is full
+_INITIAL_STEPS = 64  # capacity; it doubles when it is full
 
 
 def is_host(device: torch.device) -> bool:
@@ -25,16 +25,16 @@ def is_host(device: torch.device) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the host knows of a window once it has read the device."""
+    """The numbers of a window, read from the device."""
 
     totals: list[float]  # the loss of each step over all ranks, not divided by anything
     weights: list[float]  # of each step's global batch
-    norms: list[float]  # of the gradient, over the ranks their root mean square; of the steps not looked at yet, where a step depends on it
+    norms: list[float]  # of the gradient, root mean square over the ranks; of the steps not judged yet, where a step depends on it
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `totals`
-    extra_sums: list[float] = field(default_factory=list)  # over all ranks, of the numbers that `read` was given
-    logged: list[float] = field(default_factory=list)  # over all ranks, as `Logged` has given them; only for a record
+    extra_sums: list[float] = field(default_factory=list)  # over all ranks, of `extra` in `read`
+    logged: list[float] = field(default_factory=list)  # over all ranks, of the numbers of `Logged`; only for a record
 
 
 class LogWindow:
@@ -42,8 +42,8 @@ class LogWindow:
 
     Args:
         device: where the losses are kept.
-        sums: what a checkpoint between two log steps held, so that the next record is that of a run that never stopped.
-        turns: the names of those that an objective has.
+        sums: from a checkpoint between two log steps, so that the next record is that of a run that never stopped.
+        turns: the names of the objective's turns.
         own_weights: the tensors that `end_step` gets are of this rank's part of the batch alone, and not of all of it.
     """
 
@@ -52,15 +52,15 @@ class LogWindow:
     ) -> None:
         sums = sums or WindowSums()
         self._own_weights = own_weights
-        self._losses = _Room(sums.losses, device)
-        self._of_turns = {name: _Room(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
-        self._rooms = [self._losses, *self._of_turns.values()]
-        self._taken = [list(names) for names in sums.taken]  # the turns of each step
+        self._losses = _StepSums(sums.losses, device)
+        self._turn_losses = {name: _StepSums(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
+        self._step_sums = [self._losses, *self._turn_losses.values()]
+        self._turns_of_steps = [list(names) for names in sums.taken]
         self._weights: list[float | Tensor] = list(sums.weights)
         self.skipped = sums.skipped  # samples on this rank
         self.skipped_steps = sums.skipped_steps
-        self.norms: list[Tensor] = []  # of the gradient, of the steps not looked at yet; only where a step depends on it
-        self.num_judged = len(sums.weights)  # steps that have been looked at; all that a checkpoint holds have been
+        self.norms: list[Tensor] = []  # of the gradient, of the steps not judged yet; only where a step depends on it
+        self.num_judged = len(sums.weights)  # steps that `LossMonitor` has judged; all steps of a checkpoint are
         self._start()
 
     def _start(self) -> None:
@@ -69,61 +69,60 @@ class LogWindow:
         self.started = time.perf_counter()
 
     def begin_again(self) -> None:
-        """Forget the steps, of which a record tells now. What they have been kept in is used again."""
-        for room in self._rooms:
-            room.values.zero_()
-        self._taken, self._weights, self.norms = [], [], []
+        """Forget the steps, which a record has now. Their tensors are used again."""
+        for sums in self._step_sums:
+            sums.values.zero_()
+        self._turns_of_steps, self._weights, self.norms = [], [], []
         self.skipped = self.skipped_steps = self.num_judged = 0
         self._start()
 
     def begin_step(self) -> None:
         """Let `add` count for the next step."""
-        place = len(self._weights)
-        for room in self._rooms:
-            room.begin(place)
+        for sums in self._step_sums:
+            sums.begin(len(self._weights))
 
     def add(self, loss: Tensor, *, turn: str | None = None) -> None:
-        """Add a loss, summed over some of this rank's units, shape [], to that of the step that is taken, and to a turn's part of it."""
+        """Add a loss, summed over some of this rank's units, shape [], to the present step's, and to the turn's part of it."""
         self._losses.add(loss)
         if turn is not None:
-            self._of_turns[turn].add(loss)
+            self._turn_losses[turn].add(loss)
 
     def begin_turns(self, turns: Iterable[str]) -> None:
-        """Note the turns of the step that is being taken, of an objective that takes some."""
-        self._taken.append([*turns])
+        """Note the turns of the present step, of an objective that takes turns."""
+        self._turns_of_steps.append([*turns])
 
     def end_step(self, weight: float | Tensor, *, samples: int) -> None:
-        """Count a step: the samples of its global batch, and the weight that the losses of all ranks are the sum over."""
+        """Count a step: the samples of its global batch, and the weight that the sum of all ranks' losses is divided by."""
         self._weights.append(weight)
         self.steps += 1
         self.samples += samples
 
     def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None, *, extra: Sequence[float] = ()) -> Reading:
-        """Reduce once what is this rank's alone, and read the device once. Collective.
+        """Sum this rank's numbers with those of the others in one reduction, and read the device once. Collective.
 
         Args:
             grad_norm: of the newest step; None: not known.
-            logged: what was logged since the last record, which this read is for; None: for none.
-            extra: numbers of this rank's host that are added up, too; as many on every rank.
+            logged: the numbers since the last record, where this read is for a record.
+            extra: numbers of this rank's host that are summed, too; as many on every rank.
         """
         device = self._losses.values.device
         host = [float(self.skipped), *extra, *(logged.numbers() if logged else ())]
         rest = [torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True), *(logged.sums(device=device) if logged else ())]
         num_rest = sum(map(len, rest))
-        own = [*(room.values[: len(self._weights)] for room in self._rooms), *rest]
+        addends = [*(sums.values[: len(self._weights)] for sums in self._step_sums), *rest]
         on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
         norms = [*self.norms, *([] if grad_norm is None else [grad_norm])]
         if on_device:
             stacked = torch.stack(on_device).double()
-            own.append(stacked if self._own_weights or world.is_main else torch.zeros_like(stacked))  # all ranks have the same: once
+            addends.append(stacked if self._own_weights or world.is_main else torch.zeros_like(stacked))  # if all have the same: rank 0's
         if norms:
-            own.append(torch.stack(norms).double().square())
-        values = iter(world.sum(torch.cat(own)).tolist())
+            addends.append(torch.stack(norms).double().square())
+        values = iter(world.sum(torch.cat(addends)).tolist())
         totals = [next(values) for _ in self._weights]
-        turns = {name: [next(values) for _ in self._weights] for name in self._of_turns}
+        turns = {name: [next(values) for _ in self._weights] for name in self._turn_losses}
         num_skipped, *others = [next(values) for _ in range(num_rest)]
         weights = [next(values) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
-        rms = [math.sqrt(next(values) / world.size) for _ in norms]  # of what is alike on all ranks, itself
+        rms = [math.sqrt(next(values) / world.size) for _ in norms]  # of equal norms, the norm
         self._weights = [*weights]
         return Reading(
             totals=totals,
@@ -136,36 +135,36 @@ class LogWindow:
             logged=others[len(extra) :],
         )
 
-    def turns_of(self, place: int) -> str:
-        """Name the turns of a step; "" where the objective takes none."""
-        return ", ".join(self._taken[place]) if self._taken else ""
+    def turns_of(self, index: int) -> str:
+        """Return the names of a step's turns; "" where the objective takes none."""
+        return ", ".join(self._turns_of_steps[index]) if self._turns_of_steps else ""
 
     def turn_means(self, reading: Reading) -> dict[str, float]:
         """Return the mean loss of each turn, as `loss_<turn>`, over the steps that count and took it; of a turn without such steps none."""
         means = {}
-        for name, totals in reading.turns.items():
-            places = [place for place, taken in enumerate(self._taken) if name in taken and self._weights[place]]
-            if places:
-                means[loss_of(name)] = sum(totals[place] for place in places) / sum(float(self._weights[place]) for place in places)
+        for turn, totals in reading.turns.items():
+            steps = [index for index, turns in enumerate(self._turns_of_steps) if turn in turns and self._weights[index]]
+            if steps:
+                means[loss_of(turn)] = sum(totals[index] for index in steps) / sum(float(self._weights[index]) for index in steps)
         return means
 
-    def leave_out_steps(self, places: Sequence[int]) -> None:
-        """Count these steps for nothing: they were not taken."""
-        for place in places:
-            for room in self._rooms:
-                room.values[place] = 0.0
-            self._weights[place] = 0.0
+    def leave_out_steps(self, indices: Sequence[int]) -> None:
+        """Set loss and weight of these steps to 0: they were not taken."""
+        for index in indices:
+            for sums in self._step_sums:
+                sums.values[index] = 0.0
+            self._weights[index] = 0.0
 
     def sums(self, logged: Logged | None = None) -> WindowSums:
         """Read from the device what a checkpoint needs. The weights are known since `read`."""
-        losses, *of_turns = (room.values[: len(self._weights)].tolist() for room in self._rooms)
+        losses, *of_turns = (sums.values[: len(self._weights)].tolist() for sums in self._step_sums)
         return WindowSums(
             losses,
             [float(weight) for weight in self._weights],
             self.skipped,
             self.skipped_steps,
-            turns=dict(zip(self._of_turns, of_turns, strict=True)),
-            taken=[list(names) for names in self._taken],
+            turns=dict(zip(self._turn_losses, of_turns, strict=True)),
+            taken=[list(names) for names in self._turns_of_steps],
             **(logged.state() if logged else {}),
         )
 
@@ -174,31 +173,31 @@ class LogWindow:
         self.started += time.perf_counter() - since
 
 
-class _Room:
-    """A number for each step of a window, float64, the first ones with `values`, and room for more."""
+class _StepSums:
+    """A sum for each step of a window, float64; the first ones begin with `values`."""
 
     def __init__(self, values: Sequence[float], device: torch.device) -> None:
         self.values = torch.zeros(len(values) + _INITIAL_STEPS, dtype=torch.float64, device=device)
         self.values[: len(values)] = torch.tensor(values, dtype=torch.float64)
-        self._place = 0
+        self._index = 0
         self._view()
 
     def _view(self) -> None:
-        """View each number: on the CPU as the host's own, in a tenth of the time that torch takes to add to a tensor."""
+        """View each number: on the CPU through numpy, in a tenth of the time that torch takes to add to a tensor."""
         self._on_host = is_host(self.values.device)
-        self._of_steps: Any = self.values.numpy() if self._on_host else self.values.unbind()  # once: a view takes as long as an addition
+        self._views: Any = self.values.numpy() if self._on_host else self.values.unbind()  # once: a view takes as long as an addition
 
-    def begin(self, place: int) -> None:
+    def begin(self, index: int) -> None:
         """Let `add` count for a step, the one after the last at most."""
-        if place == len(self.values):
+        if index == len(self.values):
             self.values = torch.cat([self.values, torch.zeros_like(self.values)])
             self._view()
-        self._place = place
+        self._index = index
 
     def add(self, number: Tensor) -> None:
         """Add a number, shape []."""
         if self._on_host:
-            self._of_steps[self._place] += number.item()
+            self._views[self._index] += number.item()
         else:
-            sum_of_step = self._of_steps[self._place]
+            sum_of_step = self._views[self._index]
             sum_of_step += number.detach()

@@ -1,7 +1,7 @@
-"""Losses and gradients that are not finite, and losses that stand out: found at the log step and before a save, step by step.
+"""Losses and gradients that are not finite, and spikes of the loss: found at the log step and before a save, step by step.
 
-The losses of a window come to the host with the reduction that its record needs anyway. What is decided depends on reduced values alone,
-so all ranks decide the same.
+The losses of a window come to the host with the reduction that its record needs anyway. Decisions depend on reduced values alone, so all
+ranks decide the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHOWN_SAMPLES = 8
 
 
 class Rewind(Exception):
-    """Go back to the newest checkpoint, and on with the data after the present batch. All ranks raise it at the same place."""
+    """Go back to the newest checkpoint, and on with the data after the present batch. All ranks raise it at the same step."""
 
     def __init__(self, event: Event, happened: str) -> None:
         super().__init__(happened)
@@ -36,66 +36,66 @@ class Rewind(Exception):
 
 @dataclass(kw_only=True)
 class LossMonitor:
-    """What is looked for, and what is done then."""
+    """Judges each step by its loss and gradient norm: reports it, stops the run or rewinds it."""
 
-    on_nonfinite: str = "stop"  # or `skip` (the step guard has left the step out; here it is told), or `rewind`
-    spike_zscore: float | None = None  # the robust z-score from which on a loss is a spike; None: spikes are not looked for
+    on_nonfinite: str = "stop"  # or `skip` (the step guard has left the step out, and it is reported here), or `rewind`
+    spike_zscore: float | None = None  # a loss with this robust z-score or a higher one is a spike; None: spikes are not looked for
     on_spike: str = "warn"  # or `rewind`
-    log_event: Callable[[Event, str], None] = lambda event, line: None  # takes an event, and the line for people; rank 0 writes them
+    log_event: Callable[[Event, str], None] = lambda event, line: None  # takes an event, and its line for the screen; rank 0 writes them
 
     def judge(self, window: LogWindow, reading: Reading, state: TrainState, order: BatchOrder, *, is_scaled: bool = False) -> float:
         """Judge the steps of the window that were not judged yet.
 
         Args:
-            reading: what `window.read` gave.
-            is_scaled: a loss scaler leaves out the steps whose gradient is not finite: that it does is nothing special.
+            reading: the result of `window.read`.
+            is_scaled: a loss scaler leaves out the steps whose gradient is not finite, as it should; they are not reported.
 
         Returns the mean loss of all its steps over all ranks; NaN where none of them counts.
 
         Raises:
             NonFiniteLossError: a loss, or the newest gradient norm, is not finite, and the run cannot go on.
-            Rewind: it can, from the newest checkpoint.
+            Rewind: the run can go on from the newest checkpoint.
         """
         totals, weights, norms = reading.totals, reading.weights, reading.norms
         newest = 0.0 if reading.grad_norm is None else reading.grad_norm
         skipped = []
-        first = len(totals) - window.steps  # those before are of a checkpoint, looked at before it was written
-        for place in range(max(first, window.num_judged), len(totals)):
-            loss = totals[place] / (weights[place] or 1.0)  # 0: nothing counted
-            is_newest = place == len(totals) - 1
-            norm = norms[place - window.num_judged] if norms else newest if is_newest else 0.0
-            step = partial(_step_at, place - first, window, state, order)  # who it was is asked only where something is wrong
+        first = len(totals) - window.steps  # the steps before were judged before their checkpoint was written
+        for index in range(max(first, window.num_judged), len(totals)):
+            loss = totals[index] / (weights[index] or 1.0)  # 0: nothing counted
+            is_newest = index == len(totals) - 1
+            norm = norms[index - window.num_judged] if norms else newest if is_newest else 0.0
+            step = partial(_step_at, index - first, window, state, order)  # its samples are looked up only where something is wrong
             if norms and not math.isfinite(norm):
-                skipped.append(place)
+                skipped.append(index)
                 self._on_skipped(step(), state, loss, norm, is_scaled=is_scaled)
             elif not math.isfinite(loss) or not (is_scaled or math.isfinite(norm)):
-                self._on_lost(step(), loss, norm, first=state.step - window.steps + 1, last=state.step)
+                self._on_nonfinite_step(step(), loss, norm, first=state.step - window.steps + 1, last=state.step)
             else:
                 state.skipped_in_a_row = 0
                 if self.spike_zscore is not None:
-                    self._judge_spike(step, state, loss, window.turns_of(place))
+                    self._judge_spike(step, state, loss, window.turns_of(index))
         window.leave_out_steps(skipped)
         window.skipped_steps += len(skipped)
         window.num_judged = len(totals)
         window.norms.clear()
-        left = sorted({*range(len(totals))}.difference(skipped))
-        return float(sum(totals[place] for place in left) / (sum(weights[place] for place in left) or math.nan))
+        counted = sorted({*range(len(totals))}.difference(skipped))
+        return float(sum(totals[index] for index in counted) / (sum(weights[index] for index in counted) or math.nan))
 
     def _on_skipped(self, step: _Step, state: TrainState, loss: float, norm: float, *, is_scaled: bool) -> None:
         state.skipped_in_a_row += 1
         values = f"loss {loss:g}, gradient norm {norm:g}"
         if not (is_scaled and math.isfinite(loss)):  # else the loss scaler is finding its scale
-            self.log_event(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.shown()}")
+            self.log_event(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.samples_text()}")
         if state.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             happened = f"the last {state.skipped_in_a_row} steps up to step {step.number} were all skipped: {values}"
             expected = "finite losses and gradients, but for single batches"
             fix = "a smaller optimizer.lr, or amp=off to see whether precision is the cause"
             raise NonFiniteLossError(key="health.on_nonfinite", happened=happened, expected=expected, fix=fix)
 
-    def _on_lost(self, step: _Step, loss: float, norm: float, *, first: int, last: int) -> None:
-        what = f"the training loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+    def _on_nonfinite_step(self, step: _Step, loss: float, norm: float, *, first: int, last: int) -> None:
+        value = f"the training loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
         among = f", the first such in steps {first} to {last}" if last > first else ""
-        happened = f"{what} at step {step.number}{among}; {step.shown()}"
+        happened = f"{value} at step {step.number}{among}; {step.samples_text()}"
         event = step.event("nonfinite", loss=loss, grad_norm=norm)
         if self.on_nonfinite == "rewind":
             raise Rewind(event, happened)
@@ -108,15 +108,15 @@ class LossMonitor:
             " for single bad batches health.on_nonfinite=skip or rewind",
         )
 
-    def _judge_spike(self, at: Callable[[], _Step], state: TrainState, loss: float, turns: str) -> None:
-        before = state.losses.get(turns, [])  # a step that takes another turn besides has another loss, and is no spike by that
+    def _judge_spike(self, get_step: Callable[[], _Step], state: TrainState, loss: float, turns: str) -> None:
+        before = state.losses.get(turns, [])  # of steps with the same turns: others have another loss
         zscore = robust_zscore(loss, before)
         if zscore is not None and self.spike_zscore is not None and zscore >= self.spike_zscore:
-            step = at()
+            step = get_step()
             event = step.event("spike", loss=loss, zscore=round(zscore, 3))
             median = statistics.median(before)
             happened = f"the loss {loss:.4g} at step {step.number} is a spike, z-score {zscore:.1f} over the median {median:.4g}"
-            happened += f" of the {len(before)} steps before{f' of {turns}' if turns else ''}; {step.shown()}"
+            happened += f" of the {len(before)} steps before{f' of {turns}' if turns else ''}; {step.samples_text()}"
             if self.on_spike == "rewind":
                 raise Rewind(event, happened)
             self.log_event(event, happened)
@@ -126,7 +126,7 @@ class LossMonitor:
 def robust_zscore(loss: float, before: Sequence[float]) -> float | None:
     """Return by how many robust standard deviations a loss is above the losses before it; None: these are too few.
 
-    Median and MAD instead of mean and standard deviation, which the spike before would have moved (Iglewicz & Hoaglin 1993).
+    Median and MAD instead of mean and standard deviation, which an earlier spike would move (Iglewicz & Hoaglin 1993).
     """
     if len(before) < _MIN_HISTORY:
         return None
@@ -136,26 +136,25 @@ def robust_zscore(loss: float, before: Sequence[float]) -> float | None:
     return (loss - median) / max(spread, floor)
 
 
-def _step_at(place: int, window: LogWindow, state: TrainState, order: BatchOrder) -> _Step:
+def _step_at(index: int, window: LogWindow, state: TrainState, order: BatchOrder) -> _Step:
     samples = state.samples - window.samples
-    for _ in range(place):
+    for _ in range(index):
         samples += order.batch_at(samples).size
     batch = order.batch_at(samples)
     ids = order.indices(batch.epoch, batch.start, batch.stop).tolist() if isinstance(order, SampleOrder) else None
-    return _Step(state.step - window.steps + place + 1, samples, batch.size, ids)
+    return _Step(state.step - window.steps + index + 1, samples, batch.size, ids)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One step of a window, and the batch that it took."""
+    """One step of a window, and its global batch."""
 
     number: int
     samples: int  # the data's position before it
     size: int
     ids: list[int] | None  # the data set's indices of the whole global batch; None: the data is a stream, whose samples have none
 
-    def shown(self) -> str:
-        """Name the samples for a person."""
+    def samples_text(self) -> str:
         if self.ids is None:
             return f"its {self.size} samples are of a stream, and have no numbers"
         more = f" and {len(self.ids) - _SHOWN_SAMPLES} more (events.jsonl)" if len(self.ids) > _SHOWN_SAMPLES else ""

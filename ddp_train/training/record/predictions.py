@@ -3,9 +3,9 @@
     predictions/step_00000768/  loss.npy  prediction.npy ...    one row for each evaluation sample, whatever the number of ranks
     predictions/NAME/step_00000768/  ...                        the same of an evaluation set with a name
 
-A rank's share of the evaluation set is contiguous, so every rank writes its own rows straight into the files: nothing passes through one
-rank's memory. With plain writes, not a memory map: a full disk is then an error and not a SIGBUS, and where two machines share a page of a
-file on a network file system, neither writes back the other's half of it.
+A rank's part of the evaluation set is contiguous, so every rank writes its own rows straight into the files: nothing passes through one
+rank's memory. With plain writes, not a memory map: a full disk is then an error and not a SIGBUS; and where two machines share a page of a
+file on a network file system, neither overwrites the other's half of it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ddp_train.errors import printable
 
 
 class PredictionFiles:
-    """One evaluation's files while they are written: rows of all ranks, this one's from `first` on. Making them is collective."""
+    """One evaluation's files while they are written: rows of all ranks, this one's from `first` on. The constructor is collective."""
 
     def __init__(self, folder: Path, world: World, *, num_samples: int, first: int) -> None:
         self._folder, self._partial = folder, folder.with_name(f".partial_{folder.name}")
         self._world, self._num_samples = world, num_samples
         self._first = self._row = first  # the row of this rank's next sample
         self._files: dict[str, int] = {}
-        self._layouts: dict[str, tuple[str, tuple[int, ...]]] = {}  # a row's type, as numpy describes it, and its shape
+        self._layouts: dict[str, tuple[str, tuple[int, ...]]] = {}  # numpy's name of a row's type, and its shape
         self._problem = ""
         with self._noting_problems():
             if world.is_main:
@@ -44,10 +44,10 @@ class PredictionFiles:
         world.barrier()
 
     def add(self, rows: Mapping[str, Tensor], *, skips: Sequence[int] = ()) -> None:
-        """Write the rows of this rank's next samples, each tensor of shape [B, ...], alike in every batch. `close` tells of a full disk.
+        """Write the rows of this rank's next samples, each tensor of shape [B, ...], alike in every batch. `close` reports a full disk.
 
         Args:
-            skips: samples among them that could not be read; their rows are NaN, or -1 where the others are integers.
+            skips: samples among them that could not be read; their rows are NaN, or -1 in an array of integers.
         """
         arrays = {name: _to_numpy(name, tensor) for name, tensor in rows.items()}
         layouts = {name: (array.dtype.str, array.shape[1:]) for name, array in arrays.items()}
@@ -69,10 +69,10 @@ class PredictionFiles:
             (self._partial / "samples.txt").write_text("".join(f"{printable(name)}\n" for name in names))
 
     def close(self, *, keep: bool) -> None:
-        """Let the files appear under their name, in place of those of an earlier evaluation after the same step. Collective.
+        """Rename the finished files to their own name; they replace those of an earlier evaluation after the same step. Collective.
 
         Args:
-            keep: False: the evaluation was given up; nothing is left of it.
+            keep: False: the evaluation was given up; its files are removed.
 
         Raises:
             OSError: on every rank when one could not write.
@@ -83,25 +83,25 @@ class PredictionFiles:
                 os.fsync(descriptor)
             os.close(descriptor)
         self._files = {}
-        problems, written, layouts = zip(*self._world.gather((self._problem, self._row - self._first, self._layouts)), strict=True)
-        self._problem = "; ".join(text for text in problems if text)
+        problems, num_rows, layouts = zip(*self._world.gather((self._problem, self._row - self._first, self._layouts)), strict=True)
+        self._problem = "; ".join(problem for problem in problems if problem)
         known = [layout for layout in layouts if layout]  # a rank without samples has none
-        is_whole = sum(written) == self._num_samples and all(layout == known[0] for layout in known)
+        is_complete = sum(num_rows) == self._num_samples and all(layout == known[0] for layout in known)
         if self._world.is_main:
             with self._noting_problems():
-                if keep and is_whole and not self._problem:
+                if keep and is_complete and not self._problem:
                     earlier = self._folder.with_name(f".removed_{self._folder.name}")
                     if self._folder.exists():
                         self._folder.rename(earlier)
                     self._partial.rename(self._folder)
                     shutil.rmtree(earlier, ignore_errors=True)
-            shutil.rmtree(self._partial, ignore_errors=True)  # what is left of it would keep a full disk full
+            shutil.rmtree(self._partial, ignore_errors=True)  # else a full disk would stay full
         problem = self._world.from_main(self._problem)
         if keep and problem:
             raise OSError(f"{self._folder} was not saved (evaluation.save_predictions). {problem}")
-        if keep and not is_whole:
+        if keep and not is_complete:
             raise ValueError(
-                f"{self._folder} was not saved: rows {written} by rank, of {known}; expected {self._num_samples}, alike on all"
+                f"{self._folder} was not saved: rows {num_rows} by rank, of {known}; expected {self._num_samples}, alike on all"
             )
 
     @contextmanager
@@ -113,14 +113,14 @@ class PredictionFiles:
             self._problem = self._problem or f"rank {self._world.rank}: {error}"
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
-        """Write rows where they belong; rank 0, which has the first ones, writes the head as well."""
-        head = _head(array.dtype, (self._num_samples, *array.shape[1:]))
+        """Write rows at their position in the file; rank 0, which has the first rows, writes the header as well."""
+        header = _header(array.dtype, (self._num_samples, *array.shape[1:]))
         if name not in self._files:
             self._files[name] = os.open(self._partial / f"{name}.npy", os.O_WRONLY | os.O_CREAT, 0o640)
             if self._world.is_main:
-                _write_at(self._files[name], memoryview(head), 0)
+                _write_at(self._files[name], memoryview(header), 0)
         row_bytes = array.itemsize * int(np.prod(array.shape[1:]))
-        _write_at(self._files[name], memoryview(array.tobytes()), len(head) + self._row * row_bytes)
+        _write_at(self._files[name], memoryview(array.tobytes()), len(header) + self._row * row_bytes)
 
 
 def forget_after(folder: Path, step: int) -> None:
@@ -138,14 +138,14 @@ def _to_numpy(name: str, tensor: Tensor) -> NDArray[Any]:
 
 
 def _with_gaps(array: NDArray[Any], gaps: Sequence[int]) -> NDArray[Any]:
-    """Return the rows of all samples, those at the places `gaps` of samples that were skipped."""
-    whole = np.full((len(array) + len(gaps), *array.shape[1:]), np.asarray(np.nan if array.dtype.kind in "fc" else -1).astype(array.dtype))
-    whole[~np.isin(np.arange(len(whole)), gaps)] = array
-    return whole
+    """Return the rows with NaN (or -1) inserted for the skipped samples, which are at the indices `gaps` of the result."""
+    filled = np.full((len(array) + len(gaps), *array.shape[1:]), np.asarray(np.nan if array.dtype.kind in "fc" else -1).astype(array.dtype))
+    filled[~np.isin(np.arange(len(filled)), gaps)] = array
+    return filled
 
 
-def _head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the head of a .npy file. The same on every rank, so that each knows where its rows begin."""
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the header of a .npy file. It is the same on every rank, so that each rank knows where its rows begin."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
     return buffer.getvalue()

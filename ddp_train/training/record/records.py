@@ -1,4 +1,4 @@
-"""Where a run's numbers and events go: to the metric writers, to events.jsonl and to the terminal."""
+"""Write a run's numbers and events: to the metric writers, to events.jsonl and to the terminal."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ Event = dict[str, Any]
 
 
 class Records:
-    """Takes a run's records and events on every rank; rank 0 alone has metric writers, opened after the present step, and writes them."""
+    """Gets a run's records and events on every rank. Rank 0 alone writes them, with metric writers that open after the present step."""
 
     def __init__(self, run_folder: RunFolder, world: World, open_writers: Callable[[], list[MetricWriter]]) -> None:
         self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
         self._writers = open_writers()
         self._events: GrowingFile | None = None  # from the first event on: most runs have none
-        self._missing: set[str] = set()  # kinds that no writer takes, and that was said
+        self._warned_of: set[str] = set()  # kinds that no writer takes
         self._listeners: list[Callable[[Record], None]] = []
 
     def listen(self, listener: Callable[[Record], None]) -> None:
-        """Tell `listener` every record from now on, on every rank and before it is written."""
+        """Call `listener` with every record from now on, on every rank and before it is written."""
         self._listeners.append(listener)
 
     def write(self, record: Record) -> None:
-        """Take one line of metrics.jsonl."""
-        record = redact_all(record)  # a metric's name is somebody's text, and writers are anybody's
+        """Write one line of metrics.jsonl."""
+        record = redact_all(record)  # users choose the metrics' names and the writers
         for listener in self._listeners:
             listener(record)
         for writer in self._writers:
             writer.write(record)
-        if not self._writers:  # else it is in their files, and here it would only take time
+        if not self._writers:  # else it is in their files, and logging it would only take time
             logger.info("%s", record)
 
-    def show(self, name: str, shown: Tensor | str, step: int) -> None:
+    def show(self, name: str, value: Tensor | str, step: int) -> None:
         """Give an image or a text to the writers that take one (rank 0)."""
-        kind, method = ("texts", "write_text") if isinstance(shown, str) else ("images", "write_image")
-        takers = [writer for writer in self._writers if hasattr(writer, method)]
-        for writer in takers:
-            getattr(writer, method)(redact(name), redact(shown) if isinstance(shown, str) else shown, step)
-        if not takers and kind not in self._missing:
-            self._missing.add(kind)
+        kind, method = ("texts", "write_text") if isinstance(value, str) else ("images", "write_image")
+        writers = [writer for writer in self._writers if hasattr(writer, method)]
+        for writer in writers:
+            getattr(writer, method)(redact(name), redact(value) if isinstance(value, str) else value, step)
+        if not writers and kind not in self._warned_of:
+            self._warned_of.add(kind)
             print(f"{name} and other {kind} go nowhere: no metric writer takes {kind}; metrics.tensorboard does", flush=True)
 
     def log_event(self, event: Event, line: str) -> None:
-        """Take one line of events.jsonl, and the line for people; "": there is none."""
+        """Write one line of events.jsonl, and print `line`, if there is one."""
         if not self._world.is_main:
             return
         if self._events is None:
@@ -69,13 +69,13 @@ class Records:
             print(line, flush=True)
 
     def reopen(self) -> None:
-        """Go on after the present step, which is an earlier one: what was written after it is dropped."""
+        """Go on after a rewind: the writers drop the records after the present step."""
         for writer in self._writers:
             writer.close()
         self._writers = self._open_writers()
 
     def close(self) -> None:
-        """Write what is left, or raise an OSError: there is no space for it still."""
+        """Write all that is left. Raises OSError: the disk is still full."""
         for writer in self._writers:
             writer.close()
         if self._events is not None:

@@ -1,6 +1,6 @@
-"""How much a run gets done, in each of its training records: rates of each device, the share of the device's best (MFU), memory.
+"""The speed of a run in each of its training records: rates per device, the share of the device's peak (MFU), memory.
 
-All of it is arithmetic at log steps, on what the host knows already. docs/metrics.md has the names.
+All of it is arithmetic at log steps, on numbers that the host has already. docs/metrics.md has the names.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _GIB = 2.0**30
 _RATES = ("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu", "step_ms", "data_wait_ms")
 _MEMORY = ("device/memory_gib", "device/reserved_gib", "device/host_gib")
 NAMES = (*_RATES, *_MEMORY)
-"""What of a training record depends on the machine, and is not the same when the run is done again."""
+"""Names in a training record whose values depend on the machine: they differ when the run is done again."""
 
 
 @dataclass(eq=False)
 class Throughput:
-    """The rates of one rank's run."""
+    """Computes the rates of a run, on each rank."""
 
     world: World  # the ranks, each with one device
     objective: Any = None  # its weight may count tokens (its `unit`)
     _: KW_ONLY
     tokens_per_sample: int | None = None  # of data that is windows of tokens; None: of other data
-    peak: float | None = None  # FLOP/s of the device at best; None: not known, and there is no `mfu`
+    peak: float | None = None  # FLOP/s of the device; None: not known, and there is no `mfu`
     shapes: ShapeCopy | None = None  # model and objective, to count the operations of a step; None: they could not be copied
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Throughput:
         self._units = 0.0  # tokens in it, or samples
         self._flops_per_unit: float | None = None
         if self.world.device.type == "cuda" and torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats(self.world.device)  # of a job before
+            torch.cuda.reset_peak_memory_stats(self.world.device)  # of an earlier job
 
     @property
     def wants_batch(self) -> bool:
@@ -56,24 +56,24 @@ class Throughput:
         return self.shapes is not None and self._batch is None
 
     def see(self, batch: Batch) -> None:
-        """Note the shapes of a micro-batch, and how many tokens or samples it has. May wait for the device: before the first step."""
+        """Note the shapes of a micro-batch, and its number of tokens or samples. May wait for the device: call it before the first step."""
         self._batch = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), batch)
         self._units = float(self.objective.weight(batch)) if self._counts_tokens else float(batch_size(batch))
 
     def memory(self) -> list[float]:
-        """Return what tensors took of this rank's device at most since the last call, what torch holds of it, and what the process takes.
+        """Return the most that tensors took of this rank's device since the last call, torch's reserve on it, and the process's memory.
 
         In GiB; on a CPU the process alone. As many numbers on every rank.
         """
-        own = [resident_bytes() / _GIB]
+        host_gib = [resident_bytes() / _GIB]
         if self.world.device.type != "cuda":
-            return own
+            return host_gib
         stats = torch.cuda.memory_stats(self.world.device)  # of torch's allocator, on the host
         torch.cuda.reset_peak_memory_stats(self.world.device)
-        return [stats.get("allocated_bytes.all.peak", 0) / _GIB, stats.get("reserved_bytes.all.current", 0) / _GIB, *own]
+        return [stats.get("allocated_bytes.all.peak", 0) / _GIB, stats.get("reserved_bytes.all.current", 0) / _GIB, *host_gib]
 
     def values(self, *, samples: int, weights: Sequence[float], seconds: float, memory: Sequence[float]) -> dict[str, float]:
-        """Return what a record has of the last steps: samples of all ranks, the steps' weights, and the ranks' sum of `memory`."""
+        """Return a record's values of the last steps, from samples of all ranks, the steps' weights, and the ranks' sum of `memory`."""
         size = self.world.size
         values = {"samples_per_s": samples / seconds, "samples_per_s_per_device": samples / seconds / size}
         tokens = sum(weights) if self._counts_tokens else None
@@ -83,26 +83,26 @@ class Throughput:
         if tokens is not None:
             values |= {"tokens_per_s": tokens / seconds, "tokens_per_s_per_device": tokens / seconds / size}
         if self.shapes is not None and self._batch is not None:
-            self._count(self.shapes)
+            self._count_flops(self.shapes)
         if self._flops_per_unit is not None and self.peak is not None:
             values["mfu"] = units * self._flops_per_unit / seconds / (size * self.peak)
         return values | dict(zip(_MEMORY[-len(memory) :], (total / size for total in memory), strict=True))
 
-    def _count(self, shapes: ShapeCopy) -> None:
+    def _count_flops(self, shapes: ShapeCopy) -> None:
         try:
             flops = shapes.count(self._batch, self.world.device)
             if not flops:
                 raise ValueError("it has no matrix product that is known")
             self._flops_per_unit = flops / self._units
         except Exception as error:
-            _leave_out(error, self.world)
+            _report_no_mfu(error, self.world)
         self.shapes = self._batch = None
 
 
 class ShapeCopy:
     """Model and objective on torch's meta device, as they are before anything wraps, compiles or shards them.
 
-    So what is counted is what the model itself needs: nothing that a strategy does, and no forward that is computed again for the backward.
+    So the model's own operations alone are counted, without those of a strategy or of a forward that is computed again for the backward.
 
     Raises Exception: they cannot be copied, or take turns, each with a backward of its own.
     """
@@ -111,18 +111,18 @@ class ShapeCopy:
         if isinstance(objective, HasTurns):
             raise ValueError("the parts of the objective take turns")
         shapes: dict[int, Any] = {}
-        for part in (trained, objective):
-            if isinstance(part, nn.Module):
-                shapes |= {id(tensor): _shape_of(tensor) for tensor in (*part.parameters(), *part.buffers())}
+        for module in (trained, objective):
+            if isinstance(module, nn.Module):
+                shapes |= {id(tensor): _shape_of(tensor) for tensor in (*module.parameters(), *module.buffers())}
         self._trained, self._objective = copy.deepcopy((trained, objective), shapes)
 
     def count(self, batch: Batch, device: torch.device) -> int:
         """Return the operations of one forward and backward: 2 for each product of two numbers and its sum. Raises where values are needed.
 
-        Counts matrix products, convolutions and torch's attention, all of a causal one too. A kernel of somebody's own counts as nothing.
-        Random streams stay as they are.
+        Counts matrix products, convolutions and torch's attention, a causal one as a full one. Custom kernels count as nothing. Random
+        streams stay as they are.
         """
-        from torch.utils.flop_counter import FlopCounterMode  # a module that most runs do without
+        from torch.utils.flop_counter import FlopCounterMode  # most runs do not need this module
 
         streams = random_state(device)
         try:
@@ -142,7 +142,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
 
 
 def measure(world: World, objective: Objective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
-    """Return what measures a run, made before the model is compiled or wrapped; the peak is the device's at best, in FLOP/s."""
+    """Return the throughput meter of a run, before the model is compiled or wrapped; `peak` is the device's, in FLOP/s."""
     has_lengths = getattr(source, "lengths", None) is not None  # a sample may be shorter than the longest
     window = None if has_lengths else source.facts.get("context_length")
     shapes = None
@@ -150,11 +150,11 @@ def measure(world: World, objective: Objective, trained: nn.Module, *, source: A
         try:
             shapes = ShapeCopy(trained, objective)
         except Exception as error:
-            _leave_out(error, world)
+            _report_no_mfu(error, world)
     return Throughput(world, objective, tokens_per_sample=window, peak=peak, shapes=shapes)
 
 
-def _leave_out(error: Exception, world: World) -> None:
+def _report_no_mfu(error: Exception, world: World) -> None:
     logger.debug("no mfu", exc_info=error)
     if world.is_main:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -186,9 +186,9 @@ _PEAKS: dict[str, tuple[float | None, ...]] = {
     r"RTX 6000 Ada Generation": (91.1, 182.1, 364.2, 364.2),
     r"AMD Instinct MI300X": (163.4, 653.7, 1307.4, 1307.4),
 }
-"""Dense matrix products in TFLOP/s, as the maker says, in each of `_TYPES`; None: the device has no units for it, or he says nothing.
+"""Dense matrix products in TFLOP/s in each of `_TYPES`, from the maker's data sheets; None: no units for this type, or no number published.
 
-By the names that `torch.cuda.get_device_name` gives, without the brand. Without sparsity, by which datasheets often double them.
+The keys are names of `torch.cuda.get_device_name` without the brand. Without sparsity, by which datasheets often double the numbers.
 
 Sources:
     B200, B300: NVIDIA HGX datasheets, an eighth of the platform. GB200, GB300: those of the NVL72, a 72nd of the rack.
@@ -206,17 +206,17 @@ _BRAND = re.compile(r"^(NVIDIA |Tesla |GeForce )*")
 
 
 def peak_of(device: torch.device, amp: Amp, model: nn.Module, *, cast: torch.dtype | None = None) -> float | None:
-    """Return the FLOP/s of a device at best in the type that a model's products have; None: not known (a CPU, a part of a GPU)."""
+    """Return the peak FLOP/s of a device in the type of a model's products; None: not known (a CPU, a part of a GPU)."""
     if device.type != "cuda":
         return None
     return lookup(torch.cuda.get_device_name(device), products(amp, model, device, cast=cast))
 
 
 def lookup(name: str, product: str) -> float | None:
-    """Return what the table has for a device's name and the type of a product, in FLOP/s."""
+    """Return the FLOP/s in the table for a device's name and the type of a product."""
     plain = _BRAND.sub("", name)
-    found = next((peaks for pattern, peaks in _PEAKS.items() if re.fullmatch(pattern, plain) and "MIG" not in plain), ())
-    tera = dict(zip(_TYPES, found, strict=False)).get(product)
+    row = next((peaks for pattern, peaks in _PEAKS.items() if re.fullmatch(pattern, plain) and "MIG" not in plain), ())
+    tera = dict(zip(_TYPES, row, strict=False)).get(product)
     return None if tera is None else tera * 1e12
 
 
@@ -225,14 +225,14 @@ def products(amp: Amp, model: nn.Module, device: torch.device, *, cast: torch.dt
     with amp.autocast(device):
         if torch.is_autocast_enabled(device.type):
             return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
-    kinds = {cast} if cast is not None else {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    kind = str(max(kinds, key=lambda each: each.itemsize, default=torch.float32)).removeprefix("torch.")
-    return "tf32" if kind == "float32" and _uses_tf32(model) else kind
+    dtypes = {cast} if cast is not None else {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    name = str(max(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)).removeprefix("torch.")
+    return "tf32" if name == "float32" and _uses_tf32(model) else name
 
 
 def _uses_tf32(model: nn.Module) -> bool:
-    """Tell whether float32 is rounded for the tensor cores: for convolutions it is unless somebody forbids it."""
-    has_convolutions = any(isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for part in model.modules())
+    """Tell whether float32 is rounded for the tensor cores; by default it is for convolutions."""
+    has_convolutions = any(isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for module in model.modules())
     backends: Any = torch.backends
-    asked = [backends.cuda.matmul, *([backends.cudnn.conv] if has_convolutions else [])]
-    return any(each.fp32_precision == "tf32" for each in asked)  # `allow_tf32` raises once anything has used this newer name
+    operations = [backends.cuda.matmul, *([backends.cudnn.conv] if has_convolutions else [])]
+    return any(operation.fp32_precision == "tf32" for operation in operations)  # `allow_tf32` raises once this newer name was used
