@@ -1,7 +1,7 @@
-"""Windows of steps that are recorded: by torch's profiler or CUDA's record of allocations, with a table on one screen.
+"""Record windows of steps with torch's profiler or CUDA's memory history, and print a table on one screen.
 
-The section `profile` asks for one window, and a file in the run's folder for others. Steps are those of this start of the run. Where no
-window is to come nothing is called in a step. At log steps rank 0 looks for the file; the others learn of it from the reduction that a log
+The section `profile` requests one window, and a file in the run's folder others. Steps are counted from this start of the run. Without a
+window to come, nothing is called in a step. At log steps rank 0 looks for the file; the others learn of it from the reduction that a log
 step makes anyway.
 """
 
@@ -34,42 +34,42 @@ from ddp_train.training.parts.components import Components
 logger = logging.getLogger(__name__)
 
 PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "save")
-"""The parts of a step that a trace has by name (`Marks`)."""
+"""The names of parts of a step in a trace (`Marks`)."""
 
 
 @dataclass(frozen=True)
 class _Window:
-    """Steps to be recorded on some ranks, after `first` steps."""
+    """Steps to record on some ranks, after `first` steps."""
 
-    kind: str  # trace | memory | allocations: memory on a GPU
+    kind: str  # trace | memory (on a CPU) | allocations (memory on a GPU)
     first: int
     steps: int
     ranks: Sequence[int]
 
     @property
     def begins(self) -> int:
-        """After how many steps recording begins: the step before the window, if there is one, warms torch's profiler up."""
+        """The number of steps before recording begins: the step before the window, if there is one, warms torch's profiler up."""
         return self.first if self.kind == "allocations" else max(0, self.first - 1)
 
 
 class Profiler:
-    """Records windows of a run on the chosen ranks. A window that cannot be recorded or written is told of, and ends no run.
+    """Records windows of a run on the chosen ranks. A window that cannot be recorded or written gives a warning, and ends no run.
 
     Args:
-        config: the section `profile`, also for requests that leave something open.
-        tracker: says what this rank is at.
+        config: the section `profile`; also the defaults of a request.
+        tracker: knows the phase of this rank.
     """
 
     def __init__(self, config: ProfileConfig, run_folder: RunFolder, world: World, components: Components, tracker: PhaseTracker) -> None:
         self._config, self._run_folder, self._world, self._tracker = config, run_folder, world, tracker
         self._marks = Marks(components, tracker)
         self._hooks = Hooks()
-        self._taken = 0  # steps of this start, or since the request, while a window is to come
+        self._steps_taken = 0  # since this start, or since the request, while a window is to come
         self._recording: Trace | Allocations | None = None
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
 
-    def hang_on(self, hooks: Hooks) -> None:
-        """Let the loop call this, in its steps only while a window is to come."""
+    def register(self, hooks: Hooks) -> None:
+        """Let the loop call this profiler, in each step only while a window is to come."""
         self._hooks = hooks
         hooks.is_asked, hooks.on_request = self.is_requested, self.start_window
         if self._window is not None:
@@ -77,21 +77,21 @@ class Profiler:
 
     def begin_step(self, step: int) -> None:
         """Called before a step, with the number of steps taken; may take a while where a window ends."""
-        window, taken = self._window, self._taken
-        self._taken += 1
+        window, steps_taken = self._window, self._steps_taken
+        self._steps_taken += 1
         if window is None:
             return
         self._marks.mark(None)
-        if taken == window.first + window.steps:
+        if steps_taken == window.first + window.steps:
             self._end()
         elif self._recording is not None:
             self._recording.next_step()
-        elif taken == window.begins and self._world.rank in window.ranks:
+        elif steps_taken == window.begins and self._world.rank in window.ranks:
             self._begin(window, step)
 
     def is_requested(self) -> float:
-        """Return whether this rank sees a request, 1.0 or 0.0: to be added up over the ranks at a log step."""
-        return float(self._world.is_main and os.path.exists(self._run_folder.profile_request))  # which never raises
+        """Return 1.0 where this rank sees a request, else 0.0; a log step adds them up over the ranks."""
+        return float(self._world.is_main and os.path.exists(self._run_folder.profile_request))  # `os.path.exists` never raises
 
     def start_window(self, step: int) -> None:
         """Plan the window that was requested. Collective."""
@@ -105,7 +105,7 @@ class Profiler:
             self._world.print(f"profile.request is left aside: {problem}")
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
-        self._taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
+        self._steps_taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
         self._hooks.before_step.append(self.begin_step)
         steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
         self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.shown()}/profile")
@@ -113,8 +113,9 @@ class Profiler:
     def close(self) -> None:
         """Called after the last step."""
         window = self._window
-        if window is not None and self._taken <= window.first:
-            self._world.print(f"profile  nothing was recorded: the run took {self._taken} steps, and {window.first} come before the window")
+        steps = self._steps_taken
+        if window is not None and steps <= window.first:
+            self._world.print(f"profile  nothing was recorded: the run took {steps} steps, and {window.first} come before the window")
         self._end()
         if self.is_requested():
             self._run_folder.profile_request.unlink(missing_ok=True)
@@ -131,19 +132,19 @@ class Profiler:
 
     def _begin(self, window: _Window, step: int) -> None:
         first, is_memory = step + 1 + window.first - window.begins, window.kind == "memory"
-        path = _free(self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{first - 1:06d}")
+        path = _unused(self._run_folder.profile / f"rank_{self._world.rank:05d}_step_{first - 1:06d}")
         try:
             if window.kind == "allocations":
                 self._recording = Allocations(path, self._world.device)
             else:
                 self._recording = Trace(path, self._world.device, step=step + 1, first=first, has_memory=is_memory)
-            self._marks.put()
+            self._marks.install()
         except Exception as error:  # another profiler is at work, say
             self._give_up(error)
 
     def _end(self) -> None:
         recording, started = self._recording, time.perf_counter()
-        self._forget()
+        self._reset()
         if recording is None:
             return
         self._tracker.move()
@@ -160,44 +161,39 @@ class Profiler:
             print(f"profile  {name}, written in {time.perf_counter() - started:.1f} s\n{text}", flush=True)
 
     def _give_up(self, error: Exception) -> None:
-        self._forget()
+        self._reset()
         logger.warning("rank %d records no profile: %s: %s", self._world.rank, type(error).__name__, error)
 
-    def _forget(self) -> None:
-        self._marks.take_out()
+    def _reset(self) -> None:
+        self._marks.uninstall()
         self._recording = self._window = None
         if self.begin_step in self._hooks.before_step:
             self._hooks.before_step.remove(self.begin_step)
 
 
 class Marks:
-    """Marks the parts of this rank's steps by name (`PARTS`), one at a time, each until the next begins or it ends.
-
-    They are put in while a window is recorded and taken out after it: a step that is not recorded knows nothing of them.
-    """
+    """Marks the parts of this rank's steps by name (`PARTS`), one at a time. They are installed only while a window is recorded."""
 
     def __init__(self, components: Components, tracker: PhaseTracker) -> None:
         self._components, self._tracker = components, tracker
         self._name: str | None = None
         self._range, self._undo = ExitStack(), ExitStack()
 
-    def put(self) -> None:
-        """Begin to mark."""
+    def install(self) -> None:
         components, undo = self._components, self._undo
         self._tracker.listen(self._enter)
         undo.callback(self._tracker.forget, self._enter)
-        self.mark(None)  # what the rank was at last is over
-        undo.callback(delattr, components, "loss")  # then the class has it again
+        self.mark(None)  # `listen` has marked the present phase, which is over
+        undo.callback(delattr, components, "loss")  # the method of the class is visible again
         setattr(components, "loss", record_function("forward")(components.loss))  # noqa: B010
         undo.callback(setattr, gradient, "backward", gradient.backward)
         setattr(gradient, "backward", record_function("backward")(gradient.backward))  # noqa: B010  # torch has no hook there
-        if not components.steps_in_backward:  # else the steps are in the midst of backward, on a thread of torch's
+        if not components.steps_in_backward:  # else the optimizer steps within backward, on one of torch's threads
             optimizer = components.optimizer
             undo.callback(optimizer.register_step_pre_hook(lambda *_: self.mark("optimizer")).remove)
             undo.callback(optimizer.register_step_post_hook(lambda *_: self.mark(None)).remove)
 
-    def take_out(self) -> None:
-        """Leave everything as it was."""
+    def uninstall(self) -> None:
         self.mark(None)
         self._undo.close()
 
@@ -205,8 +201,8 @@ class Marks:
         self.mark({Phase.DATA: "data", Phase.EVALUATION: "evaluation", Phase.SAVE: "save"}.get(phase))
 
     def mark(self, name: str | None) -> None:
-        """Let a part begin; None: the one before ends."""
-        if name != self._name:  # else a batch of the same evaluation
+        """End the present part and begin another one; None: only end it."""
+        if name != self._name:  # else another batch of the same evaluation
             self._range.close()
             self._name = name
             if name is not None:
@@ -214,18 +210,18 @@ class Marks:
 
 
 class Trace:
-    """Records steps by torch's profiler.
+    """Records steps with torch's profiler.
 
     Args:
         path: of the files, without their endings.
-        step: the number of the step that begins, as the trace will call it.
-        first: of the first one that is kept. Those before it are not: the first ones under a profiler are slow.
+        step: the number of the step that begins, in the trace.
+        first: the number of the first step to record. Those before it only warm up: the first steps under a profiler are slow.
     """
 
     def __init__(self, path: Path, device: torch.device, *, step: int, first: int, has_memory: bool) -> None:
         self.path, self._has_memory = path, has_memory
 
-        def schedule(step: int) -> Any:  # what it is to do then
+        def schedule(step: int) -> Any:
             return ProfilerAction.WARMUP if step < first else ProfilerAction.RECORD
 
         self._profile = profile(
@@ -233,14 +229,14 @@ class Trace:
             schedule=schedule,
             record_shapes=True,
             profile_memory=has_memory,
-            acc_events=True,  # there is one cycle, and older torch warns where its events would make way for the next one's
+            acc_events=True,  # there is only one cycle; without this, older torch warns that the next one drops its events
         )
-        self._profile.step_num, self._profile.current_action = step, schedule(step)  # its steps have the numbers of ours
+        self._profile.step_num, self._profile.current_action = step, schedule(step)  # the trace has the run's step numbers
         self._profile.start()
         self.next_step = self._profile.step
 
     def end(self) -> str:
-        """Write the trace, and return the table for people; "" of nothing."""
+        """Write the trace, and return its table; "" where nothing was recorded."""
         action = self._profile.current_action
         self._profile.stop()
         if action is ProfilerAction.WARMUP:
@@ -253,7 +249,7 @@ class Trace:
 
 
 class Allocations:
-    """Records what torch's allocator does on a GPU."""
+    """Records the allocations of torch's allocator on a GPU."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path, self._device = path, device
@@ -261,7 +257,7 @@ class Allocations:
         torch.cuda.memory._record_memory_history(max_entries=100_000)  # the newest ones
 
     def end(self) -> str:
-        """Write them, and return the table for people."""
+        """Write them, and return torch's memory summary."""
         memory: Any = torch.cuda.memory
         with appears_whole(self.path.with_name(f"{self.path.name}_memory.pickle")) as file:
             memory._dump_snapshot(str(file))
@@ -269,16 +265,16 @@ class Allocations:
         return torch.cuda.memory_summary(self._device, abbreviated=True)
 
 
-def _free(path: Path) -> Path:
-    """Return a name for files that is not taken: after a restart a run may come to the same step again, and gets NAME_2."""
+def _unused(path: Path) -> Path:
+    """Return the first of NAME, NAME_2, ... that no file has: after a restart a run may record the same step again."""
     names = (path.with_name(f"{path.name}_{number}") if number > 1 else path for number in count(1))
     return next(name for name in names if not any(path.parent.glob(f"{name.name}[._][!0-9]*")))
 
 
 _ROWS, _WIDTH = 12, 56  # of operators; characters of a name
 _STEP = "ProfilerStep"
-_COLLECTIVES = ("gloo:", "nccl:")  # torch's own marks of them on the host
-_KERNELS = "nccl"  # their kernels on a GPU, whatever follows
+_COLLECTIVES = ("gloo:", "nccl:")  # prefixes of their events on the host
+_KERNELS = "nccl"  # prefix of their kernels on a GPU
 
 
 def table(events: Sequence[Any]) -> str:
@@ -293,22 +289,22 @@ def table(events: Sequence[Any]) -> str:
 
 
 def _operators(events: Iterable[Any], num_steps: int) -> list[str]:
-    """Return the lines of the operators that take longest themselves: without those that they call."""
+    """Return the lines of the slowest operators, by their own time, without that of the operators that they call."""
     totals: dict[str, list[float]] = {}  # by name: calls, ms on the host, ms on the device
     for event in events:
         if not (event.is_async or event.name == "[memory]" or getattr(event, "is_user_annotation", False)):
             total = totals.setdefault(event.name, [0.0, 0.0, 0.0])
-            for place, value in enumerate((1.0, event.self_cpu_time_total / 1e3, event.self_device_time_total / 1e3)):
-                total[place] += value / num_steps
-    by = ["host", "GPU"] if any(device for _, _, device in totals.values()) else ["host"]  # the last one counts
-    whole = sum(total[len(by)] for total in totals.values()) or 1.0
+            for column, value in enumerate((1.0, event.self_cpu_time_total / 1e3, event.self_device_time_total / 1e3)):
+                total[column] += value / num_steps
+    clocks = ["host", "GPU"] if any(device for _, _, device in totals.values()) else ["host"]  # sorted by the last one
+    total_ms = sum(total[len(clocks)] for total in totals.values()) or 1.0
     lines = [
-        f"operators by their own {by[-1]} time, without what they call, a step:",
-        _row("operator", "calls", *(f"{each} ms" for each in by), "share"),
+        f"operators by their own {clocks[-1]} time, without what they call, a step:",
+        _row("operator", "calls", *(f"{clock} ms" for clock in clocks), "share"),
     ]
-    for name, (calls, *ms) in sorted(totals.items(), key=lambda item: -item[1][len(by)])[:_ROWS]:
-        ms = ms[: len(by)]
-        lines.append(_row(name, f"{calls:g}", *(f"{each:.3f}" for each in ms), f"{ms[-1] / whole:.1%}"))
+    for name, (calls, *ms) in sorted(totals.items(), key=lambda item: -item[1][len(clocks)])[:_ROWS]:
+        ms = ms[: len(clocks)]
+        lines.append(_row(name, f"{calls:g}", *(f"{time_ms:.3f}" for time_ms in ms), f"{ms[-1] / total_ms:.1%}"))
     return lines
 
 
@@ -318,20 +314,20 @@ def _row(name: str, *values: str) -> str:
 
 
 def _communication(events: Iterable[Any], num_steps: int) -> str:
-    """Say how long collectives took, and on a GPU how much of that time other kernels ran."""
+    """Return a line with the time of collectives, and on a GPU how much of it overlapped with other kernels."""
     on_device = [event for event in events if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)]
-    kernels = [event for event in on_device if not event.name.startswith((_STEP, *PARTS))]  # not the shadows of names on the host
-    sent = [event for event in kernels or events if event.name.startswith(_KERNELS if kernels else _COLLECTIVES)]
-    if not sent:
+    kernels = [event for event in on_device if not event.name.startswith((_STEP, *PARTS))]  # without copies of the host's annotations
+    collectives = [event for event in kernels or events if event.name.startswith(_KERNELS if kernels else _COLLECTIVES)]
+    if not collectives:
         return "communication: none"
-    text = f"communication: {covered_ms(sent) / num_steps:.3f} ms a step"
-    computed = [event for event in kernels if not event.name.startswith(_KERNELS)]
-    both = covered_ms(sent) + covered_ms(computed) - covered_ms(kernels)
-    return f"{text}, {both / covered_ms(sent):.0%} of it overlapped with computing" if kernels else text
+    text = f"communication: {covered_ms(collectives) / num_steps:.3f} ms a step"
+    computing = [event for event in kernels if not event.name.startswith(_KERNELS)]
+    overlap = covered_ms(collectives) + covered_ms(computing) - covered_ms(kernels)
+    return f"{text}, {overlap / covered_ms(collectives):.0%} of it overlapped with computing" if kernels else text
 
 
 def covered_ms(events: Iterable[Any]) -> float:
-    """Return for how long at least one of the events was under way."""
+    """Return how long at least one of the events was running."""
     total, end = 0.0, -math.inf
     for start, stop in sorted((event.time_range.start, event.time_range.end) for event in events):
         total += max(0.0, stop - max(start, end))

@@ -67,7 +67,7 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
         hooks.after_step.append(features.replicas.after_step)
     if components.callbacks:
         view = RunView(trainer, folder=features.folder, show=features.show, settings=features.settings)
-        Callbacks(components.callbacks, view).hang_on(hooks, trainer.is_log_step)
+        Callbacks(components.callbacks, view).register(hooks, trainer.is_log_step)
     if features.replicas is not None:
         hooks.before_save.append(features.replicas.before_save)
     if isinstance(scheduler, Plateau):
@@ -76,7 +76,7 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
         hooks.after_evaluation.append(lambda metrics: plateau.follow(world.from_main(metrics)))
     _add_to_record(trainer)
     if features.profiler is not None:
-        features.profiler.hang_on(hooks)
+        features.profiler.register(hooks)
     if features.after_first_step is not None:
         _call_once(hooks, features.after_first_step)
     return trainer

@@ -1,4 +1,4 @@
-"""What a model says of samples whose targets nobody knows: one row for each sample, in the data set's order."""
+"""A model's predictions for samples without targets: one row for each sample, in the data set's order."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ddp_train.interfaces import Batch, Objective, SupportsInfer, batch_size, de
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.supervised import TARGETS, give
-from ddp_train.training.loop.evaluation import as_evaluated, in_step
+from ddp_train.training.loop.evaluation import as_evaluated, in_lockstep
 from ddp_train.training.parts.components import Evaluated
 from ddp_train.training.record.predictions import PredictionFiles
 
 
 def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:
-    """Write what the model says of every sample of the evaluation data, and return the number of samples. Collective.
+    """Write the predictions for all evaluation data, and return the number of samples. Collective.
 
-    The files appear in the folder at once; samples.txt has the names of samples where the data tells them. `begins_batch` is called before
-    each batch is asked for. Raises ConfigError: the data has no order to write them in. OSError: on every rank when one could not write.
+    The files appear together in the folder; samples.txt has the names of samples where the data has names. `begins_batch` is called before
+    each batch is read. Raises ConfigError: the data has no order to write them in. OSError: on every rank when one could not write.
     """
     loader, model = components.eval_loader, components.model
     if not isinstance(loader, EvalLoader):
@@ -35,7 +35,7 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
     with as_evaluated(components):
         begins_batch()
         batches = copied_ahead(iter(loader), world.device)
-        for micro_batch in in_step(batches, world) if components.computes_together else batches:
+        for micro_batch in in_lockstep(batches, world) if components.computes_together else batches:
             batch = batch_on(world.device, micro_batch)
             with components.amp.autocast(world.device):
                 rows = infer(components.objective, model, inputs_of(batch))
@@ -49,8 +49,7 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
 def inputs_of(batch: Batch) -> Any:
     """Return a batch without its targets, if it has any: a tuple or a dict of the model's arguments.
 
-    A tensor is the one input. Of a tuple of several the last is the targets, as in training; of a dict what is called target, targets,
-    label or labels is.
+    A tensor is the one input. Of a tuple of several, the last is the targets, as in training; of a dict, target, targets, label or labels.
     """
     if isinstance(batch, Mapping):
         return {name: value for name, value in batch.items() if name not in TARGETS}
@@ -60,17 +59,17 @@ def inputs_of(batch: Batch) -> Any:
 
 
 def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-    """Return one row per sample: what the objective makes of the model's output, or, where it cannot, the output itself."""
+    """Return one row per sample: the objective's `infer`, or, where it has none, the model's output."""
     if isinstance(objective, SupportsInfer):
         return objective.infer(model, inputs)
     outputs = give(model, inputs)
     if isinstance(outputs, Tensor):
         return {"output": outputs}
-    named = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs)) if isinstance(outputs, (tuple, list)) else {}
+    by_name = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs)) if isinstance(outputs, (tuple, list)) else {}
     size = batch_size(inputs)
     rows = {
         name if isinstance(name, str) else f"output_{name}": value
-        for name, value in named.items()
+        for name, value in by_name.items()
         if isinstance(value, Tensor) and value.ndim and len(value) == size
     }
     if not rows:

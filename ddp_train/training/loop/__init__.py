@@ -1,4 +1,4 @@
-"""The run's loop: `trainer` is where to begin reading, `train_step` is one step.
+"""The run's loop: begin to read at `trainer`; `train_step` is one step. Evaluation, callbacks, and features of a step or after it.
 
-Evaluation, callbacks, and what is chosen for a step or after it. The loop knows no files: saving and writing are callables that it gets.
+The loop knows no files: saving and writing are callables that it gets.
 """

@@ -1,4 +1,4 @@
-"""The events of a run's callbacks: who takes part in which, what they see of the run, and what comes of what they ask for."""
+"""The events of a run's callbacks: which callback takes part in which event, its view of the run, and its requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import Batch, named_parameters, overrides
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.model_log import Sink
-from ddp_train.training.loop.evaluation import as_evaluated, named
+from ddp_train.training.loop.evaluation import as_evaluated, callback_errors
 from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.parts.components import Components, with_loss
 from ddp_train.training.parts.turn import make_turns
@@ -28,7 +28,7 @@ from ddp_train.training.record.logged import check, mean
 from ddp_train.training.train_state import Stopped
 
 Show = Callable[[str, "Tensor | str", int], None]
-"""Takes the name of an image or a text, itself, and the step; on rank 0."""
+"""Gets the name of an image or a text, the image or text, and the step; on rank 0."""
 
 
 class RunView:
@@ -44,9 +44,9 @@ class RunView:
         self.metrics: Mapping[str, float] = trainer.last
         self.folder, self.show, self.settings = folder, show, settings
         self.status, self.is_log_step = "running", False
-        self.event = self.caller = ""  # the event, and the callback whose turn it is
-        self.sink: Sink | None = None  # where `log` goes; None: no record is to come
-        self.is_changed = False  # which parameters are trained, since the strategy has seen them
+        self.event = self.caller = ""  # the event, and the callback that is called now
+        self.sink: Sink | None = None  # gets what is logged; None: no record will have it
+        self.trains_others = False  # other parameters are trained since the strategy has wrapped the model
 
     @property
     def step(self) -> int:
@@ -71,7 +71,7 @@ class RunView:
     def stop(self, reason: str) -> None:
         if self.event == "end":
             raise ValueError("stop() in `end`: the run is over")
-        self.logged.asked = self.logged.asked or Stopped.at(self.caller, reason, self.settings)
+        self.logged.stop_request = self.logged.stop_request or Stopped.at(self.caller, reason, self.settings)
 
     def set_trained(self, names: Collection[str], is_trained: bool) -> None:
         if self.event not in ("start", "step"):
@@ -80,10 +80,10 @@ class RunView:
         optimized = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
         if unknown := [name for name in names if name not in parameters]:
             raise ValueError(f"set_trained(): the model has no parameter {unknown[0]!r}")
-        if is_trained and (left := [name for name in names if parameters[name] not in optimized]):
-            raise ValueError(f"set_trained(): the optimizer does not have {left[0]!r}: it was frozen when the optimizer was made")
+        if is_trained and (frozen := [name for name in names if parameters[name] not in optimized]):
+            raise ValueError(f"set_trained(): the optimizer does not have {frozen[0]!r}: it was frozen when the optimizer was made")
         for name in names:
-            self.is_changed |= parameters[name].requires_grad != is_trained
+            self.trains_others |= parameters[name].requires_grad != is_trained
             parameters[name].requires_grad_(is_trained)
 
     def evaluation_batch(self) -> Batch | None:
@@ -100,24 +100,27 @@ class Callbacks:
 
     def __init__(self, callbacks: Mapping[str, Any], view: RunView) -> None:
         self._view = view
-        self._at = {event: [(name, getattr(each, event)) for name, each in callbacks.items() if overrides(each, event)] for event in EVENTS}
+        self._methods = {
+            event: [(name, getattr(callback, event)) for name, callback in callbacks.items() if overrides(callback, event)]
+            for event in EVENTS
+        }
 
-    def hang_on(self, hooks: Hooks, is_log_step: Callable[[int], bool]) -> None:
+    def register(self, hooks: Hooks, is_log_step: Callable[[int], bool]) -> None:
         """Let the loop call the events that these callbacks have."""
         self._is_log_step = is_log_step
-        if self._at["start"]:
+        if self._methods["start"]:
             hooks.at_start.append(self.start)
-        if self._at["step"]:
+        if self._methods["step"]:
             hooks.after_step.append(self.step)
-        if self._at["evaluation"]:
+        if self._methods["evaluation"]:
             hooks.after_evaluation.append(self.evaluation)
-        elif self._at["step"]:  # which may have asked for a stop since the last log step
+        elif self._methods["step"]:  # it may have requested a stop since the last log step
             hooks.after_evaluation.append(lambda metrics: self._view.logged.agree(self._view.world))
         hooks.before_save.append(lambda step: self._call("save", None))
         hooks.at_end.append(self.end)
 
     def start(self) -> None:
-        """Called when the run begins, and when it goes on after a rewind. Collective."""
+        """Called when the run begins, and after a rewind. Collective."""
         self._call("start", self._view.logged.add)
         self._view.logged.agree(self._view.world)
 
@@ -128,92 +131,85 @@ class Callbacks:
         self._view.is_log_step = False
 
     def evaluation(self, metrics: dict[str, float]) -> None:
-        """Called with what was measured; add to it what was logged, the mean over all finite values of all ranks. Collective."""
+        """Called with the metrics; add the values that callbacks log, the mean over all finite ones of all ranks. Collective."""
         view, values = self._view, dict[str, list[float]]()
 
         def add(name: str, value: float | Tensor) -> None:
-            check(name, value, taken=list(metrics))
+            check(name, value, reserved=list(metrics))
             values.setdefault(name, []).append(float(value))
 
         with as_evaluated(view.components):
-            self._call("evaluation", add, view.world.from_main(dict(metrics)))  # else a last bit could part the ranks' decisions
+            self._call("evaluation", add, view.world.from_main(dict(metrics)))  # a differing last bit could make ranks decide differently
         view.logged.agree(view.world)
-        every = view.world.gather(values)
-        names = dict.fromkeys(chain.from_iterable(every))
-        metrics |= {name: mean(chain.from_iterable(found.get(name, ()) for found in every)) for name in names}
+        by_rank = view.world.gather(values)
+        names = dict.fromkeys(chain.from_iterable(by_rank))
+        metrics |= {name: mean(chain.from_iterable(logged.get(name, ()) for logged in by_rank)) for name in names}
 
     def end(self, status: str) -> None:
-        """Called when the run has ended in good order. Collective."""
+        """Called when the run has ended without an error. Collective."""
         self._view.status = status
         self._call("end", None)
 
     def _call(self, event: str, sink: Sink | None, *arguments: Any) -> None:
         view = self._view
         view.event, view.sink = event, sink
-        for name, method in self._at[event]:
+        for name, method in self._methods[event]:
             view.caller = name
-            try:
+            with callback_errors(name, event):
                 method(view, *arguments)
-            except Exception as error:
-                raise named(error, name, event)  # noqa: B904  # the same error
-        if view.is_changed:
-            view.is_changed = False
+        if view.trains_others:
+            view.trains_others = False
             if not any(parameter.requires_grad for group in view.optimizer.param_groups for parameter in group["params"]):
                 happened = f"no parameter is left to train after step {view.step}"
                 raise ConfigError(key=f"callbacks.{view.caller}", happened=happened, expected="at least one that is not frozen")
-            _wrap_again(view.components, view.world)
+            _rewrap(view.components, view.world)
 
 
 def states(callbacks: Mapping[str, Any], world: World) -> dict[str, dict[str, Any]]:
-    """Return the states of those that have one, by name, alike on all ranks (of tensors, types and shapes), or a RunError. Collective."""
-    found = {name: each.state_dict() for name, each in callbacks.items() if hasattr(each, "state_dict")}
-    if found:
-        mine = {name: json.dumps(codec.encode(state, name)[0], sort_keys=True) for name, state in found.items()}
-        every = world.gather(mine)
-        for rank, name in product(range(world.size), mine):
-            if every[rank][name] != every[0][name]:
+    """Return the callbacks' states by name. Collective. Raises RunError: they differ between ranks (of tensors, types and shapes count)."""
+    states = {name: callback.state_dict() for name, callback in callbacks.items() if hasattr(callback, "state_dict")}
+    if states:
+        by_rank = world.gather({name: json.dumps(codec.encode(state, name)[0], sort_keys=True) for name, state in states.items()})
+        for rank, name in product(range(world.size), states):
+            if by_rank[rank][name] != by_rank[0][name]:
                 happened = f"its state_dict() is not the same on rank {rank} as on rank 0"
                 expected = "the same state on every rank: a checkpoint has one"
                 fix = "reduce it over the ranks in `save`, or leave it out"
                 raise RunError(key=f"callbacks.{name}", happened=happened, expected=expected, fix=fix)
-    return found
+    return states
 
 
 def fresh_states(callbacks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of the states that callbacks are made with, by name: of those that have one and can load it."""
-    found = {}
-    for name, each in callbacks.items():
-        if hasattr(each, "state_dict") and hasattr(each, "load_state_dict"):
-            try:
-                found[name] = copy.deepcopy(each.state_dict())
-            except Exception as error:
-                raise named(error, name, "state_dict")  # noqa: B904  # the same error
-    return found
+    """Return copies of the initial states of callbacks, by name: of those that have one and can load it."""
+    states = {}
+    for name, callback in callbacks.items():
+        if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict"):
+            with callback_errors(name, "state_dict"):
+                states[name] = copy.deepcopy(callback.state_dict())
+    return states
 
 
 def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
-    """Give each callback its state back; where the checkpoint has none, its `fresh` one. Return a line for each that is new or gone."""
-    own = {name: each for name, each in callbacks.items() if hasattr(each, "load_state_dict")}
-    given = copy.deepcopy({**fresh}) | {**saved}
-    for name in own.keys() & given.keys():
-        try:
-            own[name].load_state_dict(given[name])
-        except Exception as error:
-            raise named(error, name, "load_state_dict")  # noqa: B904  # the same error
-    lines = [f"callbacks.{name} has no state in the checkpoint, and begins now" for name in own if name not in saved]
-    return lines + [f"callbacks.{name} is gone, and its state in the checkpoint with it" for name in saved if name not in own]
+    """Load each callback's state; where the checkpoint has none, its `fresh` one. Return a line for each that is new or gone."""
+    loading = {name: callback for name, callback in callbacks.items() if hasattr(callback, "load_state_dict")}
+    states = copy.deepcopy({**fresh}) | {**saved}
+    for name in loading.keys() & states.keys():
+        with callback_errors(name, "load_state_dict"):
+            loading[name].load_state_dict(states[name])
+    lines = [f"callbacks.{name} has no state in the checkpoint, and begins now" for name in loading if name not in saved]
+    return lines + [f"callbacks.{name} is gone, and its state in the checkpoint with it" for name in saved if name not in loading]
 
 
-def _wrap_again(components: Components, world: World) -> None:
-    """Let the strategy see anew which parameters are trained. Collective.
+def _rewrap(components: Components, world: World) -> None:
+    """Let the strategy wrap the model again, as other parameters are trained now. Collective.
 
-    The run is then where one would be that resumes from here: DDP has rebuilt its buckets (`rebuild_buckets`), and nothing else is changed.
+    The run is then as if it resumed from here: DDP has rebuilt its buckets (`rebuild_buckets`), and nothing else is changed.
     """
     components.optimizer.zero_grad(set_to_none=True)
     if world.size == 1 and not components.turns:
         return
     has_turns, components.module, components.turns = bool(components.turns), components.trained, {}
-    gc.collect()  # the module before is in a cycle, and keeps its hooks on the parameters as long as it lives
+    gc.collect()  # the old module is in a reference cycle, and its hooks stay on the parameters as long as it lives
     if has_turns:
         components.turns = make_turns(components.trained, components.objective, components.strategy, world)
     else:

@@ -1,4 +1,4 @@
-"""The gradients of a step: backward, their norm, and clipping by it, also where a strategy has cut them among the ranks."""
+"""The gradients of a step: backward, their norm, and clipping, also where a strategy has cut them among the ranks."""
 
 from __future__ import annotations
 
@@ -12,50 +12,49 @@ from ddp_train.distributed.world import World
 from ddp_train.interfaces import is_cut, num_replicas, own_rows
 
 _engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # private (torch_internals.py)
-_EPS = 1e-6  # as torch's own clipping has it
+_EPS = 1e-6  # as in torch's own clipping
 
 
 def backward(loss: Tensor, seed: Tensor) -> None:
-    """Add the gradients of a loss, shape [], to the parameters', as `loss.backward(seed)` does; the seed is as the loss in all but value.
+    """Add the gradients of a loss, shape [], to the parameters', as `loss.backward(seed)` does; the seed has the loss's shape and type.
 
-    That compares the two shapes by the compiler's means: it imports sympy before the first step, and takes 15 us.
+    `loss.backward` compares the two shapes with the compiler's code: it imports sympy before the first step, and takes 15 us.
     """
     if type(loss) is Tensor and _engine_run_backward is not None:
         _engine_run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-    else:  # a subclass may do more
+    else:  # a subclass of Tensor may do more
         loss.backward(seed)
 
 
 class Part(NamedTuple):
-    """What a gradient adds to the norm on this rank."""
+    """The part of a gradient on this rank that the norm is computed of."""
 
     tensor: Tensor  # its rows here, or their norm
     replicas: int  # ranks that have the same rows; 0: it is whole, and on all ranks
 
 
 def part_of(gradient: Tensor) -> Part:
-    """Return what a gradient adds to the norm."""
     return Part(own_rows(gradient), num_replicas(gradient) if is_cut(gradient) else 0)
 
 
 def total_norm(gradients: Sequence[Tensor], world: World) -> Tensor:
-    """Return the L2 norm over all of them, shape [], the same on all ranks. Collective where some are cut: one small all-reduce."""
+    """Return the L2 norm over all gradients, shape [], the same on all ranks. Collective where some are cut: one small all-reduce."""
     return norm_of([part_of(gradient) for gradient in gradients], world)
 
 
 def norm_of(parts: Sequence[Part], world: World) -> Tensor:
     """Return the L2 norm over all parts, as `total_norm`."""
-    whole = [part.tensor for part in parts if not part.replicas]
-    if len(whole) == len(parts):
-        return nn.utils.get_total_norm(whole)
+    uncut = [part.tensor for part in parts if not part.replicas]
+    if len(uncut) == len(parts):
+        return nn.utils.get_total_norm(uncut)
     # In float64: a square overflows float32 long before the norm does.
     squares = torch.zeros((), dtype=torch.float64, device=world.device)
     for replicas in {part.replicas for part in parts if part.replicas}:
         rows = [part.tensor for part in parts if part.replicas == replicas]
         squares += nn.utils.get_total_norm(rows).to(squares).square() / replicas
     squares = world.sum(squares)
-    if whole:
-        squares = squares + nn.utils.get_total_norm(whole).to(squares).square()
+    if uncut:
+        squares = squares + nn.utils.get_total_norm(uncut).to(squares).square()
     return squares.sqrt().float()
 
 
@@ -63,9 +62,9 @@ def norm_of(parts: Sequence[Part], world: World) -> Tensor:
 def clip(gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
     """Scale the gradients down where their norm is above `max_norm`. Nothing waits for the device."""
     factor = torch.clamp(max_norm / (norm + _EPS), max=1.0)
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         rows = own_rows(gradient)
-        by_kind.setdefault((rows.device, rows.dtype), []).append(rows)
-    for (device, _), each in by_kind.items():
-        torch._foreach_mul_(each, factor.to(device))
+        groups.setdefault((rows.device, rows.dtype), []).append(rows)
+    for (device, _), group in groups.items():
+        torch._foreach_mul_(group, factor.to(device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,22 +17,22 @@ from ddp_train.training.parts.turn import Turn
 
 
 class TurnsStep(TrainStep):
-    """Lets the turns of a step descend one after the other, each over all micro-batches."""
+    """A step of several turns, one after the other, each over all micro-batches."""
 
     _turn: Turn
 
     def descend(self, micro_batches: Iterable[MicroBatch], weight: Weight, *, measures_norm: bool) -> Tensor | None:
         """Return the norm over all turns. A step in which one was not finite takes no further turn (`guard`)."""
-        components, every = self.components, [*micro_batches]
+        components, all_batches = self.components, [*micro_batches]
         turns = components.turns_at(self.state.step)
         self.window.begin_turns(turn.name for turn in turns)
         norm: Tensor | None = None
         for self._turn in turns:
             with self._turn.alone():
                 self.guard.begin()
-                self.compute_gradients(self._turn.module, every, weight)
-                own = self.measure_and_clip(measures_norm=measures_norm)
-                norm = own if norm is None or own is None else torch.hypot(norm, own)
+                self.compute_gradients(self._turn.module, all_batches, weight)
+                of_turn = self.measure_and_clip(measures_norm=measures_norm)
+                norm = of_turn if norm is None or of_turn is None else torch.hypot(norm, of_turn)
                 self.guard.step(components.optimizer, components.scaler, norm, turn=self._turn.name)
                 components.scaler.update()
                 components.zero_gradients()
@@ -45,48 +46,47 @@ class TurnsStep(TrainStep):
 
 
 class EarlyStep(TrainStep):
-    """Lets the optimizer step in the backward of a step: each parameter as soon as its gradient is whole, which is then forgotten.
+    """The optimizer steps within backward: each parameter as soon as its gradient is complete, which is then freed.
 
-    So never are more than a few gradients there at a time. Only where a gradient that backward has finished is that of the whole step: one
-    micro-batch a step, and one process or shards that are reduced within backward (fsdp). DDP's buckets have a place for all gradients
-    anyway, and are exchanged after backward has finished them.
+    So only a few gradients are in memory at a time. This needs gradients that are complete within backward: one micro-batch a step, and one
+    process, or shards that are reduced within backward (fsdp). DDP's buckets hold all gradients anyway, and are exchanged after backward.
 
-    The optimizer is the run's own, and sees one parameter at a time; it steps each number by itself, as torch's do. Any other backward
-    leaves gradients as it does without.
+    The run's own optimizer gets one parameter at a time; it must update each number by itself, as torch's optimizers do. In any other
+    backward, gradients are accumulated as usual.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._optimizer = self.components.optimizer
         groups = self._optimizer.param_groups
-        self._order = {parameter: number for number, parameter in enumerate(each for group in groups for each in group["params"])}
-        self._is_on = self._measures = False
+        self._order = {parameter: number for number, parameter in enumerate(chain.from_iterable(group["params"] for group in groups))}
+        self._is_stepping = self._measures = False
         self._parts: dict[int, Part] = {}  # of the norm, by the parameters' numbers
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             for parameter in group["params"]:
-                parameter.register_post_accumulate_grad_hook(partial(self._step, place))
+                parameter.register_post_accumulate_grad_hook(partial(self._step, index))
 
     def descend(self, micro_batches: Iterable[MicroBatch], weight: Weight, *, measures_norm: bool) -> Tensor | None:
-        """Return the norm of the gradients that there were. Collective where some are cut."""
-        num_known = len(self._optimizer.state)  # parameters that have had state before
-        self._is_on, self._measures = True, measures_norm
+        """Return the norm of the gradients. Collective where some are cut."""
+        num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
+        self._is_stepping, self._measures = True, measures_norm
         self.compute_gradients(self.components.module, micro_batches, weight)
-        parts, self._parts, self._is_on = self._parts, {}, False
+        parts, self._parts, self._is_stepping = self._parts, {}, False
         self._sort_state(num_known)
         norm = norm_of([parts[number] for number in sorted(parts)], self.world) if measures_norm else None
         self.components.zero_gradients()
         return norm
 
-    def _step(self, place: int, parameter: Tensor) -> None:
-        """Step one parameter of the group at a place, whose rate may have changed, and which a checkpoint may have replaced."""
+    def _step(self, index: int, parameter: Tensor) -> None:
+        """Step one parameter of a group. The group goes by its index: a checkpoint may have replaced it."""
         optimizer, gradient = self._optimizer, parameter.grad
-        if not self._is_on or gradient is None:
+        if not self._is_stepping or gradient is None:
             return
         if self._measures:
             part = part_of(gradient)
             self._parts[self._order[parameter]] = part._replace(tensor=torch.linalg.vector_norm(part.tensor))
         groups = optimizer.param_groups
-        optimizer.param_groups = [{**groups[place], "params": [parameter]}]
+        optimizer.param_groups = [{**groups[index], "params": [parameter]}]
         try:
             optimizer.step()
         finally:
@@ -94,7 +94,7 @@ class EarlyStep(TrainStep):
         parameter.grad = None
 
     def _sort_state(self, num_known: int) -> None:
-        """Let what was added to the optimizer's state have the order of its parameters, as after any other step, not that of backward."""
+        """Sort the new entries of the optimizer's state by its parameters, as after any other step; backward has another order."""
         state = self._optimizer.state
         if len(state) == num_known:
             return

@@ -97,7 +97,7 @@ def test_ranks_that_are_not_chosen_record_nothing(tmp_path: Path) -> None:
     config = checked("profile=trace", "profile.start_step=0", "profile.steps=1")
     profiler = Profiler(config.profile, RunFolder(tmp_path), other, components(), PhaseTracker())
     hooks = Hooks()
-    profiler.hang_on(hooks)
+    profiler.register(hooks)
     assert hooks.before_step == [profiler.begin_step]
     for step in range(3):
         profiler.begin_step(step)

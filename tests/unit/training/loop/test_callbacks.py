@@ -227,9 +227,9 @@ def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) ->
     for names in ([], ["a", "b", "c"]):  # new ones, and those that all ranks agree on
         logged._state.logged_names = names
         values = [*logged.numbers(), *(float(each) for each in logged.sums(device=world.device))]
-        kept = dict(logged._kept)
+        kept = dict(logged._sums)
         assert logged.reduce_and_reset(values, world) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
-        logged._kept = kept
+        logged._sums = kept
 
 
 def test_a_state_is_saved_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +247,7 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
     training, _ = run()
     training.logged.add("a", torch.tensor(3.0))
     training.logged.add("a", 5)
-    training.logged.asked = Stopped.at("mine", "why", {})
+    training.logged.stop_request = Stopped.at("mine", "why", {})
     sums = WindowSums(**training.logged.state())
     assert sums.logged == {"a": [8.0, 2.0, 2.0]}
     again, records = run()
@@ -256,7 +256,7 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
     train = [record for record in records if record["split"] == "train"]
     assert [record["a"] for record in train] == [4.0]
     assert again.state.stopped is not None and again.state.step == 3
-    shared = [WindowSums.shared_out([sums, sums], is_main=is_main) for is_main in (True, False)]
+    shared = [WindowSums.merged([sums, sums], is_main=is_main) for is_main in (True, False)]
     assert [each.logged for each in shared] == [{"a": [16.0, 4.0, 4.0]}, {}]
 
 

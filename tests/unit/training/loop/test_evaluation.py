@@ -15,7 +15,7 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import Plateau
-from ddp_train.training.loop.evaluation import agreed, averages, evaluate, in_step
+from ddp_train.training.loop.evaluation import averages, evaluate, in_lockstep, on_any_rank
 from ddp_train.training.state.checkpoints import ranking_of
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
@@ -144,16 +144,16 @@ def world(*others: int) -> World:
 
 def test_a_rank_that_is_through_goes_on_with_its_last_batch_which_does_not_count() -> None:
     batches = [MicroBatch(torch.tensor([1.0]), True), MicroBatch(torch.tensor([2.0]), True)]
-    found = list(in_step(iter(batches), world(1, 1, 1, 1, 0)))
+    found = list(in_lockstep(iter(batches), world(1, 1, 1, 1, 0)))
     assert [float(each.batch) for each in found] == [1, 2, 2, 2]
     assert [each.counts for each in found] == [True, True, False, False]
 
 
 def test_a_rank_with_more_goes_on_when_the_others_are_through() -> None:
     batches = [MicroBatch(torch.tensor([float(number)]), True) for number in range(3)]
-    assert list(in_step(iter(batches), world(1, 0, 0, 0))) == batches
+    assert list(in_lockstep(iter(batches), world(1, 0, 0, 0))) == batches
 
 
 def test_all_stop_when_one_is_asked_to() -> None:
-    is_asked = agreed(lambda: False, world(0, 1))
+    is_asked = on_any_rank(lambda: False, world(0, 1))
     assert [is_asked(), is_asked()] == [False, True]
