@@ -24,17 +24,17 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.system.redaction import reveal
 
 _GET_OBJECT = "hydra.utils.get_object"
-_GIVEN: ContextVar[Mapping[str, Any]] = ContextVar("given")  # what the run gives to nodes inside the one that is made
+_RUN_OBJECTS: ContextVar[Mapping[str, Any]] = ContextVar("run_objects")  # for the inner nodes of the present one, by argument name
 
 
 def build_writers(nodes: Mapping[str, Any], **run_facts: Any) -> list[MetricWriter]:
-    """Build the metric writers of rank 0. An argument that is `auto` takes the run's fact of the same name."""
+    """Build the metric writers of rank 0. An argument that is `auto` becomes the run's fact of the same name."""
     answers = auto.answer({"metrics": nodes}, run_facts)
     return [instantiate(node, key=f"metrics.{name}", answers=answers) for name, node in nodes.items() if node]
 
 
 def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any] | None = None, first: Any = None) -> Any:
-    """Create what a node names, after completing it with what only the run knows.
+    """Create the object of a node, with the arguments that only the run has.
 
     Args:
         key: the node's config key, for errors.
@@ -44,32 +44,32 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
     Raises UserError: its class raised; the message has the config key.
     """
     answers = answers or {}
-    # Answers go in as they are, whatever Hydra would make of them.
+    # Hydra does not see these values, and so does not convert them.
     filled = {name: answers[f"{key}.{name}"] for name in node if f"{key}.{name}" in answers}
-    given = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
-    # What nodes inside this one may lack, by their arguments' names: the optimizer of a schedule, the parameters of an optimizer.
+    arguments = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
+    # Inner nodes may lack some arguments: a schedule its optimizer, an optimizer its parameters.
     names = given_in(key) if first is not None else ()
-    gives = {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)
+    run_objects = {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)
     try:
-        revealed = reveal(given)
+        revealed = reveal(arguments)
     except KeyError as error:
         raise ConfigError(key=key, happened=f"the environment variable {error} is not set here", fix=f"export {error}=...") from None
-    token = _GIVEN.set(gives)
+    token = _RUN_OBJECTS.set(run_objects)
     try:
-        prepared = {"_convert_": "all", **_prepared(revealed, gives), "_partial_": True}
+        prepared = {"_convert_": "all", **_prepare(revealed, run_objects), "_partial_": True}
         make = hydra.utils.instantiate(prepared, **({"_execution_whitelist_": sorted(_targets(prepared))} if IS_1_4 else {}))
-    except Exception as error:  # of a node inside this one: its cause says more than the words that Hydra puts around it before 1.4
+    except Exception as error:  # of an inner node: its cause says more than Hydra's error around it, before Hydra 1.4
         cause = (isinstance(error, HydraException) and error.__cause__) or error
         refuse_unexpected(cause, node, key)
         cause.add_note(f"config key: {key}")
         raise cause from None
     finally:
-        _GIVEN.reset(token)
+        _RUN_OBJECTS.reset(token)
     if node.get("_partial_") and first is None:
         return functools.partial(make, **filled)
-    is_given = first is None or next(iter(_parameters(make.func)), "") in {*make.keywords, *filled}  # an optimizer around another one
+    has_first = first is None or next(iter(_parameters(make.func)), "") in {*make.keywords, *filled}  # an optimizer around another one
     try:
-        return make(*([] if is_given else [first]), **filled)
+        return make(*([] if has_first else [first]), **filled)
     except UserError:
         raise
     except Exception as error:
@@ -81,33 +81,33 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
 
 
 def run_gives(name: str) -> Any:
-    """Return what the run gives by this name: the `_target_` of an argument that a node inside lacks."""
-    return _GIVEN.get()[name]
+    """Return an object of the run: the `_target_` of an argument that an inner node lacks."""
+    return _RUN_OBJECTS.get()[name]
 
 
 def _targets(value: Any) -> set[str]:
-    """Return what may be called of a node, for Hydra 1.4: its targets, and those inside."""
+    """Return all targets of a node and its inner nodes: Hydra 1.4 calls only those."""
     if isinstance(value, Mapping):
-        own = [value.get("_target_"), value.get("path") if value.get("_target_") == _GET_OBJECT else None]
-        return {name for name in own if isinstance(name, str)}.union(*map(_targets, value.values()))
+        targets = [value.get("_target_"), value.get("path") if value.get("_target_") == _GET_OBJECT else None]
+        return {name for name in targets if isinstance(name, str)}.union(*map(_targets, value.values()))
     return set[str]().union(*map(_targets, value)) if isinstance(value, list) else set()
 
 
-def _prepared(value: Any, gives: Mapping[str, Any], *, is_inside: bool = False) -> Any:
-    """Return a node as Hydra is to make it: objects by their names, and nodes inside it with what they lack.
+def _prepare(value: Any, run_objects: Mapping[str, Any], *, is_inner: bool = False) -> Any:
+    """Return a node for Hydra: with nodes in the place of names of objects, and with the arguments that inner nodes lack.
 
-    What the user has called `_partial_` is completed in a schedule, where it lacks the optimizer. In an optimizer it may be what the outer
-    class wants: something to make an optimizer with.
+    A `_partial_` node of the user is completed in a schedule, where it lacks the optimizer. In an optimizer it stays partial: the outer
+    class may want a function that makes an optimizer.
     """
     if isinstance(value, list):
-        return [_prepared(item, gives, is_inside=True) for item in value]
+        return [_prepare(item, run_objects, is_inner=True) for item in value]
     if not isinstance(value, Mapping):
         name = name_in(value)
         return value if name is None else {"_target_": _GET_OBJECT, "path": name}
-    node = {name: _prepared(inner, gives, is_inside=True) for name, inner in value.items()}
-    if is_inside and gives and "_target_" in node and ("_partial_" not in node or "optimizer" in gives):
+    node = {name: _prepare(inner, run_objects, is_inner=True) for name, inner in value.items()}
+    if is_inner and run_objects and "_target_" in node and ("_partial_" not in node or "optimizer" in run_objects):
         parameters = _parameters(locate(node["_target_"]))
-        lacking = [name for name in gives if name in parameters and parameters[name].default is Parameter.empty and name not in node]
+        lacking = [name for name in run_objects if name in parameters and parameters[name].default is Parameter.empty and name not in node]
         if lacking:
             node.pop("_partial_", None)
             node |= {name: {"_target_": f"{__name__}.{run_gives.__name__}", "name": name} for name in lacking}
@@ -123,8 +123,8 @@ def _parameters(target: Any) -> Mapping[str, Parameter]:
 
 def refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -> None:
     """Refuse an argument that a class passed on (`**kwargs`) to something that does not take it."""
-    found = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
-    for place, value in nodes({key: node}) if found else ():
-        if found and place.endswith(f".{found[1]}"):
-            fix = f"remove it: {removal(place, value)}"
-            raise ConfigError(key=place, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error
+    argument = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
+    for inner_key, value in nodes({key: node}) if argument else ():
+        if argument and inner_key.endswith(f".{argument[1]}"):
+            fix = f"remove it: {removal(inner_key, value)}"
+            raise ConfigError(key=inner_key, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error

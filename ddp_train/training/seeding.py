@@ -10,7 +10,7 @@ import torch
 
 
 def seed_all(seed: int, *, rank: int | None = None) -> None:
-    """Seed python, numpy and torch on every device: a stream for each `rank` (dropout); None: the same on all ranks (initial weights)."""
+    """Seed python, numpy and torch on every device, with another stream for each `rank` (dropout); None: the same (initial weights)."""
     if rank is not None:
         seed = int(np.random.SeedSequence([seed, rank + 1]).generate_state(1, np.uint64)[0] >> np.uint64(1))
     random.seed(seed)
@@ -21,15 +21,15 @@ def seed_all(seed: int, *, rank: int | None = None) -> None:
 def be_deterministic() -> None:
     """Let torch use only algorithms that give the same bits each time; an operation that has none raises a RuntimeError.
 
-    To be called before the process group opens: torch looks at this when it sets up NCCL. cuBLAS and NCCL need something in the environment
-    besides (`cluster.environment_of`).
+    Call it before the process group opens: torch reads this setting when it sets up NCCL. cuBLAS and NCCL also need environment variables
+    (`cluster.environment_of`).
     """
     torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False  # which measures, and then chooses
+    torch.backends.cudnn.benchmark = False  # it would choose algorithms by their speed
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return this rank's random streams as tensors and plain values, which load without executing anything."""
+    """Return the state of this rank's random streams as tensors and plain values, which load without executing anything."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     assert name == "MT19937"
     state: dict[str, Any] = {

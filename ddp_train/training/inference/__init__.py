@@ -1,1 +1,1 @@
-"""What a run is good for when it has saved weights: `load`, predictions, exports."""
+"""Use the saved weights of a run: `load`, predictions, exports."""

@@ -1,11 +1,11 @@
-"""The weights of a run for others: `ddp-train export`. Of safetensors and pt nothing of the run is instantiated; the rest needs its model.
+"""The weights of a run for other programs: `ddp-train export`. safetensors, pt and dcp need only a checkpoint; the others need the model.
 
 safetensors    one file; one tensor at a time is in memory          hf              a folder as the model's own save_pretrained writes it
 pt             a state_dict, read with weights_only=True            torch_export    the traced program (.pt2)      onnx    the graph
 dcp            a folder of torch.distributed.checkpoint (DCP); one tensor at a time is in memory, here and on the way back (`from_dcp`)
 
-A folder of DCP has `.metadata`, a pickle that says which bytes of which file are of which tensor, and files in which each piece is as
-`torch.save` writes it. To read the metadata is to unpickle it, which runs whatever it says: only for who trusts its writer.
+A folder of DCP has `.metadata`, a pickle that maps each tensor to bytes of files, and files with pieces as `torch.save` writes them.
+Unpickling the metadata can run any code: read only folders of writers that you trust.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from ddp_train.training.inference.finished_run import load, typed_config
 from ddp_train.training.inference.predict import infer, inputs_of
 from ddp_train.training.state.weights import AVERAGES, find, put_weights, read_weights
 
-_MODEL = "model"  # below which a folder of DCP has the weights
-_EXAMPLES = 2  # samples that a program is traced with; their number is left open
+_MODEL = "model"  # the weights' prefix in a folder of DCP
+_EXAMPLES = 2  # samples to trace a program with; it takes any number
 
 
 def export(run: Path, *, format: str, to: Path) -> list[str]:
@@ -54,24 +54,20 @@ def export(run: Path, *, format: str, to: Path) -> list[str]:
     Args:
         run: a run folder or one of its checkpoints.
         format: safetensors, pt, dcp, hf, torch_export or onnx.
-        to: a file or a folder that is not there yet; it appears whole.
+        to: a file or a folder that does not exist yet; it appears complete.
 
-    Raises UserError: the run has no good checkpoint, or its model cannot be had in this format.
+    Raises UserError: the run has no good checkpoint, or its model cannot be written in this format.
     """
     _, checkpoint = find(run)
     with appears_whole(to) as partial:
-        said = _WRITE[format](checkpoint, partial)
-    return [f"weights  of {checkpoint}", *said]
+        lines = _WRITE[format](checkpoint, partial)
+    return [f"weights  of {checkpoint}", *lines]
 
 
 def _safetensors(checkpoint: Path, path: Path) -> list[str]:
     """Write one plain file: every name of the state_dict, tied ones too, so that `load_state_dict` finds each."""
     manifest = read_manifest(checkpoint)
-    metadata = {
-        "format": "pt",
-        "step": str(manifest["step"]),
-        "config_sha256": manifest["config_sha256"],
-    }  # transformers asks for the first
+    metadata = {"format": "pt", "step": str(manifest["step"]), "config_sha256": manifest["config_sha256"]}  # transformers needs `format`
     with ExitStack() as stack:
         part, read = _weights(checkpoint, stack)
         unknown = [name for name, leaf in part.tensors.items() if leaf.dtype not in tensor_file.TORCH_DTYPES.values()]
@@ -86,8 +82,8 @@ def _safetensors(checkpoint: Path, path: Path) -> list[str]:
 def _write_tensors(
     path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], read: Callable[[str], Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file of tensors, each read when its turn comes."""
-    header = tensor_file.make_header([(name, *each) for name, each in tensors.items()], metadata)
+    """Write a safetensors file, reading one tensor after the other."""
+    header = tensor_file.make_header([(name, dtype, shape) for name, (dtype, shape) in tensors.items()], metadata)
     values = (read(name).view(-1).view(torch.uint8).numpy().data for name in tensors)
     tensor_file.write(path, chain([memoryview(header)], values))
 
@@ -99,9 +95,9 @@ def _require_tensors(format: str, others: list[str]) -> None:
 
 
 def _weights(checkpoint: Path, stack: ExitStack) -> tuple[SavedPart, Callable[[str], Tensor]]:
-    """Return the model's part of a checkpoint, and what reads one of its tensors: the averaged one, where there are averages."""
+    """Return the model's part of a checkpoint, and a function that reads one of its tensors, averaged where there are averages."""
     part, averages = SavedPart(checkpoint, "model", stack), SavedPart(checkpoint, AVERAGES, stack)
-    averaged = {part.tensors[name].name: name for name in averages.tensors}  # a tied one has other names, too
+    averaged = {part.tensors[name].name: name for name in averages.tensors}  # a tied tensor has other names, too
 
     def read(name: str) -> Tensor:
         leaf = part.tensors[name]
@@ -128,17 +124,17 @@ def _dcp(checkpoint: Path, path: Path) -> list[str]:
 def from_dcp(folder: Path, to: Path) -> list[str]:
     """Write the weights of a folder of DCP into a new safetensors file, and return lines for the screen. Unpickles: see `DcpFolder`.
 
-    Raises UserError: it cannot be read, or has types that the file cannot.
+    Raises UserError: it cannot be read, or has types that safetensors does not have.
     """
     source = DcpFolder(folder)
     with appears_whole(to) as partial:
         _write_tensors(partial, source.tensors, source.read, {"format": "pt"})
-    left = f"; {source.num_others} other entries are left where they are" if source.num_others else ""
-    return [f"weights  {len(source.tensors)} tensors of {folder}{left}"]
+    others = f"; {source.num_others} other entries are left where they are" if source.num_others else ""
+    return [f"weights  {len(source.tensors)} tensors of {folder}{others}"]
 
 
 class _ReadingPlanner(DefaultSavePlanner):
-    """Plans by shapes and types, and reads a tensor when its turn comes."""
+    """Plans by shapes and types, and reads a tensor only when it is written."""
 
     def __init__(self, read: Callable[[str], Tensor]) -> None:
         super().__init__()
@@ -149,26 +145,26 @@ class _ReadingPlanner(DefaultSavePlanner):
 
 
 class DcpFolder:
-    """The tensors of a folder of DCP, of which no more than one is in memory. Unpickles the metadata, which can run code.
+    """The tensors of a folder of DCP, one in memory at a time. Unpickles the metadata, which can run code.
 
-    Those below "model" are taken, by the names that they have there; all, where nothing is below it. Raises UserError: it is none, damaged,
-    or has not all of a tensor.
+    Those with the prefix "model." are taken, without it; all, where no name has it. Raises UserError: it is no such folder, it is damaged,
+    or a part of a tensor is missing.
     """
 
     def __init__(self, folder: Path) -> None:
         self._reader = FileSystemReader(folder)
         try:
             metadata = self._reader.read_metadata()
-            described = {key: each for key, each in metadata.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)}
-        except Exception as error:  # whatever unpickling raises
+            stored = {key: entry for key, entry in metadata.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)}
+        except Exception as error:  # unpickling can raise anything
             raise UserError(happened=f"{folder / '.metadata'} cannot be read: {type(error).__name__}: {error}") from None
-        for key, each in described.items():
-            if missing := each.size.numel() - sum(math.prod(chunk.sizes) for chunk in each.chunks):
+        for key, entry in stored.items():
+            if missing := entry.size.numel() - sum(math.prod(chunk.sizes) for chunk in entry.chunks):
                 raise UserError(happened=f"{missing:,} numbers of {key} are in no file of {folder}")
         self._reader.read_metadata = lambda *_, **__: metadata  # type: ignore[method-assign]  # unpickled once, and not for each tensor
-        prefix = f"{_MODEL}." if any(key.startswith(f"{_MODEL}.") for key in described) else ""
-        self._keys = {key.removeprefix(prefix): key for key in described if key.startswith(prefix)}
-        self.tensors = {name: (described[key].properties.dtype, tuple(described[key].size)) for name, key in self._keys.items()}
+        prefix = f"{_MODEL}." if any(key.startswith(f"{_MODEL}.") for key in stored) else ""
+        self._keys = {key.removeprefix(prefix): key for key in stored if key.startswith(prefix)}
+        self.tensors = {name: (stored[key].properties.dtype, tuple(stored[key].size)) for name, key in self._keys.items()}
         self.num_others = len(metadata.state_dict_metadata) - len(self.tensors)
 
     def read(self, name: str) -> Tensor:
@@ -206,7 +202,7 @@ def _torch_export(checkpoint: Path, path: Path) -> list[str]:
     program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     torch.testing.assert_close(*(list(tensors_of(call(*args, **kwargs))) for call in (program.module(), model)))
     torch.export.save(program, path)
-    return [_taken(args, kwargs), 'load it with: torch.export.load("FILE").module()']
+    return [_describe_inputs(args, kwargs), 'load it with: torch.export.load("FILE").module()']
 
 
 def _onnx(checkpoint: Path, path: Path) -> list[str]:
@@ -216,38 +212,38 @@ def _onnx(checkpoint: Path, path: Path) -> list[str]:
     model, args, kwargs, shapes = _traceable(checkpoint)
     program: Any = torch.onnx.export(model, args, kwargs=kwargs, dynamic_shapes=shapes, dynamo=True, verbose=False)
     program.save(path)
-    return [_taken(args, kwargs)]
+    return [_describe_inputs(args, kwargs)]
 
 
 def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """Return a run's model, the arguments that it is called with, and which of their dimensions are left open: that of the samples."""
+    """Return a run's model, example arguments for it, and their dynamic dimensions: that of the samples."""
     folder = checkpoint.parent.parent
     config = answered_config(folder)
-    few = {
+    changes = {
         "evaluation": {**config["evaluation"], "batch_size": _EXAMPLES, "save_predictions": False, "sets": {}},
         "loader": {**config["loader"], "num_workers": 0, "on_device": False},
         "data": {**config["data"], "eval": config["data"].get("eval") or {}},
     }
-    parts = build_evaluated(typed_config({**config, **few}), alone(), {})
-    put_weights(checkpoint, read_weights(checkpoint), parts.modules)
-    assert parts.eval_loader is not None
-    batch = parts.eval_loader.peek()
+    components = build_evaluated(typed_config({**config, **changes}), alone(), {})
+    put_weights(checkpoint, read_weights(checkpoint), components.modules)
+    assert components.eval_loader is not None
+    batch = components.eval_loader.peek()
     if batch is None:
         raise ConfigError(key="data", happened="gives its samples only once", expected="data that has a batch to trace the model with")
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    model = parts.model.eval()
-    with torch.no_grad(), model.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True):
-        infer(parts.objective, model, inputs_of(batch.batch))
-    args, kwargs = seen[0]
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    model = components.model.eval()
+    with torch.no_grad(), model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True):
+        infer(components.objective, model, inputs_of(batch.batch))
+    args, kwargs = calls[0]
     size = batch_size([*args, *kwargs.values()])
-    given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    shapes = tree_map(lambda value: {0: Dim.DYNAMIC} if isinstance(value, Tensor) and value.ndim and len(value) == size else None, given)
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    shapes = tree_map(lambda value: {0: Dim.DYNAMIC} if isinstance(value, Tensor) and value.ndim and len(value) == size else None, bound)
     return model, args, kwargs, dict(shapes)
 
 
-def _taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    named = [describe(value) for value in args] + [f"{name}: {describe(value)}" for name, value in kwargs.items()]
-    return f"takes {', '.join(named)}, any number of samples"
+def _describe_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    inputs = [describe(value) for value in args] + [f"{name}: {describe(value)}" for name, value in kwargs.items()]
+    return f"takes {', '.join(inputs)}, any number of samples"
 
 
 _WRITE: Mapping[str, Callable[[Path, Path], list[str]]] = {

@@ -1,6 +1,6 @@
 """A run from its folder: `load(RUN)` of the package gives its model with the weights in it, its config, its data and its metrics.
 
-The config of a run names the code that is run: it is taken from nobody but its user.
+The config of a run names code that is run: the folder must be this user's, or the user must trust it.
 """
 
 from __future__ import annotations
@@ -27,37 +27,35 @@ from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state.data_identity import adopt, meaning_of, require_meaning, saved_identity
 from ddp_train.training.state.weights import find, put_weights, read_weights
 
-_KEY = "RUN"
-
 
 @dataclass(kw_only=True)
 class FinishedRun:
-    """A run that has saved a checkpoint, whether it goes on or not."""
+    """A run that has saved a checkpoint; it may still be training."""
 
     folder: Path
-    checkpoint: Path  # whose weights the model has
-    step: int  # after which it was saved
-    config: dict[str, Any]  # as it was composed, everything resolved, each `auto` with what it came to
-    model: nn.Module  # in the mode of evaluation
-    typed: RunConfig  # the same, by its types
-    meaning: Mapping[str, Any]  # what the numbers of its data mean to the model
+    checkpoint: Path  # the model has its weights
+    step: int  # of the checkpoint
+    config: dict[str, Any]  # as composed, everything resolved, each `auto` replaced by its value
+    model: nn.Module  # in evaluation mode
+    typed: RunConfig  # `config`, typed
+    meaning: Mapping[str, Any]  # of the numbers in its data, to the model (`data_identity.meaning_of`)
 
     @cached_property
     def data(self) -> Any:
-        """The training data: what the config's `_target_` makes, opened when it is asked for."""
-        return self._made("data")
+        """The training data: the object of the config's `_target_`, opened on first use."""
+        return self._make_data("data")
 
     @cached_property
     def eval_data(self) -> Any:
         """The evaluation data, likewise; None where the run has none."""
-        return self._made("data.eval") if "data.eval" in self.typed.evaluation_sets() else None
+        return self._make_data("data.eval") if "data.eval" in self.typed.evaluation_sets() else None
 
     @cached_property
     def eval_sets(self) -> dict[str, Any]:
         """The data of `evaluation.sets` by its names, likewise."""
-        return {name: self._made(key) for key in self.typed.evaluation_sets() if (name := set_name(key))}
+        return {name: self._make_data(key) for key in self.typed.evaluation_sets() if (name := set_name(key))}
 
-    def _made(self, key: str) -> Any:
+    def _make_data(self, key: str) -> Any:
         data = make_data(self.typed, key=key)
         adopt(data, self.meaning)
         require_meaning(meaning_of(data), self.meaning, key=key, accepted=self.typed.accept_changed_data)
@@ -73,18 +71,18 @@ def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = F
     """Load a run: its model with weights, its config, its data and its metrics. Starts no process and writes nothing.
 
     Args:
-        run: a run folder, whose newest checkpoint counts; or one of its checkpoints, RUN/checkpoints/best and last too.
+        run: a run folder, for its newest checkpoint; or one of its checkpoints, RUN/checkpoints/best and last too.
         device: where the model goes.
-        trust: the folder may be another user's: what its config names is run as you.
+        trust: accept a folder that another user could have written: code that its config names runs as you.
 
     Raises:
-        UserError: somebody else could have written the folder; there is no checkpoint, or it does not fit the model that the config makes.
+        UserError: another user could have written the folder; there is no checkpoint, or it does not fit the model of the config.
     """
     folder, checkpoint = find(Path(run))
-    require_trust(folder, key=_KEY, is_trusted=trust, accept="load(RUN, trust=True)")
+    require_trust(folder, key="RUN", is_trusted=trust, accept="load(RUN, trust=True)")
     config = answered_config(folder)
     typed = typed_config(config)
-    streams = random_state(torch.device("cpu"))  # a notebook's own random numbers go on as if nothing had been made
+    streams = random_state(torch.device("cpu"))  # a notebook's random streams go on as if no model had been built
     model = build_model(typed, alone(), {})
     set_random_state(streams, torch.device("cpu"))
     put_weights(checkpoint, read_weights(checkpoint), {"model": model})
