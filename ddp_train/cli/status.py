@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ddp_train.cli.saved_run import run_of, words_of
+from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.config.saved import saved_config
 from ddp_train.config.values import run_folders
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, ConfigError, UserError, printable
@@ -24,7 +24,7 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import check_progress, count_start
 from ddp_train.run_folder.sweep import Sweep, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
-from ddp_train.sweep.table import gather, show
+from ddp_train.sweep.table import show, update
 from ddp_train.system.folder_lock import hold, holder_of, is_held
 
 USAGE = """ddp-train status RUN
@@ -49,17 +49,17 @@ VERDICT_USAGE = """ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]
   --job=ID       who asks, by the engine's name of it: never for one job while another one has the run
   --ended=CODE   the machines have ended with this exit code: 2, 78, 93, 126 and 127 of one that left no report mean never
 
-Exit code: 0 done; 75 again; never has the code of its failure (1, 2, 78, 93), or 130 when somebody stopped the run.
+Exit code: 0 done; 75 again; never has the code of its failure (1, 2, 78, 93), or 130 when a person stopped the run.
 """
 
-_LAST_BYTES = 8_000  # of what a run has said
+_LAST_BYTES = 8_000  # of a run's log
 _POLL_S = 0.5
-_LOOK_EVERY = 10  # polls: whether it has ended is asked of the engine
+_CHECK_EVERY = 10  # polls; whether the run has ended is asked of the engine
 
 
 def show_status(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train status RUN-or-SWEEP`: show where it is. Starts nothing."""
-    _, (path,) = words_of(arguments, USAGE)
+    """`ddp-train status RUN-or-SWEEP`: show its state. Starts nothing."""
+    _, (path,) = parse_words(arguments, USAGE)
     for run_folder, name in runs_of(Path(path)):
         print(f"{name}: {state_of(run_folder)}")
         for line in _details(run_folder):
@@ -68,7 +68,7 @@ def show_status(arguments: list[str], launcher: Launcher) -> int:
 
 
 def runs_of(path: Path) -> Iterator[tuple[RunFolder, str]]:
-    """Yield the run of a folder, or those of a sweep, with what to call them."""
+    """Yield the run of a folder, or those of a sweep, each with its name on the screen."""
     if not is_sweep(path):
         run_folder = RunFolder(run_of(path))
         yield run_folder, run_folder.shown()
@@ -80,27 +80,27 @@ def runs_of(path: Path) -> Iterator[tuple[RunFolder, str]]:
 
 
 def state_of(run_folder: RunFolder) -> str:
-    """Say in one line where a run is."""
+    """Return the state of a run in one line."""
     verdict = verdict_of(run_folder)
     if verdict.outcome is Outcome.DONE:
         return "done"
-    found = submitted_state(run_folder)
+    submitted = submitted_state(run_folder)
     submission = Submission.read(run_folder)
     id = submission.id if submission is not None else ""
-    if isinstance(found, State) and found.stage is not Stage.ENDED:
-        return f"{found}, job {id}"
-    if is_at_work(run_folder):
-        return f"running ({holder_of(run_folder.root) or 'nobody says who'})"
-    if isinstance(found, str):
-        return f"not known whether it runs; {verdict}\n  {found}"
-    if found is not None:
-        return f"not running; {verdict}\n  job {id} {found}"
+    if isinstance(submitted, State) and submitted.stage is not Stage.ENDED:
+        return f"{submitted}, job {id}"
+    if is_locked(run_folder):
+        return f"running ({holder_of(run_folder.root) or 'by an unknown process'})"
+    if isinstance(submitted, str):
+        return f"not known whether it runs; {verdict}\n  {submitted}"
+    if submitted is not None:
+        return f"not running; {verdict}\n  job {id} {submitted}"
     has_begun = run_folder.logs.exists() or run_folder.read_result() is not None
     return f"not running; {verdict}" if has_begun else "not started"
 
 
 def submitted_state(run_folder: RunFolder) -> State | str | None:
-    """Return where the engine that has a run says it is; why it cannot be asked; None where none has it."""
+    """Return the state of a run at its engine; a text: why the engine does not answer; None: no engine has the run."""
     submission = Submission.read(run_folder)
     if submission is None:
         return None
@@ -110,8 +110,8 @@ def submitted_state(run_folder: RunFolder) -> State | str | None:
         return f"{submission.engine}, job {submission.id}: {error.happened}"
 
 
-def is_at_work(run_folder: RunFolder) -> bool:
-    """Tell whether somebody holds the run folder."""
+def is_locked(run_folder: RunFolder) -> bool:
+    """Tell whether a process holds the run folder."""
     return run_folder.root.is_dir() and is_held(run_folder.root)
 
 
@@ -137,12 +137,12 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
 
 
 def show_logs(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train logs RUN-or-SWEEP [-f]`: show what it says. Starts nothing."""
-    given, (path,) = words_of(arguments, LOGS_USAGE)
+    """`ddp-train logs RUN-or-SWEEP [-f]`: show its output. Starts nothing."""
+    options, (path,) = parse_words(arguments, LOGS_USAGE)
     runs = [run_folder for run_folder, _ in runs_of(Path(path))]
     tails = {f"{run_folder.root.name}: " if len(runs) > 1 else "": LogTail(run_folder, last=_LAST_BYTES) for run_folder in runs}
     for polls in count():
-        is_last = "-f" not in given or (polls % _LOOK_EVERY == 0 and not any(map(may_go_on, runs)))
+        is_last = "-f" not in options or (polls % _CHECK_EVERY == 0 and not any(map(may_go_on, runs)))
         for name, tail in tails.items():
             for line in tail.lines():
                 print(f"{name}{line}", flush=True)
@@ -155,31 +155,31 @@ def show_logs(arguments: list[str], launcher: Launcher) -> int:
 def may_go_on(run_folder: RunFolder) -> bool:
     """Tell whether a process or an engine works on a run, as far as it is known."""
     state = submitted_state(run_folder)
-    return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_at_work(run_folder)
+    return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_locked(run_folder)
 
 
 def show_sweep(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train runs SWEEP`: show the table of a sweep. Starts nothing."""
-    _, (path,) = words_of(arguments, RUNS_USAGE)
+    _, (path,) = parse_words(arguments, RUNS_USAGE)
     sweep = Sweep.load(Path(path).absolute())
     runs_here = {job.number for job in sweep.jobs if job.status == Status.RUNNING} if is_held(sweep.root) else set()
-    found = gather(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or no command waits
+    engines = update(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or no command waits
     for job in sweep.jobs:
         if job.number in runs_here and job.status == Status.INTERRUPTED:
             job.status = Status.RUNNING
     with suppress(ConfigError, OSError):  # the process that holds the folder keeps its table
         hold(sweep.root, key="SWEEP")
         sweep.save()
-    show(sweep, found.alive)
-    for problem in found.problems:
+    show(sweep, engines.alive)
+    for problem in engines.problems:
         print(problem, file=sys.stderr)
     return FAILED if any(job.status == Status.FAILED for job in sweep.jobs) else DONE
 
 
 def show_verdict(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]`: print the verdict on a run, and return it. Starts nothing."""
-    given, (path,) = words_of(arguments, VERDICT_USAGE)
-    run_folder, job, ended = RunFolder(run_of(Path(path))), given.get("--job"), int(given.get("--ended") or DONE)
+    options, (path,) = parse_words(arguments, VERDICT_USAGE)
+    run_folder, job, ended = RunFolder(run_of(Path(path))), options.get("--job"), int(options.get("--ended") or DONE)
     if job and (other := _other_job(run_folder, job)):
         print(f"never: job {other} has this run")
         return DONE
@@ -189,7 +189,7 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
     is_silent = not run_folder.failure.exists() and run_folder.read_result() is None  # no report could be written: a full disk
     if ended in FINAL and verdict.outcome == Outcome.AGAIN and is_silent:
         verdict = Verdict(Outcome.NEVER, f"its machines ended with {ended}; mend what its log says", ended)
-    if "--begins" in given and verdict.outcome == Outcome.AGAIN:
+    if "--begins" in options and verdict.outcome == Outcome.AGAIN:
         try:
             if problem := check_progress(run_folder, by_engine=True):
                 print(problem, file=sys.stderr)
@@ -205,21 +205,21 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
 def _is_elastic(run_folder: RunFolder) -> bool:
     try:
         spec = Spec.read(run_folder.spec)
-    except UserError:  # which is why a machine refused
+    except UserError:  # the reason why a machine refused
         return False
     return spec.min_nodes < spec.max_nodes
 
 
 def _other_job(run_folder: RunFolder, job: str) -> str:
-    """Return the job that has a run, where it is another one than the one that asks and has not ended; else note the one that asks.
+    """Return the other job that has this run and has not ended; "": there is none, and `job` is recorded as the run's.
 
-    A command that was killed while it submitted has noted nothing: then two jobs are in the queue when somebody submits the run again.
+    A command that was killed while it submitted has recorded nothing: then a second submission leaves two jobs in the queue.
     """
-    noted = Submission.read(run_folder)
-    if noted is not None and noted.id == job:
+    recorded = Submission.read(run_folder)
+    if recorded is not None and recorded.id == job:
         return ""
-    with suppress(UserError):  # in a container without SLURM's commands, say; the folder's lock has the last word
-        if noted is not None and engine_of(noted.engine).state(noted.id).stage is not Stage.ENDED:
-            return noted.id
+    with suppress(UserError):  # in a container without SLURM's commands, say; the folder's lock still keeps two jobs apart
+        if recorded is not None and engine_of(recorded.engine).state(recorded.id).stage is not Stage.ENDED:
+            return recorded.id
     Submission(engine=Spec.read(run_folder.spec).engine, id=job).write(run_folder)
     return ""

@@ -1,7 +1,7 @@
 """A sweep, from Hydra's side: its jobs are composed, checked and frozen before they start; their results go back to the sweeper.
 
 `cli` makes one `Multirun` per sweep. Hydra's sweeper calls `launch` through the plugin in `hydra_plugins`: once (Hydra's own sweeper), or
-again and again (Optuna). What an earlier attempt in the same folder has computed is answered from sweep.json.
+again and again (Optuna). Results of an earlier attempt in the same folder are read from sweep.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ddp_train.run_folder.sweep import GOALS, Sweep, SweepJob
 from ddp_train.run_folder.trust import check_below
 from ddp_train.sweep import schedule
 from ddp_train.sweep.sweeper import compose_job, freeze_yaml, plans_all, save_as_hydra, swept_keys
-from ddp_train.sweep.table import Gathered, SweepScreen, gather, show
+from ddp_train.sweep.table import EngineAnswers, SweepScreen, show, update
 
 Check = Callable[[DictConfig, DictConfig], RunConfig]
 
@@ -50,16 +50,16 @@ class Multirun:
         self.sweep, self._settings, self._make_slots, self._check = sweep, settings, make_slots, check
         if settings.direction is not None:
             sweep.goal = GOALS[settings.direction]
-        self._known: list[SweepJob] = []  # of an earlier attempt, completed or failed; each answers one launch of the same identity
+        self._earlier: list[SweepJob] = []  # of an earlier attempt, completed or failed; each replaces one launch of the same identity
         self._contexts: dict[int, tuple[HydraContext, DictConfig]] = {}
         self._screen = SweepScreen(sweep)
         self._schedule: schedule.SweepScheduler | None = None
-        self._gathered = Gathered()
+        self._engines = EngineAnswers()
         self._has_engine = False
         self._plans_all = sweep.is_planned
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
-        """Compose, check and freeze jobs, run those that have not been run, and return what each came to.
+        """Compose, check and freeze jobs, run those that have not been run, and return the result of each.
 
         ConfigErrors: with every problem of every job; none has been started.
         """
@@ -69,15 +69,15 @@ class Multirun:
         if not is_planned and not self._contexts:  # the first launch
             freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
         composed, checked = self.compose(loader, base, job_overrides)
-        self.sweep.save()  # from here on the sweep can be taken up
+        self.sweep.save()  # from here on the sweep can be resumed
         entries: list[SweepJob] = []
         to_run: list[tuple[SweepJob, Job]] = []
         for overrides, job_config, checked_config in zip(job_overrides, composed, checked, strict=True):
             entry = self._recall(identity(checked_config.tree, swept=self._swept()))
             if entry is None:
-                if job_config.hydra.job.num != self._next_number():  # one before it was recalled
+                if job_config.hydra.job.num != self._next_number():  # an earlier result has replaced a job before it
                     job_config = compose_job(loader, base, overrides, self._next_number())
-                    checked_config = self._check(job_config, job_config.hydra)  # it may speak of its number
+                    checked_config = self._check(job_config, job_config.hydra)  # the number may be in the config
                 entry, job = self._freeze(job_config, checked_config)
                 to_run.append((entry, job))
             entries.append(entry)
@@ -91,26 +91,26 @@ class Multirun:
         """Compose and check jobs. Writes nothing. Raises ConfigErrors: with every problem of every job."""
         self._plans_all = plans_all(base)
         first = self._next_number()
-        composed = [compose_job(loader, base, overrides, first + place) for place, overrides in enumerate(job_overrides)]
+        composed = [compose_job(loader, base, overrides, number) for number, overrides in enumerate(job_overrides, first)]
         return composed, self._check_all(composed)
 
     def resume(self, to_job: Callable[[Path], Job], *, is_asked: bool) -> None:
-        """Run what an earlier attempt left unfinished, from the frozen configs.
+        """Run the unfinished jobs of an earlier attempt, from the frozen configs.
 
         Args:
             to_job: makes a job of a run folder.
-            is_asked: a person asks for it, who may have mended what made jobs fail: those are tried again. Not for a sweeper that has
-                been told of the failure and went on.
+            is_asked: by a person, who may have fixed the cause of failures: failed jobs are tried again. Not those of a sweeper that knows
+                of the failure and has gone on.
 
-        ConfigErrors: there are not GPUs enough for so many jobs at a time.
+        ConfigErrors: there are not enough GPUs for so many jobs at a time.
         """
         retries_failed = is_asked and self.sweep.is_planned
-        # Where the whole group was killed, a rank may have left a failure behind that is only the end of the others.
+        # Where the whole group was killed, a rank may have recorded a failure that is only the end of the other ranks.
         unjudged = set() if is_asked else {entry.number for entry in self.sweep.jobs if entry.status != Status.FAILED}
         jobs: list[tuple[SweepJob, Job]] = []
-        self._gathered = gather(self.sweep, self._settings.metric)
-        if self._gathered.problems:
-            happened = f"the engine does not say which jobs run: {self._gathered.problems[0]}"
+        self._engines = update(self.sweep, self._settings.metric)
+        if self._engines.problems:
+            happened = f"the engine does not say which jobs run: {self._engines.problems[0]}"
             raise EnvironmentRefuses(happened=happened, expected="an answer: no job is to run twice", fix="try again in a minute")
         for entry in self.sweep.jobs:
             is_over = entry.status == Status.FAILED and not retries_failed and entry.number not in unjudged
@@ -125,19 +125,19 @@ class Multirun:
         if problems := schedule.problems([job.config for _, job in jobs], self._settings, plans_all=self._plans_all):
             raise config_check.ConfigErrors(problems)
         for entry, job in jobs if is_asked else ():
-            if entry.number not in self._gathered.alive:
+            if entry.number not in self._engines.alive:
                 job.run_folder.cancelled.unlink(missing_ok=True)
                 job.run_folder.forget_failure()
         self.run(jobs)
-        self._known = list(self.sweep.jobs)
+        self._earlier = list(self.sweep.jobs)
 
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
-        """Run frozen jobs. Leaves by SystemExit when the sweep is to end here."""
+        """Run frozen jobs. Raises SystemExit when the sweep is to end here."""
         if not jobs:
             return
         self._has_engine = schedule.engine_of(jobs[0][1].config) is not None
         if schedule.is_left_to_a_queue(jobs[0][1].config, plans_all=self._plans_all):
-            self._submit([(entry, job) for entry, job in jobs if entry.number not in self._gathered.alive])
+            self._submit([(entry, job) for entry, job in jobs if entry.number not in self._engines.alive])
             return
         if self._schedule is None:
             count = self._settings.parallel_jobs
@@ -146,8 +146,8 @@ class Multirun:
                 self._make_slots(self.sweep.root, count, make=engine_slots if self._has_engine else None),
                 self._settings,
                 screen=self._screen,
-                began=self._began,
-                ended=self._ended,
+                on_start=self._on_start,
+                on_end=self._on_end,
                 stops_at=partial(_stops_at, jobs[0][1]),
             )
         try:
@@ -166,22 +166,22 @@ class Multirun:
             self._schedule.close()
         if self.sweep.jobs:
             if self._has_engine:
-                self._gathered = gather(self.sweep, self._settings.metric)
-            with suppress(OSError):  # which has been said
+                self._engines = update(self.sweep, self._settings.metric)
+            with suppress(OSError):  # `run` has reported it
                 self.sweep.save()
-            show(self.sweep, self._gathered.alive)
-        name, lacking = self._settings.metric, (job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None)
-        if name and (job := next(lacking, None)) is not None:
+            show(self.sweep, self._engines.alive)
+        name, without = self._settings.metric, (job for job in self.sweep.jobs if job.status == Status.COMPLETED and job.metric is None)
+        if name and (job := next(without, None)) is not None:
             result = self.sweep.run_folder(job).read_result()
-            known = ", ".join(result.last) if result is not None else "none"
-            self._screen.say(f"sweep.metric: job {job.number} has no metric {name!r}; it has {known}")
+            names = ", ".join(result.last) if result is not None else "none"
+            self._screen.say(f"sweep.metric: job {job.number} has no metric {name!r}; it has {names}")
 
     def exit_code(self) -> int:
         """Return 1 when a job failed, else 0."""
         return int(any(job.status == Status.FAILED for job in self.sweep.jobs))
 
     def _submit(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
-        """Give jobs to the queue of an engine. Leaves by SystemExit where it does not take them."""
+        """Submit jobs to the queue of an engine. Raises SystemExit where it refuses them."""
         if not jobs:
             return
         for entry, job in jobs:
@@ -193,11 +193,11 @@ class Multirun:
             code = source_copy.copy_source_for_several(folder.launch, limit_mib=jobs[0][1].config.cluster.code_limit_mib)
             id = submit_jobs([job for _, job in jobs], code, parallel=parallel)
         except UserError as error:
-            missing = sum(entry.number not in gather(self.sweep, self._settings.metric).alive for entry, _ in jobs)
-            shown = shlex.quote(folder.shown())
+            missing = sum(entry.number not in update(self.sweep, self._settings.metric).alive for entry, _ in jobs)
+            quoted = shlex.quote(folder.shown())
             print(
-                f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `ddp-train resume {shown}` does it when that is mended,\n"
-                f"  and `ddp-train resume {shown} cluster.wait=true` submits them one by one, as there is room",
+                f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `ddp-train resume {quoted}` does it when that is mended,\n"
+                f"  and `ddp-train resume {quoted} cluster.wait=true` submits them one by one, as there is room",
                 file=sys.stderr,
             )
             raise SystemExit(error.exit_code) from None
@@ -207,10 +207,10 @@ class Multirun:
         return max((job.number for job in self.sweep.jobs), default=-1) + 1
 
     def _check_all(self, composed: Sequence[DictConfig]) -> list[RunConfig]:
-        """Check every job; a mistake that several of them share is told once."""
+        """Check every job; a problem that several of them share is reported once."""
         checked: list[RunConfig] = []
-        found: dict[str, tuple[ConfigError, list[int]]] = {}
-        for place, job_config in enumerate(composed):
+        all_problems: dict[str, tuple[ConfigError, list[int]]] = {}  # by text, with the indices of the jobs
+        for index, job_config in enumerate(composed):
             try:
                 checked.append(self._check(job_config, job_config.hydra))
                 if checked[-1].resume in ("auto", "never"):
@@ -221,35 +221,35 @@ class Multirun:
             except ConfigError as error:
                 problems = [error]
             for problem in problems:
-                found.setdefault(str(problem), (problem, []))[1].append(place)
-        for problem, places in found.values():
-            if len(places) < len(composed):
-                others = f" and {len(places) - 1} more" if len(places) > 1 else ""
-                problem.happened += f" (in the job {' '.join(texts(composed[places[0]].hydra.overrides.task))}{others})"
-        found |= {str(problem): (problem, []) for problem in schedule.problems(checked, self._settings, plans_all=self._plans_all)}
+                all_problems.setdefault(str(problem), (problem, []))[1].append(index)
+        for problem, indices in all_problems.values():
+            if len(indices) < len(composed):
+                others = f" and {len(indices) - 1} more" if len(indices) > 1 else ""
+                problem.happened += f" (in the job {' '.join(texts(composed[indices[0]].hydra.overrides.task))}{others})"
+        all_problems |= {str(problem): (problem, []) for problem in schedule.problems(checked, self._settings, plans_all=self._plans_all)}
         folders = [job_config.hydra.runtime.output_dir for job_config in composed]
         for folder in dict.fromkeys(folders):
             problems = check_below(self.sweep.root, Path(folder), key="hydra.sweep.subdir")
             problems += config_check.check_folder(folder, key="hydra.sweep.subdir")
-            found |= {str(problem): (problem, []) for problem in problems}
+            all_problems |= {str(problem): (problem, []) for problem in problems}
             if folders.count(folder) > 1:
-                found[folder] = (_shared(folder), [])
-        if found:
-            raise config_check.ConfigErrors(problem for problem, _ in found.values())
+                all_problems[folder] = (_shared_folder(folder), [])
+        if all_problems:
+            raise config_check.ConfigErrors(problem for problem, _ in all_problems.values())
         return checked
 
     def _swept(self) -> list[str]:
-        """Return the keys by which the jobs differ; a group stands for the section of its name."""
+        """Return the keys that differ between the jobs; for a config group, the section of its name."""
         return [key.lstrip("+").partition("@")[0].replace("/", ".") for key in self.sweep.keys]
 
     def _recall(self, identity: str) -> SweepJob | None:
-        """Return the job of an earlier attempt at this sweep that computed the same, once. One that failed has been tried again by now."""
-        found = next((job for job in self._known if job.identity == identity), None)
-        self._known = [job for job in self._known if job is not found]
-        return found
+        """Return the job of an earlier attempt that computed the same, each job once. `resume` has tried failed ones again before."""
+        recalled = next((job for job in self._earlier if job.identity == identity), None)
+        self._earlier = [job for job in self._earlier if job is not recalled]
+        return recalled
 
     def _freeze(self, composed: DictConfig, checked: RunConfig) -> tuple[SweepJob, Job]:
-        """Write a job's config into its folder, where it stays as it is whatever happens to the YAML."""
+        """Write a job's config into its folder; later edits of the YAML do not change it."""
         run_folder = RunFolder(Path(composed.hydra.runtime.output_dir))
         overrides = texts(composed.hydra.overrides.task)
         entry = SweepJob(
@@ -259,47 +259,47 @@ class Multirun:
             identity=identity(checked.tree, swept=self._swept()),
         )
         if any(job.folder == entry.folder for job in self.sweep.jobs):
-            raise _shared(run_folder.root)
+            raise _shared_folder(run_folder.root)
         if composed.hydra.output_subdir:
             save_as_hydra(composed, run_folder.root / composed.hydra.output_subdir)
         run_folder.record_config(checked.yaml())
         self.sweep.jobs.append(entry)
         return entry, Job(config=checked, run_folder=run_folder, command=list(sys.argv), overrides=overrides, in_sweep=True)
 
-    def _began(self, entry: SweepJob) -> None:
+    def _on_start(self, entry: SweepJob) -> None:
         self._screen.began(entry)
         if entry.number in self._contexts:  # of this command, and not of an earlier attempt
             context, job_config = self._contexts[entry.number]
             context.callbacks.on_job_start(config=job_config, task_function=_run_elsewhere)
 
-    def _ended(self, entry: SweepJob) -> None:
+    def _on_end(self, entry: SweepJob) -> None:
         self._screen.ended(entry)
         if entry.number in self._contexts:
             context, job_config = self._contexts[entry.number]
             context.callbacks.on_job_end(config=job_config, job_return=self._job_return(entry))
 
     def _job_return(self, entry: SweepJob) -> JobReturn:
-        """Return what a sweeper gets: the metric, or an exception for a job that has none."""
-        _, job_config = self._contexts[entry.number]
-        found = JobReturn(overrides=entry.overrides, cfg=job_config, hydra_cfg=job_config, working_dir=str(self.sweep.root / entry.folder))
-        found.status, found.return_value = JobStatus.COMPLETED, entry.metric
-        if entry.metric is None and job_config.hydra.sweeper._target_ != BASIC_SWEEPER:  # that one reads it only to raise
-            found.status = JobStatus.FAILED
-            found.return_value = RuntimeError(f"job {entry.number} of {self.sweep.root} is {entry.status} and has no metric")
-        return found
+        """Return a job's result for the sweeper: the metric, or an exception for a job that has none."""
+        _, config = self._contexts[entry.number]
+        result = JobReturn(overrides=entry.overrides, cfg=config, hydra_cfg=config, working_dir=str(self.sweep.root / entry.folder))
+        result.status, result.return_value = JobStatus.COMPLETED, entry.metric
+        if entry.metric is None and config.hydra.sweeper._target_ != BASIC_SWEEPER:  # Hydra's own reads it only to raise
+            result.status = JobStatus.FAILED
+            result.return_value = RuntimeError(f"job {entry.number} of {self.sweep.root} is {entry.status} and has no metric")
+        return result
 
 
 def _stops_at(job: Job, asks_slurm: bool) -> float | None:
-    """Return when the sweep has to stop, by the first job's word: the machine is the same for all."""
+    """Return when the sweep has to stop, from the first job's settings: the machine is the same for all."""
     settings = job.config.cluster
     if schedule.engine_of(job.config) is not None:
-        settings = replace(settings, walltime=None)  # is each job's own
+        settings = replace(settings, walltime=None)  # each job of an engine has its own
     return stops_at(settings, asks_slurm=asks_slurm)
 
 
 def _run_elsewhere(composed: DictConfig) -> None:
-    """The task function of Hydra's callbacks: a job's processes are not this one."""
+    """The task function for Hydra's callbacks; a job runs in other processes."""
 
 
-def _shared(folder: Path | str) -> ConfigError:
+def _shared_folder(folder: Path | str) -> ConfigError:
     return ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")

@@ -1,7 +1,7 @@
-"""Where the jobs of a sweep run, and running them: as many at a time as there are slots.
+"""Run the jobs of a sweep: as many at a time as there are slots.
 
-They run in this command, in the torchrun that started it, or on an engine. No slot waits while a job does, and no job is lost when another
-fails. One thread: each slot is asked in turn.
+They run in this command, in the torchrun that started it, or on an engine. No slot is idle while a job waits, and no job is lost when
+another fails. There is one thread: it polls the slots in turn.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class SweepScheduler:
     """Runs jobs on slots, for as many calls of `run` as a sweeper needs.
 
     Args:
-        sweep: kept up to date, in sweep.json too, with every job that starts or ends.
-        screen: shows lines, and is brought up to date several times a second.
-        began: called with each job that starts.
-        ended: called with each job that ended, for good or to be tried again.
-        stops_at: returns when to stop as after SIGTERM, in seconds since the epoch; None: never. Asked again when that time has come, with
-            True: it may have been moved.
+        sweep: updated, in sweep.json too, with every job that starts or ends.
+        screen: shows lines; refreshed several times a second.
+        on_start: called with each job that starts.
+        on_end: called with each job that ended, for good or to be tried again.
+        stops_at: returns when to stop as after SIGTERM, in seconds since the epoch; None: never. Called again with True when that time has
+            come: it may have been moved.
     """
 
     def __init__(
@@ -49,94 +49,95 @@ class SweepScheduler:
         policy: SweepConfig,
         *,
         screen: SweepScreen,
-        began: Callable[[SweepJob], None],
-        ended: Callable[[SweepJob], None],
+        on_start: Callable[[SweepJob], None],
+        on_end: Callable[[SweepJob], None],
         stops_at: Callable[[bool], float | None],
     ) -> None:
         self._sweep, self._slots, self._policy, self._screen = sweep, slots, policy, screen
-        self._began, self._ended = began, ended
-        self._stops_at, self._ask_stops_at = stops_at(False), stops_at
-        self._running: dict[int, tuple[SweepJob, Job]] = {}  # by the slot's place in the list
+        self._on_start, self._on_end = on_start, on_end
+        self._stops_at, self._get_stops_at = stops_at(False), stops_at
+        self._running: dict[int, tuple[SweepJob, Job]] = {}  # by the slot's number
         self.stop_code: int | None = None  # the exit code, when a signal ended it
         self.is_stopped = False  # no job is started any more
-        self._signal: int | None = None  # sent to every slot that has a job, once one has come
+        self._signal: int | None = None  # the newest stop signal; every slot that has a job gets it
 
     def run(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:
         """Run jobs to their end, or until the sweep is stopped."""
         waiting = deque(jobs)
         with stop_signals(self._stop, self._kill):
             while self._running or (waiting and not self.is_stopped):
-                for place, slot in enumerate(self._slots):
-                    if place not in self._running and waiting and not self.is_stopped:
-                        self._start(place, *waiting.popleft())
-                    if place in self._running and (exit_code := slot.poll(_POLL_S / len(self._slots))) is not None:
-                        again = self._finish(place, exit_code)
-                        waiting.extendleft([again] if again else [])
+                for number, slot in enumerate(self._slots):
+                    if number not in self._running and waiting and not self.is_stopped:
+                        self._start(number, *waiting.popleft())
+                    if number in self._running and (exit_code := slot.poll(_POLL_S / len(self._slots))) is not None:
+                        retried = self._finish(number, exit_code)
+                        waiting.extendleft([retried] if retried else [])
                 self._screen.idle()
                 if self._stops_at is not None and time.time() >= self._stops_at and not self.is_stopped:
-                    self._stops_at = self._ask_stops_at(True)
+                    self._stops_at = self._get_stops_at(True)
                     if self._stops_at is None or self._stops_at <= time.time():
                         self._screen.say("the time is up but for cluster.grace_s")
                         self._stop(signal.SIGTERM)
 
     def close(self) -> None:
-        """Let go of all processes."""
+        """End all processes."""
         for slot in self._slots:
             slot.end()
 
-    def _start(self, place: int, entry: SweepJob, job: Job) -> None:
-        is_taken_over = entry.attempts > 0 and entry.status in (Status.QUEUED, Status.RUNNING)  # an engine has it
+    def _start(self, number: int, entry: SweepJob, job: Job) -> None:
+        is_on_engine = entry.attempts > 0 and entry.status in (Status.QUEUED, Status.RUNNING)
         entry.status = Status.RUNNING
-        entry.attempts += not is_taken_over
+        entry.attempts += not is_on_engine
         job.run_folder.forget_failure()
         self._sweep.save()
-        self._began(entry)
-        self._slots[place].start(job)
-        number, self._running[place] = self._signal, (entry, job)
-        if number is not None:  # it came since this job was chosen
-            self._slots[place].stop(number)
+        self._on_start(entry)
+        self._slots[number].start(job)
+        stop_signal, self._running[number] = self._signal, (entry, job)
+        if stop_signal is not None:  # it came since this job was chosen
+            self._slots[number].stop(stop_signal)
 
-    def _finish(self, place: int, exit_code: int) -> tuple[SweepJob, Job] | None:
-        """Record what a job came to; return it when it is to be tried again."""
-        entry, job = self._running.pop(place)
+    def _finish(self, number: int, exit_code: int) -> tuple[SweepJob, Job] | None:
+        """Record the end of a job; return it when it is to be tried again."""
+        entry, job = self._running.pop(number)
         self._sweep.read_result(entry, self._policy.metric)
-        was_stopped = self.stop_code is not None and entry.status in STOPPED  # before it could write anything
+        was_stopped = self.stop_code is not None and entry.status in STOPPED  # perhaps before it could write anything
         if exit_code not in STOPPED.values() and entry.status != Status.COMPLETED and not was_stopped:
             entry.status = Status.FAILED
         self._sweep.save()
-        self._ended(entry)
+        self._on_end(entry)
         if entry.status in STOPPED:
             self.stop_code, self.is_stopped = self.stop_code or STOPPED[entry.status], True
         elif entry.status == Status.FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
-            if problem := check_progress(job.run_folder, has_failed=job.config.cluster.launcher not in ENGINES):
+            is_on_engine = job.config.cluster.launcher in ENGINES  # there node programs restart it
+            if problem := check_progress(job.run_folder, has_failed=not is_on_engine):
                 self._screen.say(problem)
-            found = failure.load(job.run_folder.failure)
-            is_final = bool(problem) or (found is not None and found.exit_code in FINAL)
-            restarts = 0 if job.config.cluster.launcher in ENGINES else job.config.cluster.max_restarts or 0  # node programs do that
+            recorded = failure.load(job.run_folder.failure)
+            is_final = bool(problem) or (recorded is not None and recorded.exit_code in FINAL)
+            restarts = 0 if is_on_engine else job.config.cluster.max_restarts or 0
             if not is_final and entry.failures <= max(retries, restarts):
                 return entry, job
             self.is_stopped = self._policy.on_failure == "stop"
         return None
 
-    def _stop(self, number: int) -> None:
+    def _stop(self, stop_signal: int) -> None:
         """Let the running jobs save and end, and start no other."""
-        self.stop_code, self.is_stopped = STOPPED[status_of(number)], True
-        self._send_signal(number)
+        self.stop_code, self.is_stopped = STOPPED[status_of(stop_signal)], True
+        self._send_signal(stop_signal)
 
     def _kill(self) -> None:
         self.stop_code = INTERRUPTED
         self._send_signal(signal.SIGKILL)
 
-    def _send_signal(self, number: int) -> None:
-        self._signal = number  # for one that is just starting, too
-        for place in self._running:
-            self._slots[place].stop(number)
+    def _send_signal(self, stop_signal: int) -> None:
+        self._signal = stop_signal  # also for a job that is just starting
+        for number in self._running:
+            self._slots[number].stop(stop_signal)
 
 
 def engine_of(config: RunConfig) -> str | None:
-    """Return the engine that runs a job; None where this command, or the torchrun that started it, does."""
+    """Return the engine that runs a job; None: this command, or the torchrun that started it, runs it."""
     launcher = config.cluster.launcher
     return launcher if launcher in ENGINES and not is_torchrun_worker() else None
 
@@ -147,16 +148,17 @@ def is_left_to_a_queue(config: RunConfig, *, plans_all: bool) -> bool:
 
 
 def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: bool) -> list[ConfigError]:
-    """Find what cannot be where the jobs run: two engines, more jobs at a time than there are GPUs for, or what an engine cannot do."""
+    """Return errors for two engines, for more jobs at a time than there are GPUs, and for settings that an engine cannot do."""
     engines = list(dict.fromkeys(map(engine_of, configs)))
     if len(engines) > 1:
         happened = f"is {' and '.join(config.cluster.launcher for config in configs[:2])} in one sweep"
         return [ConfigError(key="cluster.launcher", happened=happened, expected="one for all jobs")]
     if engines and engines[0] is not None:
         return list(_engine_problems(configs[0], settings, plans_all=plans_all))
-    clusters = [each.cluster for each in configs if settings.parallel_jobs > 1 and devices.resolve_device(each.cluster.device) == "cuda"]
-    most = max((devices.processes_per_node(cluster.processes_per_node, "cuda") for cluster in clusters), default=0)
-    if (wanted := settings.parallel_jobs * most) <= (gpus := len(devices.gpus())):
+    clusters = [config.cluster for config in configs if settings.parallel_jobs > 1]
+    on_gpus = [cluster.processes_per_node for cluster in clusters if devices.resolve_device(cluster.device) == "cuda"]
+    max_processes = max((devices.processes_per_node(processes, "cuda") for processes in on_gpus), default=0)
+    if (wanted := settings.parallel_jobs * max_processes) <= (gpus := len(devices.gpus())):
         return []
     happened = f"{wanted} processes at a time want a GPU each; this machine shows {gpus}"
     fix = "fewer jobs at a time, or a smaller cluster.processes_per_node"

@@ -1,4 +1,4 @@
-"""What Hydra's sweeper makes of a command: its keys and jobs, how one is composed and recorded; and what Optuna's sweeper needs besides.
+"""Hydra's sweeper: the keys and jobs of a command, how a job is composed and recorded, and additions for Optuna's sweeper.
 
 Optuna itself is imported only when a sweep is continued.
 """
@@ -22,25 +22,26 @@ from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.sweep import Sweep
 
-_TAKEN_UP = "suggested again after a stop"  # an attribute of a trial of Optuna's
-_MAX_FILES = 10_000  # below a folder of YAML; more are data
+_ENQUEUED_AGAIN = "suggested again after a stop"  # an attribute of a trial of Optuna's
+_MAX_FILES = 10_000  # below a folder of YAML; a folder with more holds data
 
 
 def swept_keys(base: DictConfig) -> list[str]:
     """Return the keys for which the command gives several values."""
-    return [override.key_or_group for override in OverridesParser.create().parse_overrides(_given(base)) if override.is_sweep_override()]
+    overrides = OverridesParser.create().parse_overrides(_overrides(base))
+    return [override.key_or_group for override in overrides if override.is_sweep_override()]
 
 
 def planned_overrides(loader: Any, base: DictConfig) -> list[list[str]] | None:
-    """Return the overrides of each job, as Hydra's own sweeper makes them; None: another sweeper decides as it goes."""
+    """Return the overrides of each job, as Hydra's own sweeper makes them; None: another sweeper chooses them one after the other."""
     if base.hydra.sweeper._target_ != BASIC_SWEEPER:
         return None
-    values: dict[str, list[str]] = {}
-    for each in OverridesParser.create(config_loader=loader).parse_overrides(_given(base)):
-        key = each.get_key_element()
-        found = each.sweep_string_iterator() if each.is_sweep_override() else [each.get_value_element_as_str()]
-        values[key] = [f"{key}={value}" for value in found]
-    return [list(overrides) for overrides in itertools.product(*values.values())]
+    choices: dict[str, list[str]] = {}
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(_overrides(base)):
+        key = override.get_key_element()
+        values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_element_as_str()]
+        choices[key] = [f"{key}={value}" for value in values]
+    return [list(overrides) for overrides in itertools.product(*choices.values())]
 
 
 def plans_all(base: DictConfig) -> bool:
@@ -49,7 +50,7 @@ def plans_all(base: DictConfig) -> bool:
 
 
 def compose_job(loader: Any, base: DictConfig, overrides: list[str], number: int) -> DictConfig:
-    """Compose the job of this number, which is Hydra's present one from then on."""
+    """Compose the job of this number, and make it Hydra's current job."""
     composed: DictConfig = loader.load_sweep_config(base, overrides)
     with read_write(composed), open_dict(composed):
         composed.hydra.job.num, composed.hydra.job.id = number, str(number)
@@ -61,7 +62,7 @@ def compose_job(loader: Any, base: DictConfig, overrides: list[str], number: int
 
 def save_as_hydra(composed: DictConfig, folder: Path) -> None:
     """Write a job's config.yaml, hydra.yaml and overrides.yaml, as Hydra does for a run."""
-    folder.mkdir(parents=True, exist_ok=True)  # there when an earlier attempt was killed before sweep.json had the job
+    folder.mkdir(parents=True, exist_ok=True)  # it exists when an earlier attempt was killed before sweep.json had the job
     config = copy.deepcopy(composed)
     with read_write(config), open_dict(config):
         hydra_config = OmegaConf.create({"hydra": config.pop("hydra")})
@@ -71,24 +72,24 @@ def save_as_hydra(composed: DictConfig, folder: Path) -> None:
 
 
 def freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
-    """Make Hydra's loader read copies of the YAML files: an edit must not reach the later jobs of a sweeper that decides as it goes.
+    """Make Hydra's loader read copies of the YAML files: an edit must not reach the later jobs of the sweep.
 
     Args:
-        loader: Hydra's, whose search path is changed.
-        base: what the jobs are composed from; a search path in it is changed too.
-        folder: where the copies lie. Those of an earlier attempt are used again.
+        loader: Hydra's; its search path is changed.
+        base: the config that jobs are composed from; its search path is changed too.
+        folder: for the copies. Those of an earlier attempt are used again.
     """
     for number, element in enumerate(loader.config_search_path.get_path()):
         element.path = _copy_yaml(element.path, folder / f"path_{number}")
-    more = [_copy_yaml(path, folder / f"searchpath_{number}") for number, path in enumerate(base.hydra.searchpath)]
+    searchpath = [_copy_yaml(path, folder / f"searchpath_{number}") for number, path in enumerate(base.hydra.searchpath)]
     loader.repository.initialize_sources(loader.config_search_path)
-    if more:
+    if searchpath:
         with read_write(base.hydra), open_dict(base.hydra):
-            base.hydra.overrides.hydra.append(f"hydra.searchpath={more}")
+            base.hydra.overrides.hydra.append(f"hydra.searchpath={searchpath}")
 
 
-def _given(base: DictConfig) -> list[str]:
-    """Return what a sweeper starts from: its own parameters, then what was typed."""
+def _overrides(base: DictConfig) -> list[str]:
+    """Return a sweeper's own parameters, then the typed overrides."""
     return [f"{key}={value}" for key, value in (base.hydra.sweeper.get("params") or {}).items()] + texts(base.hydra.overrides.task)
 
 
@@ -118,29 +119,28 @@ def _copy_yaml(path: str, copied: Path) -> str:
 
 
 def is_optunas(composed: DictConfig) -> bool:
-    """Tell whether the sweeper is Optuna's."""
     return str(composed.hydra.sweeper._target_).endswith(".OptunaSweeper")
 
 
 def prepare_optuna(composed: DictConfig, folder: Path, goal: str | None, *, is_taken_up: bool) -> None:
     """Complete the config of Optuna's plugin (hydra/sweeper=optuna): its direction, and a storage in the sweep's folder.
 
-    The plugin suggests the values and reads what the jobs return. It knows nothing of interruptions: it would run all its trials again.
+    The plugin suggests the values and reads the jobs' results. It does not handle interruptions: it would run all its trials again.
 
     Args:
-        goal: min or max, as `sweep.direction` or the objective says; None: not known.
+        goal: min or max, from `sweep.direction` or the objective; None: not known.
         is_taken_up: the sweep was stopped, and is continued.
 
-    ConfigError: it is not known in which direction to go.
+    ConfigError: the direction is not known.
     """
     sweeper = composed.hydra.sweeper
-    given = [str(text).lstrip("+").partition("=")[0] for text in composed.hydra.overrides.hydra]
+    typed_keys = [str(text).lstrip("+").partition("=")[0] for text in composed.hydra.overrides.hydra]
 
-    def is_given(name: str) -> bool:
-        return f"hydra.sweeper.{name}" in given
+    def is_typed(name: str) -> bool:
+        return f"hydra.sweeper.{name}" in typed_keys
 
     with read_write(composed.hydra), open_dict(composed.hydra):
-        if not is_given("direction"):
+        if not is_typed("direction"):
             if goal is None:
                 happened = "is not given, and the objective does not say which way its metric is better"
                 raise ConfigError(key="sweep.direction", happened=happened, expected="minimize or maximize", fix="sweep.direction=maximize")
@@ -149,21 +149,21 @@ def prepare_optuna(composed: DictConfig, folder: Path, goal: str | None, *, is_t
             sweeper.storage = f"sqlite:///{folder}/optuna.db"
         if sweeper.study_name is None:
             sweeper.study_name = composed.name
-        if not is_given("n_jobs"):
+        if not is_typed("n_jobs"):
             sweeper.n_jobs = composed.sweep.parallel_jobs
-        if not is_given("max_failure_rate") and composed.sweep.on_failure != "stop":
+        if not is_typed("max_failure_rate") and composed.sweep.on_failure != "stop":
             sweeper.max_failure_rate = 1.0
         if is_taken_up:
-            done = _resume_study(str(sweeper.storage), str(sweeper.study_name), [set(job.overrides) for job in Sweep.load(folder).jobs])
-            sweeper.n_trials -= done
+            num_done = _resume_study(str(sweeper.storage), str(sweeper.study_name), [set(job.overrides) for job in Sweep.load(folder).jobs])
+            sweeper.n_trials -= num_done
             if sweeper.sampler.get("seed") is not None:
-                sweeper.sampler.seed += done  # the same one would suggest what it suggested at the start
+                sweeper.sampler.seed += num_done  # the same seed would suggest the first values again
 
 
 def _resume_study(storage: str, study_name: str, jobs: list[set[str]]) -> int:
-    """Return how many trials of this sweep are done, and have those suggested again whose result the study never got.
+    """Return the number of finished trials of this sweep; enqueue those again whose result the study never got.
 
-    The launcher knows the jobs of those, by their identity: one that is completed is not run again.
+    The launcher recognises the jobs of those by their identity: it does not run a completed job again.
 
     `jobs`: the overrides of the sweep's jobs. Another sweep may have trials in the same study.
     """
@@ -177,7 +177,7 @@ def _resume_study(storage: str, study_name: str, jobs: list[set[str]]) -> int:
     ]
     for trial in trials:
         if trial.state == state.RUNNING:
-            optuna.trial.Trial(study, trial._trial_id).set_user_attr(_TAKEN_UP, True)
+            optuna.trial.Trial(study, trial._trial_id).set_user_attr(_ENQUEUED_AGAIN, True)
             study.tell(trial.number, state=state.FAIL)
             study.enqueue_trial(trial.params)
-    return sum(trial.state in (state.COMPLETE, state.PRUNED, state.FAIL) and _TAKEN_UP not in trial.user_attrs for trial in trials)
+    return sum(trial.state in (state.COMPLETE, state.PRUNED, state.FAIL) and _ENQUEUED_AGAIN not in trial.user_attrs for trial in trials)

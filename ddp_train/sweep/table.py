@@ -1,4 +1,4 @@
-"""A sweep as a person sees it: what became of its jobs, one live table while it runs, and a sorted one at its end."""
+"""A sweep on the screen: one live table while it runs, and a sorted one at its end; and the state of its jobs, from folders and engines."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from ddp_train.system.files import tail
 _COLOURS = {Status.COMPLETED: "green", Status.FAILED: "red", Status.RUNNING: "cyan", Status.QUEUED: "dim"}
 _REFRESH_S = 0.5
 _TAIL_BYTES = 4096
-_WIDTH = 10  # of a number that is shown as it is
-_REPEATS = ("seed", "fold")  # the last part of keys that make a job another try of the same, and no other setting
+_MAX_WIDTH = 10  # of a number that is not rounded
+_REPEATS = ("seed", "fold")  # the last words of keys that only repeat a job, with the same settings
 _LINES_AROUND = 8  # the table's head and foot, and the line that the user typed
 
 
@@ -40,11 +40,11 @@ class SweepScreen:
         self._sweep = sweep
         self._console = Console(file=sys.stdout)
         self._live: Live | None = None
-        self._shown = 0.0
+        self._refreshed = 0.0
         self._started: dict[int, float] = {}
 
     def __enter__(self) -> SweepScreen:
-        """Say where the sweep lies, and show the table."""
+        """Print the sweep's folder, and show the table."""
         if not self._started:
             print(f"sweep    {RunFolder(self._sweep.root).shown()}", flush=True)
         if self._console.is_terminal:
@@ -68,43 +68,43 @@ class SweepScreen:
     def ended(self, job: SweepJob) -> None:
         """Show how a job ended; for a failure, its first traceback."""
         if job.status == Status.FAILED:
-            found = failure.load(self._sweep.run_folder(job).failure)
-            self.say(f"\njob {job.number} failed  {self._values(job)}{found.screen(self._sweep.run_folder(job)) if found else ''}")
+            recorded = failure.load(self._sweep.run_folder(job).failure)
+            self.say(f"\njob {job.number} failed  {self._values(job)}{recorded.screen(self._sweep.run_folder(job)) if recorded else ''}")
         elif self._live is None:
-            done = sum(each.status in (Status.COMPLETED, Status.FAILED) for each in self._sweep.jobs)
+            num_done = sum(other.status in (Status.COMPLETED, Status.FAILED) for other in self._sweep.jobs)
             metric = "" if job.metric is None else f"{self._sweep.metric} {job.metric:.4g}  "
-            count = f"{done} of {len(self._sweep.jobs)}" if self._sweep.is_planned else f"{done} done"
+            count = f"{num_done} of {len(self._sweep.jobs)}" if self._sweep.is_planned else f"{num_done} done"
             print(f"job {job.number}  {job.status}  {metric}in {_seconds(job.seconds) or '?'} s  ({count})", flush=True)
         self._refresh()
 
     def say(self, text: str) -> None:
-        """Print something above the table."""
+        """Print a text above the table."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def idle(self) -> None:
-        """Bring the table up to date now and then."""
-        if time.monotonic() - self._shown > _REFRESH_S:
+        """Refresh the table if it is old."""
+        if time.monotonic() - self._refreshed > _REFRESH_S:
             self._refresh()
 
     def _refresh(self) -> None:
-        self._shown = time.monotonic()
+        self._refreshed = time.monotonic()
         if self._live is not None:
-            room = max(5, shutil.get_terminal_size().lines - _LINES_AROUND)
-            self._live.update(self._progress_table(room), refresh=True)
+            max_rows = max(5, shutil.get_terminal_size().lines - _LINES_AROUND)
+            self._live.update(self._progress_table(max_rows), refresh=True)
 
-    def _progress_table(self, room: int) -> Table:
-        """Return the running jobs, then those that ended last, as many as there is room for."""
+    def _progress_table(self, max_rows: int) -> Table:
+        """Return the running jobs, and those that ended last where there are rows left."""
         jobs = self._sweep.jobs
-        running = [job for job in jobs if job.status == Status.RUNNING]
-        others = [job for job in jobs if job.status not in (Status.RUNNING, Status.QUEUED)]
-        shown = sorted((others[-max(0, room - len(running)) :] if room > len(running) else []) + running[:room], key=lambda job: job.number)
+        running = [job for job in jobs if job.status == Status.RUNNING][:max_rows]
+        ended = [job for job in jobs if job.status not in (Status.RUNNING, Status.QUEUED)]
+        rows = running + (ended[-(max_rows - len(running)) :] if len(running) < max_rows else [])
         counts = [f"{sum(job.status == status for job in jobs)} {status}" for status in _COLOURS]
         table = _table(self._sweep, caption=", ".join(text for text in counts if not text.startswith("0 ")))
-        for job in shown:
-            _add(table, self._sweep, job, progress=self._progress(job) if job.status == Status.RUNNING else None)
+        for job in sorted(rows, key=lambda job: job.number):
+            _add_row(table, self._sweep, job, progress=self._progress(job) if job.status == Status.RUNNING else None)
         return table
 
     def _progress(self, job: SweepJob) -> tuple[str, str]:
@@ -120,10 +120,10 @@ class SweepScreen:
 
 
 def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
-    """Print the table of a sweep, the best job first, and where it lies; `alive`: the numbers of the jobs that an engine has."""
+    """Print the table of a sweep, the best job first, and its file; `alive`: the numbers of the jobs that an engine has."""
     table = _table(sweep)
     for job in sweep.ranked():
-        _add(table, sweep, job)
+        _add_row(table, sweep, job)
     console = Console(file=sys.stdout)
     console.print(table)
     folder = RunFolder(sweep.root).shown()
@@ -139,7 +139,7 @@ def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
 
 
 def _conclusion(sweep: Sweep, folder: str) -> list[str]:
-    """Return the best job; where jobs repeat others with another seed or fold, the means of those: the best of them was lucky."""
+    """Return a line for the best job; where jobs differ only by seed or fold, a line for each mean: the best of those was only lucky."""
     ranked = [job for job in sweep.ranked() if job.metric is not None]
     if not ranked or sweep.goal is None:
         return []
@@ -150,26 +150,26 @@ def _conclusion(sweep: Sweep, folder: str) -> list[str]:
     for job in ranked:
         settings = " ".join(f"{key}={_short(sweep.value(job, key))}" for key in sweep.swept() if key not in repeats)
         groups.setdefault(settings, []).append(job.metric or 0.0)
-    found = sorted(groups.items(), key=lambda group: fmean(group[1]), reverse=sweep.goal == "max")
-    spread = {settings: f", standard deviation {stdev(values):.2g}" if len(values) > 1 else "" for settings, values in found}
+    best_first = sorted(groups.items(), key=lambda group: fmean(group[1]), reverse=sweep.goal == "max")
+    spread = {settings: f", standard deviation {stdev(values):.2g}" if len(values) > 1 else "" for settings, values in best_first}
     return [
         f"mean     {settings + ': ' if settings else ''}{sweep.metric} {fmean(values):.6g}{spread[settings]}"
         f" over {len(values)} job{'s' * (len(values) != 1)} ({', '.join(repeats)})"
-        for settings, values in found
+        for settings, values in best_first
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered:
-    """What the engines say."""
+class EngineAnswers:
+    """The engines' answers about the jobs of a sweep."""
 
     alive: set[int] = field(default_factory=set)  # the numbers of the jobs that wait in a queue, or run
-    problems: list[str] = field(default_factory=list)  # of engines that cannot be asked now
+    problems: list[str] = field(default_factory=list)  # of engines that do not answer now
 
 
-def gather(sweep: Sweep, metric: str | None) -> Gathered:
-    """Bring the jobs of a sweep up to date."""
-    found = Gathered()
+def update(sweep: Sweep, metric: str | None) -> EngineAnswers:
+    """Update the jobs of a sweep from their folders and from engines."""
+    answers = EngineAnswers()
     for job in sweep.jobs:
         sweep.read_result(job, metric)
         submission = Submission.read(sweep.run_folder(job)) if job.status != Status.COMPLETED else None
@@ -178,19 +178,17 @@ def gather(sweep: Sweep, metric: str | None) -> Gathered:
         try:
             state = submission.state(sweep.run_folder(job))
         except UserError as error:
-            found.problems.append(f"{submission.engine}, job {submission.id}: {error.happened}")
+            answers.problems.append(f"{submission.engine}, job {submission.id}: {error.happened}")
             continue
         if state.stage is Stage.ENDED:
             sweep.read_result(job, metric)  # it may have ended just now
             verdict = verdict_of(sweep.run_folder(job))
-            if (
-                verdict.outcome is Outcome.NEVER and verdict.exit_code != INTERRUPTED
-            ):  # no engine starts it again, and no person has stopped it
+            if verdict.outcome is Outcome.NEVER and verdict.exit_code != INTERRUPTED:  # a person may have interrupted it
                 job.status = Status.FAILED
         else:
             job.status = Status.QUEUED if state.stage is Stage.QUEUED else Status.RUNNING
-            found.alive.add(job.number)
-    return found
+            answers.alive.add(job.number)
+    return answers
 
 
 def _table(sweep: Sweep, caption: str | None = None) -> Table:
@@ -201,7 +199,7 @@ def _table(sweep: Sweep, caption: str | None = None) -> Table:
     return table
 
 
-def _add(table: Table, sweep: Sweep, job: SweepJob, progress: tuple[str, str] | None = None) -> None:
+def _add_row(table: Table, sweep: Sweep, job: SweepJob, progress: tuple[str, str] | None = None) -> None:
     colour = _COLOURS.get(job.status, "yellow")
     metric, seconds = progress or ("" if job.metric is None else f"{job.metric:.6g}", _seconds(job.seconds))
     status = job.status + (f" (attempt {job.attempts})" if job.attempts > 1 else "")
@@ -224,9 +222,9 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _short(value: str) -> str:
-    """Return a number with the digits that a person reads; sweep.csv has them all."""
+    """Return a value, a long number rounded; sweep.csv has all digits."""
     try:
-        return value if len(value) < _WIDTH else f"{float(value):.6g}"
+        return value if len(value) < _MAX_WIDTH else f"{float(value):.6g}"
     except ValueError:
         return value
 

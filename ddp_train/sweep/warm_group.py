@@ -2,8 +2,7 @@
 
     this process --(Unix socket)--> member of rank 0 --(rendezvous store)--> members of the other ranks --(pipes)--> the ranks themselves
 
-The agent starts one member per rank (`ddp_train/rank/sweep_member.py`); members outlive the ranks, which
-are forked from them for each job.
+The agent starts one member per rank (`ddp_train/rank/sweep_member.py`). Members outlive the ranks, which are forked for each job.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import Child, is_alive
 
 _ENDS_WITHIN_S = 10.0
-_LONGEST = 60
+_MAX_CHARACTERS = 60  # of the folder for temporary files: the path of a Unix socket may have 107
 
 
 class WarmSlot:
-    """A slot whose group stays as long as its jobs fit: as many processes, on the same devices, in the same environment.
+    """A slot whose group serves all jobs with as many processes, on the same devices, in the same environment.
 
     Args:
-        agent_log: where torch's agent complains.
-        number: which of the slots that share this machine it is, from 0.
-        slots: how many they are.
+        agent_log: the log of torch's agent.
+        number: of this slot among those that share this machine, from 0.
+        slots: their number.
     """
 
-    _agent: Child  # where there is a group
+    _agent: Child  # set where there is a group
 
     def __init__(self, agent_log: Path, *, number: int = 0, slots: int = 1) -> None:
         self._agent_log, self._number, self._slots = agent_log, number, slots
@@ -51,7 +50,7 @@ class WarmSlot:
         self._connection: socket.socket | None = None
 
     def start(self, job: Job) -> None:
-        """Begin a job, in the group that is there or in a new one."""
+        """Begin a job, in the present group or in a new one."""
         cluster = job.config.cluster
         processes = devices.processes_per_node(cluster.processes_per_node, cluster.device)
         environment = rank_environment(processes * self._slots, cluster.threads_per_process)
@@ -68,44 +67,43 @@ class WarmSlot:
         self._flush()
 
     def poll(self, timeout_s: float) -> int | None:
-        """Return the exit code of the job, or None when it runs still."""
-        waiting_for = self._connection or self._listener
-        readable, _, _ = select.select([waiting_for], [], [], timeout_s)
+        """Return the exit code of the job, or None while it runs."""
+        readable, _, _ = select.select([self._connection or self._listener], [], [], timeout_s)
         if readable and self._connection is None:
             self._connection, _ = self._listener.accept()
             self._flush()
         elif readable and self._connection is not None:
             line = ""
-            with contextlib.suppress(ConnectionError), self._connection.makefile() as answers:  # killed before it had read all that we sent
-                line = answers.readline()  # one for each job, sent at once: nothing more is to be waited for, and nothing is left
-            if not line.endswith("\n"):  # cut, or none
-                return self._lost()
+            with contextlib.suppress(ConnectionError), self._connection.makefile() as answers:  # killed before it had read the whole job
+                line = answers.readline()  # one line for each job, sent at once
+            if not line.endswith("\n"):  # cut off, or empty
+                return self._on_lost_group()
             answer = json.loads(line)
             self._is_ending = answer["is_last"]
             if self._is_ending and answer["exit_code"] == FAILED:
                 self._wait()  # for the agent, which says what happened
             return int(answer["exit_code"])
         elif self._agent.exit_code() is not None:
-            return self._lost()
+            return self._on_lost_group()
         return None
 
     def stop(self, number: int) -> None:
         """Pass a stop signal on."""
         if self._serves is not None:
-            self._told.add(number)
+            self._stop_signals.add(number)
             self._agent.signal(number)
 
     def end(self) -> None:
-        """End the members by ending the connection; kill what does not end."""
+        """End the members by closing the connection; kill those that do not end."""
         if self._serves is None:
             return
         self._serves = None
         if self._connection is not None:
             with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)  # close alone would not do: what was forked meanwhile has a copy
+                self._connection.shutdown(socket.SHUT_RDWR)  # close alone would not do: forked processes have a copy
             self._connection.close()
         else:
-            self._agent.signal(signal.SIGKILL)  # its members have not come to the socket yet
+            self._agent.signal(signal.SIGKILL)  # its members have not connected yet
         self._listener.close()
         self._wait()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -117,7 +115,7 @@ class WarmSlot:
         self._listener.bind(str(self._folder / "socket"))
         self._listener.listen()
         self._connection, self._is_ending = None, False
-        self._told = set[int]()  # to end, by which signals
+        self._stop_signals = set[int]()  # sent to the agent
         self._agent = start_agent(
             [
                 f"--grace-s={cluster.grace_s}",
@@ -138,7 +136,7 @@ class WarmSlot:
         if self._connection is not None and self._unsent:
             try:
                 self._connection.sendall(self._unsent)
-            except OSError:  # the member is gone; the next poll says so
+            except OSError:  # the member is gone; the next poll reports it
                 return
             self._unsent = b""
 
@@ -147,26 +145,26 @@ class WarmSlot:
             self._agent.signal(signal.SIGKILL)
         return self._agent.wait()
 
-    def _lost(self) -> int:
-        """The group ended while it had a job: its agent says why, unless it is the one that was killed."""
+    def _on_lost_group(self) -> int:
+        """Return the exit code of a job whose group has ended; where the agent was killed, record that as the failure."""
         code = self._wait()
-        if -code in self._told:  # killed by us, or stopped before it could pass the signal on
+        if -code in self._stop_signals:  # killed by us, or stopped before it could pass the signal on
             return INTERRUPTED
         if code < 0 and not self._job.run_folder.is_completed():
-            found = failure.from_agent(pid=self._agent.pid, signal_name=signal.Signals(-code).name)
-            found.record(self._job.run_folder, seconds=time.monotonic() - self._sent)
+            killed = failure.from_agent(pid=self._agent.pid, signal_name=signal.Signals(-code).name)
+            killed.record(self._job.run_folder, seconds=time.monotonic() - self._sent)
         return FAILED if code == 0 else code if code > 0 else 128 - code
 
 
 def _make_folder() -> Path:
     """Return a new folder that this user alone can read, after removing those of launchers that were killed."""
     temporary = Path(tempfile.gettempdir())
-    if len(str(temporary)) > _LONGEST:  # the path of a Unix socket may have 107 characters
+    if len(str(temporary)) > _MAX_CHARACTERS:
         temporary = Path("/tmp")
-    for left in temporary.glob("ddp_train_group_*"):
+    for folder in temporary.glob("ddp_train_group_*"):
         with contextlib.suppress(OSError, ValueError):
-            if left.stat().st_uid == os.getuid() and not is_alive(int(left.name.split("_")[3])):
-                shutil.rmtree(left)
+            if folder.stat().st_uid == os.getuid() and not is_alive(int(folder.name.split("_")[3])):
+                shutil.rmtree(folder)
     return Path(tempfile.mkdtemp(prefix=f"ddp_train_group_{os.getpid()}_", dir=temporary))
 
 

@@ -13,7 +13,7 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import mark_cancelled
-from ddp_train.sweep.table import gather
+from ddp_train.sweep.table import update
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_the_engine_and_the_folders_say_it_together(sweep: Sweep, monkeypatch: p
     Result(status=Status.FAILED).write(failed.result)
     mark_cancelled(cancelled)
     Result(status=Status.FAILED, error=f"{NO_PROGRESS_ERROR}: everything ended without a report").write(hopeless.result)
-    found = gather(sweep, "eval/loss")
+    found = update(sweep, "eval/loss")
     assert [job.status for job in sweep.jobs] == ["completed", "running", "queued", "failed", "interrupted", "failed", "interrupted"]
     assert found.alive == {1, 2} and found.problems == [] and sweep.jobs[0].metric == 2.0
 
@@ -45,6 +45,6 @@ def test_an_engine_that_does_not_answer_is_named(sweep: Sweep, monkeypatch: pyte
         raise EnvironmentRefuses(happened="SLURM does not answer")
 
     monkeypatch.setattr(slurm_client, "state", away)
-    found = gather(sweep, None)
+    found = update(sweep, None)
     assert len(found.problems) == 7 and found.alive == set()
     assert found.problems[0] == "slurm, job 7_0: SLURM does not answer"
