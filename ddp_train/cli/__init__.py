@@ -1,1 +1,1 @@
-"""The typed command: `main` knows the commands, `compose` trains, the others are named after what they do. Imports no torch."""
+"""The typed command: `main` knows the commands, `compose` trains, the other files have the names of commands. Imports no torch."""

@@ -1,4 +1,4 @@
-"""`ddp-train doctor`: the ranks of a run call the doctor's program in the place of training; nothing else that starts them knows of it."""
+"""`ddp-train doctor`: start the ranks of a run, which call the doctor's program instead of training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Nothing is trained and nothing is left. The exit code is 0 when the machines are
 """
 
 _FULL = "--full"
-_SEEN_WITHIN_S = 3.0  # a network file system may show late what another machine has written
+_SEEN_WITHIN_S = 3.0  # a network file system may show the files of another machine late
 
 
 def examine(arguments: list[str], launcher: Launcher) -> int:
@@ -42,7 +42,7 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
             code = launcher.begin(replace(job, program=program, config=_as_short_job(job.config, is_full=_FULL in arguments)))
             if code != DONE or not wait_until(job.run_folder.doctor.exists, within_s=_SEEN_WITHIN_S, every_s=0.1):
                 return code or ENVIRONMENT_REFUSES
-            return int(read_json(job.run_folder.doctor)["exit_code"])  # an engine's job is done, whatever the doctor has found
+            return int(read_json(job.run_folder.doctor)["exit_code"])  # the exit code of an engine's job does not have the doctor's result
         finally:
             clear(job.run_folder.root)
 
@@ -51,7 +51,7 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _as_short_job(config: RunConfig, *, is_full: bool) -> RunConfig:
-    """Return the config for SLURM's queue: the examination comes after nothing, is waited for, and is short."""
+    """Return the config for SLURM's queue: the examination waits for no other run, the command waits for it, and it is short."""
     if config.cluster.launcher != "slurm":
         return config
     minutes = most_minutes(config.cluster.device, config.batch.world_size, is_full=is_full)

@@ -1,6 +1,6 @@
-"""`ddp-train evaluate` and `ddp-train predict`: what a run has learned, on any data and any number of ranks. No training step is taken.
+"""`ddp-train evaluate` and `ddp-train predict`: apply the model of a run to any data, on any number of ranks. No training step is taken.
 
-The work is a job with a folder of its own, RUN/evaluations/<time>: launched, watched, logged, stopped and taken up again like any other.
+The work is a job with its own folder, RUN/evaluations/<time>: launched, watched, logged, stopped and resumed like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
-from ddp_train.cli.saved_run import ask_trust, record, require_place, run_of, typed, words_of
+from ddp_train.cli.saved_run import ask_trust, original_words, parse_words, record, require_working_directory, run_of
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
@@ -39,7 +39,7 @@ USAGE = """ddp-train evaluate RUN [--watch] [--set=NAME] [key=value group=option
 
   RUN            the folder of a run: its newest good checkpoint is evaluated; or one of its checkpoints (RUN/checkpoints/step_00001000,
                  RUN/checkpoints/best)
-  --watch        every checkpoint, those that are there and those that come, until the run is done: beside the training
+  --watch        every checkpoint, those that are there and those that come, until the run is done: while it trains
   --trust        what another user has written may run as you: without it, it is only shown
   --set=NAME     that one of evaluation.sets alone, as if it were the run's evaluation data
   key=value      what differs from the run, also with another group: data.split=test, data=mnist, cluster=cpu, cluster.processes_per_node=1,
@@ -67,30 +67,30 @@ _WITHOUT_EFFECT = (
     *("loader.micro_batch_size", "loader.drop_last", "loader.sampling", "loader.sample_weights", "loader.bucket_batches"),
     *("loader.sampler", "loader.mixup_alpha", "loader.cutmix_alpha"),
 )
-"""What an evaluation does not read: sections, groups and keys."""
+"""Sections, groups and keys that an evaluation does not read."""
 
 _WITHOUT_TRAINING = {
     **dict.fromkeys(("global_batch_size", "grad_accum_steps", "batch_size_schedule", "length_schedule")),
     "optimizer_in_backward": False,
 }
-"""What would be checked against an evaluation's own data and ranks, in the section `trainer`."""
+"""Settings of `trainer` without those that the check would compare with the evaluation's data and ranks."""
 
-_LOOK_EVERY_S = 2.0
+_POLL_S = 2.0
 
 
 def evaluate(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train evaluate RUN [--watch] [key=value ...]`: score a checkpoint of a run, or each as it comes."""
+    """`ddp-train evaluate RUN [--watch] [key=value ...]`: evaluate a checkpoint of a run, or each new one."""
     return _begin("evaluate", arguments, launcher)
 
 
 def predict(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train predict RUN [key=value ...]`: write what a run's model says of samples without known targets."""
+    """`ddp-train predict RUN [key=value ...]`: write the model's predictions for samples without targets."""
     return _begin("predict", arguments, launcher)
 
 
 def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
-    given, (run, *overrides) = words_of(arguments, USAGE if command == "evaluate" else PREDICT_USAGE, most=None)
-    path, watches, part = Path(run), "--watch" in given, given.get("--set", "")
+    options, (run, *overrides) = parse_words(arguments, USAGE if command == "evaluate" else PREDICT_USAGE, most=None)
+    path, watches, chosen_set = Path(run), "--watch" in options, options.get("--set", "")
     folder = run_of(path, key="RUN")
     if RunFolder(folder).task.exists():
         raise ConfigError(key="RUN", happened=f"{path} is an evaluation itself", expected="the run that was evaluated")
@@ -102,29 +102,30 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         _wait_for_first(RunFolder(folder))
     elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
         require_candidates(checkpoint, key="RUN")
-    config = _config(folder, overrides, [command, str(path.absolute()), *overrides], part=part, predicts=command == "predict")
+    words = [command, str(path.absolute()), *overrides]
+    config = _config(folder, overrides, words, chosen_set=chosen_set, predicts=command == "predict")
     check_pipeline(config)
     is_by_hand = config.cluster.launcher == "machines" and not is_torchrun_worker()
     if is_by_hand and (code := machines.follow(config, run=str(checkpoint))) is not None:
         return code  # the first machine claims
-    own = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
+    evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     task = Task(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
-    task.write(own)
-    record(own, config)
-    return launcher.begin(Job(config=config, run_folder=own, command=list(sys.argv), overrides=overrides, task=task))
+    task.write(evaluation_folder)
+    record(evaluation_folder, config)
+    return launcher.begin(Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, task=task))
 
 
-def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: str, predicts: bool) -> RunConfig:
-    """Return the config of an evaluation: that of the run, without what only training has, and with what was typed.
+def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_set: str, predicts: bool) -> RunConfig:
+    """Return the config of an evaluation: that of the run, without the settings of training, and with the typed overrides.
 
-    Its section `data` is the run's evaluation data, and nothing else; its evaluation sets are whole.
+    Its section `data` is the run's evaluation data, and nothing else; its evaluation sets are complete nodes.
 
     Args:
-        part: the name of the evaluation set that is asked for; "": all.
+        chosen_set: the name of one evaluation set; "": all.
     """
     saved = answered_config(folder)
-    is_given = any(text.lstrip("+").partition("=")[0].partition(".")[0] == "data" for text in overrides)
-    data, sets = _evaluated(saved, part, is_given=is_given, predicts=predicts)
+    is_data_typed = any(text.lstrip("+").partition("=")[0].partition(".")[0] == "data" for text in overrides)
+    data, sets = _eval_data(saved, chosen_set, is_data_typed=is_data_typed, predicts=predicts)
     of_another_start = {"node_rank": None, **({"processes_per_node": None} if is_torchrun_worker() else {})}  # torchrun has started them
     config_for = {
         **saved,
@@ -133,20 +134,20 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: s
         "after": None,
         "init_from": None,
         "resume": "auto",
-        "debug": {**dict.fromkeys(saved["debug"]), "faults": [], "overfit": False},  # a cut of the training: all is evaluated
+        "debug": {**dict.fromkeys(saved["debug"]), "faults": [], "overfit": False},  # no limits of training: all samples are evaluated
         "cluster": {**saved["cluster"], **of_another_start},
-        # However many ranks: nothing of a global batch is left to be kept.
+        # Any number of ranks will do: there is no global batch.
         "trainer": {**saved["trainer"], **_WITHOUT_TRAINING},
     }
-    changed = [re.sub(r"^(\+*)data\.eval\.", r"\1data.", text) for text in overrides]  # there is no other data
-    _refuse_without_effect(changed)
+    changed = [re.sub(r"^(\+*)data\.eval\.", r"\1data.", text) for text in overrides]  # `data` is the evaluation data
+    _refuse_training_keys(changed)
     choices = {key: option for key, _, option in (text.partition("=") for text in changed) if isinstance(config_for.get(key), Mapping)}
     for group, option in choices.items():
         config_for[group] = _section(group, option, folder)
     values = [text for text in changed if text.partition("=")[0] not in choices]
     added = [text.lstrip("+") for text in values if text.startswith("+")]
     merged = saved_overrides.changed(config_for, [text for text in values if not text.startswith("+")], added=added)
-    require_place(words, folder, config_for)
+    require_working_directory(words, folder, config_for)
     if "eval" not in data:
         merged.data.eval = {}
     if predicts:
@@ -154,33 +155,34 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, part: s
     return check(merged)
 
 
-def _evaluated(saved: Mapping[str, Any], part: str, *, is_given: bool, predicts: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _eval_data(saved: Mapping[str, Any], chosen_set: str, *, is_data_typed: bool, predicts: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the node of the data without a name, and those of evaluation sets by name. ConfigError: the run has no such data."""
     splits = {set_name(key): split_at(saved, key) for key in evaluation_sets(saved)}
-    if part and part not in splits:
-        happened = f"is {part}, which the run does not have"
+    if chosen_set and chosen_set not in splits:
+        happened = f"is {chosen_set}, which the run does not have"
         expected = f"one of {', '.join(filter(None, splits))}" if any(splits) else "none: the run has no evaluation.sets"
         raise ConfigError(key="--set", happened=happened, expected=expected)
-    if not is_given and "" not in splits and not part and (predicts or not splits):
+    if not is_data_typed and "" not in splits and not chosen_set and (predicts or not splits):
         happened = "is null: the run has no evaluation data" + (" without a name" if splits else "")
         fix = f"--set={next(iter(splits))}" if splits else "data.split=test, or another data=OPTION"
         raise ConfigError(key="data.eval", happened=happened, expected="data to evaluate on", fix=fix)
-    data = splits.pop(part, None)
-    own = evaluation_split({**saved["data"], "eval": {}}) if data is None else data
-    return {**own, **({"eval": None} if data is None and not is_given else {})}, {} if part or predicts or is_given else splits
+    split = splits.pop(chosen_set, None)
+    data = evaluation_split({**saved["data"], "eval": {}}) if split is None else split
+    no_evaluation = {"eval": None} if split is None and not is_data_typed else {}
+    return {**data, **no_evaluation}, {} if chosen_set or predicts or is_data_typed else splits
 
 
 def _section(group: str, option: str, folder: Path) -> Any:
-    """Return what an option of a group has, composed with the defaults from the run's own YAML. ConfigError: there is no such option."""
-    args = parse(with_conf(typed(folder)[1]))
+    """Return the section of a group's option, composed with the defaults from the run's own YAML. ConfigError: there is no such option."""
+    args = parse(with_conf(original_words(folder)[1]))
     loader = loader_of(args)
     if option not in (offered := loader.get_group_options(group)):
         close = nearest(option, offered)
         happened = f"has no option {option!r}"
         raise ConfigError(key=group, happened=happened, expected=f"one of {', '.join(offered)}", fix=f"{group}={close}" if close else "")
     errors: list[ConfigError] = []
-    found = loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group]
-    composed = resolve(found, errors, section=group)
+    loaded = loader.load_configuration(args.config_name or "config", [f"{group}={option}"], RunMode.RUN)[group]
+    composed = resolve(loaded, errors, section=group)
     if errors:
         raise ConfigErrors(errors)
     if group == "data":
@@ -188,8 +190,7 @@ def _section(group: str, option: str, folder: Path) -> Any:
     return composed
 
 
-def _refuse_without_effect(overrides: Sequence[str]) -> None:
-    """Refuse what only training reads."""
+def _refuse_training_keys(overrides: Sequence[str]) -> None:
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
         if any(key == name or key.startswith(f"{name}.") for name in _WITHOUT_EFFECT):
@@ -199,13 +200,13 @@ def _refuse_without_effect(overrides: Sequence[str]) -> None:
 
 
 def _wait_for_first(run_folder: RunFolder) -> None:
-    """Wait until a run has saved: from then on its config has what its `auto`s came to. EnvironmentRefuses: it never will."""
+    """Wait until a run has saved: then its config has the values of its `auto`s. EnvironmentRefuses: it never will."""
     name = run_folder.checkpoints / LAST
     if not candidates(name):
         print(f"waiting for the first checkpoint of {run_folder.shown()}", flush=True)
     while not candidates(name):
         verdict = verdict_of(run_folder)
         if verdict.outcome is not Outcome.AGAIN and not candidates(name):
-            happened = f"{run_folder.shown()} has saved nothing, and goes on no more: {verdict}"
+            happened = f"{run_folder.shown()} has saved nothing, and does not go on: {verdict}"
             raise EnvironmentRefuses(key="RUN", happened=happened, expected="a run that has saved, or is on its way")
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)

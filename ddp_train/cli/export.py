@@ -1,4 +1,4 @@
-"""`ddp-train export`: the weights of a run in a file that others read."""
+"""`ddp-train export`: write the weights of a run into a file for other programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
-from ddp_train.cli.saved_run import ask_trust, run_of, words_of
+from ddp_train.cli.saved_run import ask_trust, parse_words, run_of
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
@@ -32,8 +32,8 @@ _BUILT = ("hf", "torch_export", "onnx")
 
 def export(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train export RUN [--format=FORMAT] [to=PATH]`: write the weights of a run for others."""
-    given, (run,) = words_of(arguments, USAGE)
-    path, format = Path(run), given.get("--format", "safetensors")
+    options, (run,) = parse_words(arguments, USAGE)
+    path, format = Path(run), options.get("--format", "safetensors")
     if format not in _SUFFIXES:
         raise ConfigError(key="--format", happened=f"is {format!r}", expected=f"one of {', '.join(_SUFFIXES)}")
     folder = run_of(path, key="RUN")
@@ -41,11 +41,11 @@ def export(arguments: list[str], launcher: Launcher) -> int:
         ask_trust("export", arguments, folder)
     if not is_checkpoint(path):
         require_candidates(RunFolder(folder).checkpoints / "last", key="RUN")
-    to = Path(given["to"]) if "to" in given else folder / "export" / f"model{_SUFFIXES[format]}"
+    to = Path(options["to"]) if "to" in options else folder / "export" / f"model{_SUFFIXES[format]}"
     if to.exists():
         happened = f"{to} exists; nothing is written over"
         raise ConfigError(key="to", happened=happened, expected="a new path", fix=f"rm -r {shlex.quote(str(to))}, or to=PATH")
-    if "to" in given and to.suffix != _SUFFIXES[format] and to.suffix in set(_SUFFIXES.values()) - {""}:
+    if "to" in options and to.suffix != _SUFFIXES[format] and to.suffix in set(_SUFFIXES.values()) - {""}:
         meant = next(name for name, suffix in _SUFFIXES.items() if suffix == to.suffix)
         happened = f"is {format}, and to={to} looks like {meant}"
         raise ConfigError(key="--format", happened=happened, expected="one of the two", fix=f"--format={meant}")

@@ -1,6 +1,6 @@
-"""`ddp-train help KEY`: what a key, a group or an option is, which values it takes, and where it stands. docs/reference.md is made of it.
+"""`ddp-train help KEY`: explain a key, a group or an option, with its values and its file. docs/reference.md is made with it.
 
-The comments in conf/ are the only text there is; the schema adds types and ranges.
+The text is the comments in conf/; the schema adds types and ranges.
 """
 
 from __future__ import annotations
@@ -41,39 +41,38 @@ _WIDTH = 110
 _COMMENT = re.compile(r"(?:^|\s)#\s+(.*)$")
 _NO_KEYS = ("_target_", "_partial_", "defaults", "hydra")
 _DOCS = next((path for path in (FOLDER / "docs", FOLDER.parent / "docs") if path.is_dir()), FOLDER / "docs")
-"""The pages: inside the installed package, or at the top of a checkout. The copy of a run has none."""
+"""The pages: inside the installed package, or at the top of a checkout. The source copy of a run has none."""
 
 
 def explain(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train help KEY`: show what the configuration files say of it. Starts nothing."""
+    """`ddp-train help KEY`: show the comments of the configuration files on it. Starts nothing."""
     args = parse(arguments)
     if len(args.overrides) != 1:
         print(USAGE)
         return DONE
-    asked = str(args.overrides[0]).lstrip("+~")
-    if asked == _DOCS.name or asked.endswith(".md"):
-        _show_page(asked)
+    topic = str(args.overrides[0]).lstrip("+~")
+    if topic == _DOCS.name or topic.endswith(".md"):
+        _show_page(topic)
         return DONE
-    own = options(Path(args.config_dir).absolute()) if args.config_dir is not None else []
-    known = [*own, *options(CONF)]
-    answer = "\n".join(_answer(asked, known))
+    of_project = options(Path(args.config_dir).absolute()) if args.config_dir is not None else []
+    answer = "\n".join(_answer(topic, [*of_project, *options(CONF)]))
     print(answer)
     for page in dict.fromkeys(re.findall(r"\bdocs/[\w/]+\.md", answer)):
         print(f"\n`ddp-train help {page}` shows that page.")
     return DONE
 
 
-def _show_page(asked: str) -> None:
-    """Show a page of the documentation, laid out on a terminal; of the folder alone a list of all. UserError: there is none of the name."""
+def _show_page(topic: str) -> None:
+    """Show a page of the documentation, formatted on a terminal; for the folder a list of all. UserError: there is no such page."""
     pages = {f"{_DOCS.name}/{path.relative_to(_DOCS)}": path for path in sorted(_DOCS.rglob("*.md"))}
-    if asked == _DOCS.name:
+    if topic == _DOCS.name:
         print("\n".join(pages))
         return
-    page = asked if asked in pages else f"{_DOCS.name}/{asked}"
+    page = topic if topic in pages else f"{_DOCS.name}/{topic}"
     if page not in pages:
-        names = {path.stem: known for known, path in pages.items()}
-        fix = f"ddp-train help {names.get(nearest(Path(asked).stem, names) or '', _DOCS.name)}"
-        raise UserError(happened=f"there is no page {asked!r}", expected="a page of `ddp-train help docs`", fix=fix)
+        page_of = {path.stem: name for name, path in pages.items()}
+        fix = f"ddp-train help {page_of.get(nearest(Path(topic).stem, page_of) or '', _DOCS.name)}"
+        raise UserError(happened=f"there is no page {topic!r}", expected="a page of `ddp-train help docs`", fix=fix)
     text = pages[page].read_text()
     if sys.stdout.isatty():
         from rich.console import Console
@@ -84,27 +83,27 @@ def _show_page(asked: str) -> None:
         print(text, end="")
 
 
-def _answer(asked: str, known: Sequence[Option]) -> Iterator[str]:
-    chosen = default_options(CONF)
-    name, equals, value = asked.partition("=")
-    of_group = [option for option in known if option.group == name]
+def _answer(topic: str, all_options: Sequence[Option]) -> Iterator[str]:
+    defaults = default_options(CONF)
+    name, equals, value = topic.partition("=")
+    of_group = [option for option in all_options if option.group == name]
     if of_group:
-        meant = [option for option in of_group if option.name == value] if equals else of_group
-        if not meant:
+        matching = [option for option in of_group if option.name == value] if equals else of_group
+        if not matching:
             raise _unknown(f"{name} has no option {value!r}", value, [option.name for option in of_group], f"{name}=")
-        yield from _option(meant[0]) if len(meant) == 1 else _group(name, meant, chosen)
+        yield from _option(matching[0]) if len(matching) == 1 else _group(name, matching, defaults)
         return
-    found = [(option, key) for option in known for key in option.keys if key.name == name]
-    if not found:
-        names = [key.name for option in known for key in option.keys]
-        raise _unknown(f"there is no key {name!r}", name, dict.fromkeys([*names, *chosen]), "")
-    yield from _key(found, chosen)
+    places = [(option, key) for option in all_options for key in option.keys if key.name == name]
+    if not places:
+        names = [key.name for option in all_options for key in option.keys]
+        raise _unknown(f"there is no key {name!r}", name, dict.fromkeys([*names, *defaults]), "")
+    yield from _key(places, defaults)
 
 
-def _group(name: str, of_group: Sequence[Option], chosen: dict[str, str]) -> Iterator[str]:
+def _group(name: str, of_group: Sequence[Option], defaults: dict[str, str]) -> Iterator[str]:
     yield f"{name}: a group; one of"
     for option in of_group:
-        mark = " (what a run has if nothing is said)" if chosen.get(name) == option.name else ""
+        mark = " (the default)" if defaults.get(name) == option.name else ""
         yield from _paragraph(f"  {name}={option.name}{mark}", option.meaning)
     yield f"\n`ddp-train help {name}=OPTION` shows the keys of one."
 
@@ -113,22 +112,23 @@ def _option(option: Option) -> Iterator[str]:
     yield from _paragraph(f"{option.group}={option.name}" if option.group else "the root", option.meaning)
     if option.target:
         yield f"    makes {option.target}"
-    yield f"    stands in {shown(option.file)}\n"
+    yield f"    defined in {shown(option.file)}\n"
     for key in option.keys:
         yield from _paragraph(f"  {key.name}={key.value}" if key.value else f"  {key.name}", key.meaning)
 
 
-def _key(found: Sequence[tuple[Option, Key]], chosen: dict[str, str]) -> Iterator[str]:
-    section = found[0][1].name.partition(".")[0]  # an option of data sets keys of the loader, too: those are the loader's
-    option, key = next((pair for pair in found if pair[0].group in ("", section) and chosen.get(section) in (None, pair[0].name)), found[0])
+def _key(places: Sequence[tuple[Option, Key]], defaults: dict[str, str]) -> Iterator[str]:
+    section = places[0][1].name.partition(".")[0]  # an option of `data` may set keys of `loader`: those belong to `loader`
+    of_default = (place for place in places if place[0].group in ("", section) and defaults.get(section) in (None, place[0].name))
+    option, key = next(of_default, places[0])
     kind = key.kind or argument_type(option.target, key.name.rpartition(".")[2])
     yield f"{key.name}={key.value}" + (f"    {kind}" if kind else "")
-    meanings = [key.meaning, *(other.meaning for _, other in found)]
+    meanings = [key.meaning, *(other_key.meaning for _, other_key in places)]
     yield from _paragraph("", next(filter(None, meanings), "has no comment of its own"))
-    yield f"    stands in {shown(key.file)}:{key.line}"
-    for other, same in found:
-        if same is not key:
-            yield f"    {other.group}={other.name} has {same.value or 'keys of its own'}    {shown(same.file)}:{same.line}"
+    yield f"    defined in {shown(key.file)}:{key.line}"
+    for other, other_key in places:
+        if other_key is not key:
+            yield f"    {other.group}={other.name} has {other_key.value or 'keys of its own'}    {shown(other_key.file)}:{other_key.line}"
 
 
 def _paragraph(title: str, text: str) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _paragraph(title: str, text: str) -> Iterator[str]:
 
 def _unknown(happened: str, name: str, names: Sequence[str] | dict[str, None], prefix: str) -> ConfigError:
     close = nearest(name, names)
-    expected = "" if close else f"one of {', '.join(each for each in names if '.' not in each)}"
+    expected = "" if close else f"one of {', '.join(known for known in names if '.' not in known)}"
     fix = f"ddp-train help {prefix}{close}" if close else "ddp-train --help"
     return ConfigError(happened=happened, expected=expected, fix=fix)
 
@@ -149,9 +149,9 @@ class Key:
     """One key in one file."""
 
     name: str  # dotted, as it is typed
-    value: str  # as it stands there
+    value: str  # as in the file
     meaning: str
-    kind: str  # its type and range, where the schema has them; "" where a class's signature does
+    kind: str  # its type and range, where the schema has them; "" where a class's signature has them
     file: Path
     line: int
 
@@ -164,15 +164,15 @@ class Option:
     name: str
     file: Path
     meaning: str  # its comment at the top
-    target: str  # what it makes; "" where it makes nothing
+    target: str  # its `_target_`; "" where it has none
     keys: list[Key]
 
 
 def options(folder: Path) -> list[Option]:
     """Return every option of every group below a folder, and the root first."""
     files = sorted(path for path in folder.rglob("*.yaml") if "hydra" not in path.relative_to(folder).parts)
-    found = [_read_option(path, str(path.parent.relative_to(folder)).removeprefix(".")) for path in files]
-    return sorted(found, key=lambda option: (option.group, option.name))
+    unsorted = [_read_option(path, str(path.parent.relative_to(folder)).removeprefix(".")) for path in files]
+    return sorted(unsorted, key=lambda option: (option.group, option.name))
 
 
 def default_options(folder: Path) -> dict[str, str]:
@@ -183,21 +183,21 @@ def default_options(folder: Path) -> dict[str, str]:
     return {**{group: str(option) for group, option in pairs if isinstance(option, str) and " " not in group}, **fixed}
 
 
-_LED_TO = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
-"""The module before the name of a type, which says little, and is another one where the class was read and not imported."""
+_MODULE = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
+"""The module before the name of a type: it says little, and differs where the class was parsed and not imported."""
 
 
 def argument_type(target: str, name: str) -> str:
-    """Return the type that a class's signature has for an argument; "" where it has none, or the class cannot be imported here."""
+    """Return an argument's type in a class's signature; "" where it has none, or the class cannot be imported here."""
     try:
         hint = hints_of(look_up(target)).get(name)
     except Exception:  # a package that is not installed, or a user's module that raises
         return ""
-    return "" if hint is None else _LED_TO.sub("", inspect.formatannotation(hint))
+    return "" if hint is None else _MODULE.sub("", inspect.formatannotation(hint))
 
 
 def _read_option(file: Path, group: str) -> Option:
-    with file.open() as stream:  # which names the file where it cannot be read
+    with file.open() as stream:  # errors of a stream name its file
         tree = yaml.compose(stream)
     lines = file.read_text().splitlines()
     top = [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
@@ -225,12 +225,12 @@ def _keys(node: Any, prefix: str, lines: Sequence[str], file: Path) -> Iterator[
 
 
 def _meaning(lines: Sequence[str], line: int, start: int = 0) -> str:
-    """Return the comment of a line, from a column on, and of the lines below it that go on with it."""
-    found = _COMMENT.search(lines[line], start)
-    if found is None:
+    """Return the comment of a line, from a column on, and of the lines below that continue it."""
+    comment = _COMMENT.search(lines[line], start)
+    if comment is None:
         return ""
     following = takewhile(re.compile(r"\s+#\s").match, lines[line + 1 :])
-    return " ".join([found[1], *(each.strip().removeprefix("#").strip() for each in following)])
+    return " ".join([comment[1], *(text.strip().removeprefix("#").strip() for text in following)])
 
 
 def kind_of(key: str) -> str:

@@ -19,7 +19,7 @@ USAGE = """ddp-train init DIR
   without flags: pyproject.toml names it.
 """
 
-_PACKAGE, _DISTRIBUTION = "my_project", "my-project"  # what it is called there
+_PACKAGE, _DISTRIBUTION = "my_project", "my-project"  # the names in the starter
 _FIX = "ddp-train init ANOTHER_NAME"
 
 
@@ -31,8 +31,8 @@ def init(arguments: list[str], launcher: Launcher) -> int:
     package = _package(folder.resolve().name)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            what = "has files in it" if folder.is_dir() else "is a file"
-            raise UserError(happened=f"{folder} is there already, and {what}", expected="a new folder, or an empty one", fix=_FIX)
+            state = "has files in it" if folder.is_dir() else "is a file"
+            raise UserError(happened=f"{folder} is there already, and {state}", expected="a new folder, or an empty one", fix=_FIX)
         _write(folder, package)
     except OSError as error:
         happened = f"{folder} cannot be made here: {error.strerror}"
@@ -55,18 +55,18 @@ def _write(folder: Path, package: str) -> None:
 
 
 def _package(name: str) -> str:
-    """Return the name of the package for a folder's name. UserError: it is none that Python takes, or that of something else."""
+    """Return the name of the package for a folder's name. UserError: Python does not allow it, or another module has it."""
     package = re.sub(r"[-. ]", "_", name).lower()
     if keyword.iskeyword(package) or not package.isidentifier() or package.startswith("__"):
         expected = "letters, digits, '-' and '_', a letter first, and no word of Python's own"
         raise UserError(happened=f"{name} is no name for a package of Python", expected=expected, fix=_FIX)
-    found = importlib.util.find_spec(package)
-    if found is not None and found.origin is not None:  # None: a folder
-        where = "" if found.origin in ("built-in", "frozen") else f": {found.origin}"
+    spec = importlib.util.find_spec(package)
+    if spec is not None and spec.origin is not None:  # None: a folder
+        where = "" if spec.origin in ("built-in", "frozen") else f": {spec.origin}"
         raise UserError(happened=f"there is a module {package} already{where}", expected="a name of your own", fix=_FIX)
     return package
 
 
 def starter() -> Path:
-    """Return the project as it is copied: inside the installed package, or at the top of a checkout. The copy of a run has none."""
+    """Return the starter: inside the installed package, or at the top of a checkout. The source copy of a run has none."""
     return next(path.resolve() for path in (FOLDER / "starter", FOLDER.parent / "starter") if path.is_dir())

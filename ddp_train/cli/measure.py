@@ -1,4 +1,4 @@
-"""The sizes of a run, asked in a process of its own that imports torch, may write nothing, and has so many seconds."""
+"""Measure the sizes of a run in a child process, which imports torch, may write nothing, and has a time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddp_train.errors import DONE, ConfigError, UserError
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import file_in_memory, fork
 
-WITHIN_S = 60.0  # with torch's import: from a file server of many small files it takes long
+WITHIN_S = 60.0  # with torch's import, which takes long from a file server
 _POLL_S = 0.02
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = {
@@ -28,23 +28,23 @@ _REFUSED = {
     **dict.fromkeys(("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.sendto"), "opens no connection"),
     **dict.fromkeys(("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"), "starts no process"),
 }
-"""Events of https://docs.python.org/3/library/audit_events.html -> what a process that has refused them does not do."""
+"""Events of https://docs.python.org/3/library/audit_events.html -> the reason in the error."""
 
 
 @contextmanager
 def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Callable[[], dict[str, Any] | str]]:
-    """Measure a run while the block runs, and give what waits for the answer.
+    """Measure a run while the block runs, and yield a function that waits for the answer.
 
-    It returns the sizes (`training.dry_build.Sizes`), or why they cannot be told here. It raises a ConfigError when the parts of the run do
-    not fit together, which its ranks would say as soon as they build it.
+    It returns the sizes (`training.dry_build.Sizes`), or why they cannot be measured here. It raises a ConfigError when the parts of the
+    run do not fit together, as its ranks would when they build it.
     """
     answer = file_in_memory(b"")
 
     def work() -> int:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        sys.stdout = sys.stderr = os.fdopen(nowhere, "w")  # what a user's data set prints is no part of a plan
-        for number in (1, 2):
-            os.dup2(nowhere, number)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        sys.stdout = sys.stderr = os.fdopen(devnull, "w")  # a user's data set may print; a plan does not show it
+        for descriptor in (1, 2):
+            os.dup2(devnull, descriptor)
         os.write(answer, json.dumps(_answer(config)).encode())
         return DONE
 
@@ -53,13 +53,13 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
             return f"building it without values takes longer than {within_s:g} s"
         if not (text := os.pread(answer, os.fstat(answer).st_size, 0)):
             return "the process that built it without values has died"
-        said = json.loads(text)
-        if "sizes" in said:
-            return dict(said["sizes"])
-        error = said["error"]
+        reply = json.loads(text)
+        if "sizes" in reply:
+            return dict(reply["sizes"])
+        error = reply["error"]
         if isinstance(error, str):
             return error
-        if error["key"].partition(".")[0] == "data" or not said["is_config"]:  # it may well be there where the run will be
+        if error["key"].partition(".")[0] == "data" or not reply["is_config"]:  # the machines of the run may have it
             return str(UserError(**{**error, "fix": "", "expected": ""}))
         raise ConfigError(**error)
 
@@ -73,7 +73,7 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
 
 
 def _answer(config: RunConfig) -> dict[str, Any]:
-    """Build the run, and return its sizes or the error (in the process that may touch nothing)."""
+    """Build the run, and return its sizes or the error (in the child process)."""
     refuse_effects("ddp-train plan")
     try:
         from ddp_train.training.build import dry_build  # imports torch: in this process only
@@ -89,11 +89,11 @@ def _answer(config: RunConfig) -> dict[str, Any]:
 def refuse_effects(name: str) -> None:
     """Let every attempt of this process to write, to reach the network or to start a process fail from now on, for good.
 
-    The error is a PermissionError, as on a machine that is read-only and has no network: what can do without goes on. It holds for
-    Python code and for what is written through Python, not for a library in C that opens files by itself.
+    The error is a PermissionError, as on a read-only machine without a network: code that can do without goes on. A library in C that
+    opens files by itself is not stopped.
 
     Args:
-        name: of what this process is, for the error.
+        name: of this process, for the error.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -105,5 +105,5 @@ def refuse_effects(name: str) -> None:
         if reason:
             raise PermissionError(errno.EPERM, f"{name} {reason}")
 
-    tempfile.tempdir = os.environ.get("TMPDIR") or "/tmp"  # else it is found by writing a file
+    tempfile.tempdir = os.environ.get("TMPDIR") or "/tmp"  # else tempfile looks for it by writing a file
     sys.addaudithook(hook)

@@ -1,4 +1,4 @@
-"""`ddp-train node`: what an engine starts on each machine of a run: by a task of SLURM, or over ssh."""
+"""`ddp-train node`: an engine starts it on each machine of a run, by a task of SLURM or over ssh."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_train.cli.saved_run import ask_trust, words_of
+from ddp_train.cli.saved_run import ask_trust, parse_words
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import signals, source_copy
@@ -39,52 +39,52 @@ Engines start this; by hand `ddp-train cluster=machines ...` does the same. Exit
 """
 
 _SAVED = (DONE, PREEMPTED, INTERRUPTED, TERMINATED)
-_LET_GO_WITHIN_S = 120.0  # the lock of a machine that is gone: the lease of a network file system
+_UNLOCKED_WITHIN_S = 120.0  # after a machine is gone: the lease of a network file system
 _POLL_S = 0.5
 
 
 def node(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train node SPEC`: take part in a run as one of its machines. 0: the run is completed or saved."""
-    given, (path,) = words_of(arguments, USAGE)
+    options, (path,) = parse_words(arguments, USAGE)
     if Path(path).exists():
         ask_trust("node", arguments, Path(path))
     spec = Spec.read(Path(path))
-    index = int(given["--index"]) if "--index" in given else None
-    slot = slot_under_an_engine(spec, os.environ, index=index, launch=given.get("--launch"), meeting=given.get("--meeting"))
+    index = int(options["--index"]) if "--index" in options else None
+    slot = slot_under_an_engine(spec, os.environ, index=index, launch=options.get("--launch"), meeting=options.get("--meeting"))
     with slot.listener or nullcontext():
         return _take_part(spec, slot, launcher)
 
 
 def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
-    """Take the folder, look at this machine, and run."""
+    """Lock the folder, collect the facts of this machine, and run."""
     run_folder = spec.job.run_folder
-    if slot.is_first and (code := _take_folder(run_folder)) is not None:
+    if slot.is_first and (code := _lock_folder(run_folder)) is not None:
         return code
     try:
-        _stand_in(spec)
+        _enter_environment(spec)
         work = _work(spec, slot)
     except UserError as error:
         print(f"\n{error}", file=sys.stderr)
-        if _is_mistake_of_the_run(run_folder, slot):  # the verdict reads its folder alone
+        if _fails_the_run(run_folder, slot):  # the verdict reads the run's folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.begun = run_folder.root
     if slot.is_first:
         update_table(run_folder.root, Status.RUNNING)
-    start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
+    start_fork_server(uses_compiler=True)  # before other machines wait for this one: in a new round seconds count
     code = run_node(work, slot, received=signals.received_early)
     if slot.is_first:
         update_table(run_folder.root)
     return DONE if code in _SAVED else code
 
 
-def _stand_in(spec: Spec) -> None:
-    """Stand where the command was typed, and let the ranks import the code that was frozen."""
+def _enter_environment(spec: Spec) -> None:
+    """Change into the folder where the command was typed, and let the ranks import the source copy."""
     if spec.code is not None:
         source_copy.verify(spec.code)
         before = os.environ.get("PYTHONPATH", "")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spec.code.python_path(), before]))
-        os.environ["PYTHONSAFEPATH"] = "1"  # else what lies in the folder where they stand would win
+        os.environ["PYTHONSAFEPATH"] = "1"  # else modules in the working directory would be imported first
     try:
         os.chdir(spec.working_directory)
     except OSError as error:
@@ -95,11 +95,11 @@ def _stand_in(spec: Spec) -> None:
 
 
 def _work(spec: Spec, slot: NodeSlot) -> Work:
-    """Say what this machine brings."""
+    """Return the part of a run that this machine does."""
     assert slot.index is not None
     job, cluster = spec.job, spec.job.config.cluster
     if job.checkpoint is not None and job.run_folder.has_continued():
-        job = replace(job, checkpoint=None)  # an earlier start of this spec has loaded it: from then on the newest one counts
+        job = replace(job, checkpoint=None)  # an earlier start of this spec has loaded it: now the newest one counts
     processes = spec.processes[slot.index]
     facts = collect(
         job.config,
@@ -114,12 +114,12 @@ def _work(spec: Spec, slot: NodeSlot) -> Work:
     return Work(cluster=cluster, processes=processes, facts=facts, max_restarts=restarts, token=spec.token, job=job)
 
 
-def _take_folder(run_folder: RunFolder) -> int | None:
-    """Take the run's folder for this start of the run (the first machine); return an exit code where it is not to begin.
+def _lock_folder(run_folder: RunFolder) -> int | None:
+    """Lock the run's folder for this start of the run (the first machine); return an exit code where it is not to begin.
 
-    Nothing is written into it before it is ours. A stop signal ends the waiting: nothing was begun.
+    Nothing is written into it before it is locked. A stop signal ends the waiting.
     """
-    deadline = time.monotonic() + _LET_GO_WITHIN_S
+    deadline = time.monotonic() + _UNLOCKED_WITHIN_S
     while True:
         try:
             hold(run_folder.root, key="RUN")
@@ -137,12 +137,12 @@ def _take_folder(run_folder: RunFolder) -> int | None:
     return None
 
 
-def _is_mistake_of_the_run(run_folder: RunFolder, slot: NodeSlot) -> bool:
-    """Tell whether a mistake of this machine is one of the run: this start of it has the folder, and steps are left to do.
+def _fails_the_run(run_folder: RunFolder, slot: NodeSlot) -> bool:
+    """Tell whether an error of this machine fails the run: this start of the run has locked the folder, and steps are left to do.
 
-    The first machine has taken the folder. Another one waits for the address that the first writes: the folder may still be refused to it.
+    The first machine has locked it. Another one waits for the address that the first writes after that.
     """
-    deadline = time.monotonic() + _LET_GO_WITHIN_S
+    deadline = time.monotonic() + _UNLOCKED_WITHIN_S
     while not slot.is_first and (slot.notice is None or not slot.registry_addresses()):
         if slot.notice is None or signals.received_early or time.monotonic() > deadline:
             return False

@@ -1,4 +1,4 @@
-"""What a run begins with, told before anything is claimed: the runs before it (for which SLURM alone waits), its weights, its labels."""
+"""Check, before a folder is claimed, what a run begins with: the runs before it (only SLURM waits for them), its weights, its labels."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _IMAGES = "ddp_train.data.image_folder.ImageFolder"
 
 
 def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
-    """Check that a run may once begin: what it waits for is a run, its weights are there or are waited for, and its data has labels.
+    """Check that a run can begin: it waits for runs, its weights exist or will exist, and its data has labels.
 
     Args:
-        begins: False: it has begun, and needs no weights to begin with, which may be gone.
+        begins: False: it has begun already; its initial weights may be gone.
 
     Raises:
         ConfigErrors: with every problem.
@@ -36,7 +36,8 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
         happened = f"{launcher} starts this run at once and waits for no other run"
         raise ConfigError(key="after", happened=happened, expected="null, or cluster=slurm: SLURM waits by itself", fix=_BY_THE_SHELL)
     weights = Path(config.init_from) if config.init_from is not None and begins else None
-    errors = [*_no_runs(waits_for), *(_no_weights(weights, waits_for, launcher=launcher) if weights else ()), *_no_labels(config)]
+    weight_errors = _weight_errors(weights, waits_for, launcher=launcher) if weights else ()
+    errors = [*_run_errors(waits_for), *weight_errors, *_label_errors(config)]
     if errors:
         raise ConfigErrors(errors)
     for folder in waits_for:
@@ -44,7 +45,7 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
 
 
 def require_possible(folder: Path) -> Verdict:
-    """Return the verdict on a run: it is done, or it will be. EnvironmentRefuses: it never will be."""
+    """Return the verdict on a run: it is done, or goes on. EnvironmentRefuses: it never gets done."""
     verdict = verdict_of(RunFolder(folder))
     if verdict.outcome == Outcome.NEVER:
         happened = f"{RunFolder(folder).shown()} does not get done: {verdict.reason}"
@@ -52,7 +53,7 @@ def require_possible(folder: Path) -> Verdict:
     return verdict
 
 
-def _no_runs(folders: list[Path]) -> Iterator[ConfigError]:
+def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
     for folder in folders:
         if not (folder / "config.yaml").is_file():
             jobs = [str(folder / job.folder) for job in Sweep.load(folder).jobs] if is_sweep(folder) else []
@@ -61,8 +62,8 @@ def _no_runs(folders: list[Path]) -> Iterator[ConfigError]:
             yield ConfigError(key="after", happened=happened, expected="a folder that holds config.yaml, or several", fix=fix)
 
 
-def _no_labels(config: RunConfig) -> Iterator[ConfigError]:
-    """Refuse images without labels for an objective of ours: each needs some. One of the user's own may do without."""
+def _label_errors(config: RunConfig) -> Iterator[ConfigError]:
+    """Refuse images without labels for an objective of this library: all of them need labels. A user's own may not."""
     is_without = config.data["_target_"] == _IMAGES and config.data.get("labelled") is False
     if is_without and config.objective["_target_"].startswith("ddp_train.objective."):
         happened = "is false: a batch is images alone, and the objective compares with labels"
@@ -70,13 +71,13 @@ def _no_labels(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(key="data.labelled", happened=happened, expected=expected, fix="data.labelled=true")
 
 
-def _no_weights(given: Path, waits_for: list[Path], *, launcher: str) -> Iterator[ConfigError]:
-    """Refuse a file that holds no weights, and a run of ours that has saved none, unless they will be there when it is time."""
-    run = given.parent.parent if given.name in (catalog.BEST, catalog.LAST) else given
+def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Iterator[ConfigError]:
+    """Refuse a file without weights, and a run that has saved none, unless it will have saved before this one begins."""
+    run = path.parent.parent if path.name in (catalog.BEST, catalog.LAST) else path
     is_run = (run / "config.yaml").is_file()
-    if not is_run and not waits_for and (launcher == "local" or given.exists()):  # else another machine may have the file
+    if not is_run and not waits_for and (launcher == "local" or path.exists()):  # else another machine may have the file
         try:
-            require_known_form(given)
+            require_known_form(path)
         except ConfigError as error:
             yield error
     if is_run and run.absolute() not in waits_for and not catalog.saved(run / "checkpoints"):

@@ -1,4 +1,4 @@
-"""`ddp-train plan`: everything that a command would do. Nothing is started or submitted, and nothing is written."""
+"""`ddp-train plan`: show everything that a command would do. Nothing is started or submitted, and nothing is written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, l
 def plan(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train plan key=value ...`: show what the same words without `plan` would do."""
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
-    sys.argv[1:] = options_first(arguments)  # as they would be typed; what explains Hydra's errors reads them, too
+    sys.argv[1:] = options_first(arguments)  # as they would be typed; the explanation of Hydra's errors reads them, too
     refuse_unknown_options(sys.argv[1:])
     args = parse(sys.argv[1:])
     version.setbase("1.3")
@@ -66,65 +66,62 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
     screen = Screen()
     screen.fact("plan", command(["ddp-train", *sys.argv[1:]]), "This is what it would do. Nothing is started, nothing is written.")
     (_plan_sweep if args.multirun else _plan_run)(screen, loader, composed)
-    screen.show()  # nothing of what is refused
+    screen.show()  # only a complete plan
     return DONE
 
 
 def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
     checked = check_composed(composed, composed.hydra)
-    place = location_of(composed, checked)
-    if not place.is_new and place.folder.exists():
-        _require_free(place.folder, key=place.key)
-        if place.is_continued:
-            require_same(place.folder, checked, key=place.key)
+    location = location_of(composed, checked)
+    if not location.is_new and location.folder.exists():
+        _require_unlocked(location.folder, key=location.key)
+        if location.is_continued:
+            require_same(location.folder, checked, key=location.key)
         else:
-            require_empty(place.folder, key=place.key)
-    job = job_of(checked, composed.hydra, place.folder)
-    what = f"the run there continues {job.run_folder.continues()}" if place.is_continued else "a new run"
-    named = "; the name is that of the moment when it starts" if place.is_new else ""
-    screen.fact("run", f"{as_typed(place.folder)}   ({what}{named})")
+            require_empty(location.folder, key=location.key)
+    job = job_of(checked, composed.hydra, location.folder)
+    kind = f"the run there continues {job.run_folder.continues()}" if location.is_continued else "a new run"
+    named = "; the name is that of the moment when it starts" if location.is_new else ""
+    screen.fact("run", f"{as_typed(location.folder)}   ({kind}{named})")
     _show(screen, loader, composed, [job])
 
 
 def _plan_sweep(screen: Screen, loader: Any, base: DictConfig) -> None:
-    """Show the jobs of a sweep, and what is common to them by its first one."""
+    """Show the jobs of a sweep, and the plan of its first job."""
     require_our_launcher(base)
     folder = sweep_place(base)
-    _require_free(folder, key="hydra.sweep.dir")
-    if folder.exists() and not is_sweep(folder):  # a sweep would be taken up
+    _require_unlocked(folder, key="hydra.sweep.dir")
+    if folder.exists() and not is_sweep(folder):  # a sweep would be resumed
         require_empty(folder, key="hydra.sweep.dir")
     fix_sweep_place(base, folder)
     overrides = planned_overrides(loader, base)
     settings = section(base, SweepConfig)
     multirun = Multirun(Sweep(root=folder, command=sys.argv[1:]), settings, lambda *asked: [], check_composed)
-    composed, checked = multirun.compose(loader, base, overrides or [_without_sweeps(loader, base)])
-    jobs = [job_of(config, each.hydra, Path(each.hydra.runtime.output_dir)) for each, config in zip(composed, checked, strict=True)]
-    decides = None if overrides is not None else str(base.hydra.runtime.choices["hydra/sweeper"])
-    plan_text.jobs(screen, folder, jobs, settings, decides=decides)
+    parser = OverridesParser.create(config_loader=loader)
+    of_all_jobs = [text for text in texts(base.hydra.overrides.task) if not parser.parse_override(text).is_sweep_override()]
+    composed, checked = multirun.compose(loader, base, overrides or [of_all_jobs])
+    pairs = zip(composed, checked, strict=True)
+    jobs = [job_of(config, job_config.hydra, Path(job_config.hydra.runtime.output_dir)) for job_config, config in pairs]
+    sweeper = None if overrides is not None else str(base.hydra.runtime.choices["hydra/sweeper"])
+    plan_text.jobs(screen, folder, jobs, settings, sweeper=sweeper)
     _show(screen, loader, composed[0], jobs, sweep=folder)
 
 
-def _require_free(folder: Path, *, key: str) -> None:
+def _require_unlocked(folder: Path, *, key: str) -> None:
     if folder.is_dir() and is_held(folder):
         raise ConfigError(key=key, happened=f"another run is working in {folder}", expected="a folder of its own for each run and sweep")
 
 
-def _without_sweeps(loader: Any, base: DictConfig) -> list[str]:
-    """Return what is typed for every job of a sweep."""
-    parser = OverridesParser.create(config_loader=loader)
-    return [text for text in texts(base.hydra.overrides.task) if not parser.parse_override(text).is_sweep_override()]
-
-
 def _show(screen: Screen, loader: Any, composed: DictConfig, jobs: Sequence[Job], *, sweep: Path | None = None) -> None:
-    """Show where the first job's configuration comes from, how large it is, how long it takes, and how all jobs of a sweep are started."""
+    """Show the origin of the first job's configuration, its sizes and its time, and how all jobs of a sweep are started."""
     job, cluster = jobs[0], jobs[0].config.cluster
-    with measuring(job.config) as answer:
+    with measuring(job.config) as wait_for_sizes:
         composition = Composition(loader, composed)
-        found = answer()
+        sizes = wait_for_sizes()
     plan_text.pipeline(screen, job)
     plan_text.configuration(screen, composition, job.config.left_out)
-    plan_text.sizes(screen, job, found)
-    plan_text.time(screen, job, found)
+    plan_text.sizes(screen, job, sizes)
+    plan_text.time(screen, job, sizes)
     screen.heading("How it is started")
     screen.table(_environment(job))
     screen.fact("writes", f"{_WRITTEN}: `ddp-train help docs/run_folder.md`")
@@ -140,13 +137,14 @@ def _show(screen: Screen, loader: Any, composed: DictConfig, jobs: Sequence[Job]
 
 
 def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) -> None:
-    """Show what an engine would be given. ConfigError: it refuses that."""
+    """Show the files and commands of an engine. ConfigError: it refuses them."""
     config, run_folder = jobs[0].config, jobs[0].run_folder
-    into, parallel = (run_folder.code, 1) if sweep is None else (sweep / "launch/code_HASH", config.sweep.parallel_jobs)
-    code, count, size = measure_source(into, limit_mib=config.cluster.code_limit_mib)
-    specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if config.cluster.wait else jobs)]  # who waits submits one by one
+    target, parallel = (run_folder.code, 1) if sweep is None else (sweep / "launch/code_HASH", config.sweep.parallel_jobs)
+    code, count, size = measure_source(target, limit_mib=config.cluster.code_limit_mib)
+    # A command that waits submits the jobs one by one.
+    specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if config.cluster.wait else jobs)]
     rendered = engine_of(config.cluster.launcher).render(specs)
-    screen.fact("code", f"{count:,} files of source, {in_units(size)}, are copied to {as_typed(into)}; later edits do not reach the run")
+    screen.fact("code", f"{count:,} files of source, {in_units(size)}, are copied to {as_typed(target)}; later edits do not reach the run")
     screen.fact("spec", f"{as_typed(run_folder.spec)}: the frozen job, its shape, and the hash of the code")
     _show_files(screen, rendered.files)
     if config.cluster.launcher == "slurm" and (allocation := slurm_client.allocation()):
@@ -156,11 +154,11 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
 
 
 def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
-    """Show files as they would be written; of several that differ by the job or the machine, the first."""
-    alike: dict[str, list[Path]] = {}
+    """Show files as they would be written; of those that differ only by the job or the machine, the first."""
+    by_pattern: dict[str, list[Path]] = {}
     for file in files:
-        alike.setdefault(re.sub(r"\d+", "N", file.name), []).append(file)
-    for name, (first, *others) in alike.items():
+        by_pattern.setdefault(re.sub(r"\d+", "N", file.name), []).append(file)
+    for name, (first, *others) in by_pattern.items():
         screen.fact("file", as_typed(first))
         screen.block(files[first])
         if others:
@@ -168,18 +166,18 @@ def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
 
 
 def _on_each_machine(job: Job) -> Iterator[str]:
-    """Yield what is typed on each machine."""
-    found = rendezvous_of(job.config.cluster, os.environ)
+    """Yield the command to type on each machine."""
+    rendezvous = rendezvous_of(job.config.cluster, os.environ)
     typed = command(["ddp-train", *(text for text in job.command[1:] if not text.startswith("cluster.node_rank="))])
-    if job.config.cluster.node_rank is None and found.node_rank is not None:
-        yield f"{typed}   on each machine; its number comes from the environment, and is {found.node_rank} here"
+    if job.config.cluster.node_rank is None and rendezvous.node_rank is not None:
+        yield f"{typed}   on each machine; its number comes from the environment, and is {rendezvous.node_rank} here"
     else:
-        yield f"{typed} cluster.node_rank=0   on the machine of {found.endpoint}"
-        yield f"{typed} cluster.node_rank=N   on each other one, N from 1 to {found.max_nodes - 1}"
+        yield f"{typed} cluster.node_rank=0   on the machine of {rendezvous.endpoint}"
+        yield f"{typed} cluster.node_rank=N   on each other one, N from 1 to {rendezvous.max_nodes - 1}"
 
 
 def _environment(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield the variables that the ranks get, and why; secrets stay references."""
+    """Yield the environment variables of the ranks, and the reason for each; secrets stay references."""
     cluster = job.config.cluster
     is_here, threads = cluster.launcher not in ENGINES, cluster.threads_per_process
     for name, value in rank_environment(devices.processes_per_node(cluster.processes_per_node, cluster.device), threads).items():
@@ -187,7 +185,7 @@ def _environment(job: Job) -> Iterator[tuple[str, str]]:
         yield f"{name}={value if is_here or threads is not None else '...'}", why
     for name, value in cluster.env.items():
         if value is not None:
-            shown = str(int(value)) if isinstance(value, bool) else str(without_secrets(f"cluster.env.{name}", value))
-            yield f"{name}={command([shown])}", "cluster.env"
+            text = str(int(value)) if isinstance(value, bool) else str(without_secrets(f"cluster.env.{name}", value))
+            yield f"{name}={command([text])}", "cluster.env"
     yield handover.JOB, "the frozen configuration"
     yield "RANK, WORLD_SIZE, MASTER_ADDR ...", "set by torchrun for each rank"

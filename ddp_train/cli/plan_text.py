@@ -1,4 +1,4 @@
-"""What `ddp-train plan` shows: facts with their names in front, and commands as they can be pasted."""
+"""The text of `ddp-train plan`: facts behind their labels, and commands that can be pasted."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ from ddp_train.system.redaction import redact
 
 _LABEL = 9  # characters, as in the lines that a run begins with
 _JOBS_SHOWN = 40
-_RUNS_READ = 20  # of the newest ones: each costs the reading of a YAML
-_RECORDS = 20  # of the newest ones of training, of which the median counts
+_RUNS_READ = 20  # the newest ones: for each a YAML is read
+_RECORDS = 20  # the newest ones of training; their median counts
 _TAIL_BYTES = 1 << 16
 
 
 class Screen:
-    """A plan, part by part, and shown at the end. Nothing of it holds a secret or is obeyed by a terminal."""
+    """Collects the lines of a plan, and prints them at the end, without secrets and control characters."""
 
     def __init__(self) -> None:
         self._lines: list[Text] = []
 
     def fact(self, label: str, *lines: str) -> None:
-        """Add lines behind one label, each whole: a command can be pasted."""
-        for place, line in enumerate(lines):
-            self._lines.append(Text.assemble((f"{'' if place else label:<{_LABEL}}", "bold"), _safe(line)))
+        """Add lines behind one label. They are not wrapped: a command can be pasted."""
+        for number, line in enumerate(lines):
+            self._lines.append(Text.assemble((f"{'' if number else label:<{_LABEL}}", "bold"), _safe(line)))
 
     def heading(self, text: str) -> None:
         """Begin a part."""
         self._lines += [Text(), Text(_safe(text), style="bold")]
 
     def table(self, rows: Iterable[Sequence[str]]) -> None:
-        """Add rows in columns, each on one line, however long: it can be searched, and pasted."""
-        shown = [[_safe(cell) for cell in row] for row in rows]
-        widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
-        for row in shown:
+        """Add rows in columns. They are not wrapped: they can be searched, and pasted."""
+        safe_rows = [[_safe(cell) for cell in row] for row in rows]
+        widths = [max(map(cell_len, column)) for column in zip(*safe_rows, strict=True)]
+        for row in safe_rows:
             self.fact("", "  ".join(set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
     def block(self, text: str) -> None:
-        """Add a file's text as it is, but for what a terminal would obey."""
+        """Add the text of a file."""
         self._lines += [Text(f"  | {_safe(line)}", style="dim") for line in text.splitlines()]
 
     def show(self) -> None:
@@ -76,37 +76,37 @@ class Screen:
 
 
 def command(words: Iterable[str]) -> str:
-    """Return a command as it can be pasted into a shell: bash and zsh read `$'...'`, in which nothing is left that a terminal obeys."""
+    """Return a command that can be pasted into bash or zsh; they read control characters as `$'...'`."""
     return " ".join(map(_word, words))
 
 
-def as_typed(found: Path) -> str:
+def as_typed(path: Path) -> str:
     """Return a path as a person would type it."""
-    return _word(RunFolder(found).shown())
+    return _word(RunFolder(path).shown())
 
 
-def jobs(screen: Screen, folder: Path, found: Sequence[Job], settings: SweepConfig, *, decides: str | None) -> None:
-    """List the jobs of a sweep; where a sweeper decides as it goes, say which one."""
+def jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: SweepConfig, *, sweeper: str | None) -> None:
+    """List the jobs of a sweep; `sweeper`: one that chooses the jobs while they run. None: all are known."""
     screen.fact("sweep", as_typed(folder))
-    if decides is not None:
-        screen.fact("jobs", f"hydra/sweeper={decides} chooses their values as it goes; what follows is a job without them")
+    if sweeper is not None:
+        screen.fact("jobs", f"hydra/sweeper={sweeper} chooses their values as it goes; what follows is a job without them")
         return
     at_a_time = "one after another" if settings.parallel_jobs == 1 else f"{settings.parallel_jobs} at a time"
-    screen.fact("jobs", f"{len(found)}, {at_a_time}; after one that fails: sweep.on_failure={settings.on_failure}")
-    values = [{key: value for key, _, value in (text.partition("=") for text in job.overrides)} for job in found]
-    swept = [key for key in values[0] if len({each.get(key) for each in values}) > 1]
+    screen.fact("jobs", f"{len(all_jobs)}, {at_a_time}; after one that fails: sweep.on_failure={settings.on_failure}")
+    overrides = [{key: value for key, _, value in (text.partition("=") for text in job.overrides)} for job in all_jobs]
+    swept = [key for key in overrides[0] if len({values.get(key) for values in overrides}) > 1]
     rows = [("job", *swept, "batch", "folder")]
-    for number, job in enumerate(found[:_JOBS_SHOWN]):
+    for number, job in enumerate(all_jobs[:_JOBS_SHOWN]):
         folder_of_job = str(job.run_folder.root.relative_to(folder))
-        rows.append((str(number), *(values[number][key] for key in swept), str(job.config.batch), folder_of_job))
+        rows.append((str(number), *(overrides[number][key] for key in swept), str(job.config.batch), folder_of_job))
     screen.table(rows)
-    if len(found) > _JOBS_SHOWN:
-        screen.fact("", f"and {len(found) - _JOBS_SHOWN} more")
+    if len(all_jobs) > _JOBS_SHOWN:
+        screen.fact("", f"and {len(all_jobs) - _JOBS_SHOWN} more")
     screen.fact("", "what follows is job 0")
 
 
 def pipeline(screen: Screen, job: Job) -> None:
-    """Say what the run waits for, and which weights it begins with."""
+    """Show the runs that this one waits for, and its initial weights."""
     for folder in job.config.runs_before():
         screen.fact("after", f"{as_typed(folder)}   ({progress_of(RunFolder(folder), require_possible(folder))})")
     if job.config.init_from is not None:
@@ -114,29 +114,29 @@ def pipeline(screen: Screen, job: Job) -> None:
 
 
 def configuration(screen: Screen, composition: Composition, left_out: Iterable[str]) -> None:
-    """Say who chose each option, where the values come from that are not their options' own, and what was left out."""
+    """Show the source of each option, that of each value which differs from its option, and what was left out."""
     choices = composition.choices
-    chosen = sorted((each for each in choices if each.source == TYPED or each.instead_of), key=lambda each: each.source != TYPED)
-    others = [f"{each.group}={each.option}" for each in choices if each not in chosen and each.option != "None"]
-    screen.heading("Options")
-    screen.table(
-        (f"{each.group}={each.option}", each.source, f"instead of {each.instead_of}" if each.instead_of not in ("", "None") else "")
-        for each in chosen
+    chosen = sorted(
+        (choice for choice in choices if choice.source == TYPED or choice.instead_of), key=lambda choice: choice.source != TYPED
     )
+    others = [f"{choice.group}={choice.option}" for choice in choices if choice not in chosen and choice.option != "None"]
+    screen.heading("Options")
+    replaced = [f"instead of {choice.instead_of}" if choice.instead_of not in ("", "None") else "" for choice in chosen]
+    screen.table((f"{choice.group}={choice.option}", choice.source, text) for choice, text in zip(chosen, replaced, strict=True))
     screen.fact("", f"{'others' if chosen else 'all'} by default: {' '.join(others)}")
     screen.heading("Values that differ from those of the options")
     rows = []
-    for each in composition.values:
-        text, *before = (text_of(without_secrets(each.key, value)) for value in (each.value, *(value for value, _ in each.instead_of)))
-        replaced = ", ".join(f"{value} ({source})" for value, (_, source) in zip(before, each.instead_of, strict=True))
-        rows.append((f"{each.key}={text}", each.source, f"instead of {replaced}" if replaced else "added"))
+    for item in composition.values:
+        text, *before = (text_of(without_secrets(item.key, value)) for value in (item.value, *(value for value, _ in item.instead_of)))
+        earlier = ", ".join(f"{value} ({source})" for value, (_, source) in zip(before, item.instead_of, strict=True))
+        rows.append((f"{item.key}={text}", item.source, f"instead of {earlier}" if earlier else "added"))
     screen.table(rows)
     screen.fact("", *(f"~{key}   {TYPED}" for key in composition.removed))
     screen.fact("", *([] if rows or composition.removed else ["none"]), *left_out)
 
 
-def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
-    """Say how many ranks there are, how large the batch, the model and the checkpoints, or why they could not be measured."""
+def sizes(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> None:
+    """Show the number of ranks, the sizes of batch, model and checkpoints, or why they could not be measured."""
     config, machines = job.config, processes_of_nodes(job.config.cluster)
     ranks = f"{config.batch.world_size} on {devices.resolve_device(config.cluster.device)}"
     if len(set(machines)) > 1:
@@ -146,83 +146,83 @@ def sizes(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
     screen.heading("Sizes")
     screen.fact("ranks", ranks)
     screen.fact("batch", str(config.batch), *config.batch_notes())
-    if isinstance(found, str):
+    if isinstance(measured, str):
         limits = {f"trainer.{name}": getattr(config.trainer, name) for name in ("max_steps", "max_epochs")}
         steps = " or ".join(f"{key}={value}" for key, value in limits.items() if value is not None)
-        screen.fact("model", f"{config.model['_target_']}; its size is not known here:", *found.splitlines())
+        screen.fact("model", f"{config.model['_target_']}; its size is not known here:", *measured.splitlines())
     else:
-        per_epoch = f"{found['steps_per_epoch']} per epoch" if found["steps_per_epoch"] else "epochs"
-        epochs = f"{per_epoch} of {found['epoch_size']:,} samples" if found["epoch_size"] else "the data has no epochs"
-        steps = f"{found['steps']:,} ({epochs})"
-        _model(screen, found)
+        per_epoch = f"{measured['steps_per_epoch']} per epoch" if measured["steps_per_epoch"] else "epochs"
+        epochs = f"{per_epoch} of {measured['epoch_size']:,} samples" if measured["epoch_size"] else "the data has no epochs"
+        steps = f"{measured['steps']:,} ({epochs})"
+        _model(screen, measured)
     screen.fact("steps", steps)
     screen.fact("tests", _evaluations(job))
-    screen.fact("saves", *_saves(job, found))
+    screen.fact("saves", *_saves(job, measured))
 
 
-def _model(screen: Screen, found: Mapping[str, Any]) -> None:
-    trained = "all trained" if found["trained"] == found["parameters"] else f"{found['trained']:,} of them trained"
-    screen.fact("model", f"{found['model']}, {found['parameters']:,} parameters, {trained}")
-    screen.fact("layers", *found["layers"])
-    kept = ", ".join(f"{part} {in_units(size)}" for part, size in found["rank_bytes"].items() if size)
-    where = "in the host's memory for each rank" if found["on_host"] else "on each rank"
-    memory = [f"{in_units(sum(found['rank_bytes'].values()))} {where}: {kept}; activations come on top"]
-    if found["shards"] > 1:
-        memory.append(f"{found['shards']} shards of the weights: a block's own come on top while it computes, too")
+def _model(screen: Screen, measured: Mapping[str, Any]) -> None:
+    trained = "all trained" if measured["trained"] == measured["parameters"] else f"{measured['trained']:,} of them trained"
+    screen.fact("model", f"{measured['model']}, {measured['parameters']:,} parameters, {trained}")
+    screen.fact("layers", *measured["layers"])
+    parts = ", ".join(f"{part} {in_units(size)}" for part, size in measured["rank_bytes"].items() if size)
+    where = "in the host's memory for each rank" if measured["on_host"] else "on each rank"
+    memory = [f"{in_units(sum(measured['rank_bytes'].values()))} {where}: {parts}; activations come on top"]
+    if measured["shards"] > 1:
+        memory.append(f"{measured['shards']} shards of the weights: a block's own come on top while it computes, too")
     screen.fact("memory", *memory)
 
 
 def _evaluations(job: Job) -> str:
     if not (sets := job.config.evaluation_sets()):
         return "never: data.eval is null"
-    every = job.config.evaluation.every_steps
-    when = "after every epoch, and at the end" if every is None else f"every {every} steps, and at the end"
+    every_steps = job.config.evaluation.every_steps
+    when = "after every epoch, and at the end" if every_steps is None else f"every {every_steps} steps, and at the end"
     return when if sets == ["data.eval"] else f"{when}: {', '.join(sets)}"
 
 
-def _saves(job: Job, found: Mapping[str, Any] | str) -> list[str]:
-    """Say when checkpoints are saved, and where sizes are known how much room they take."""
-    keep, folder = job.config.checkpoint, job.run_folder.root
-    when = ["after each evaluation"] if keep.every_evaluation and job.config.evaluation_sets() else []
-    when += [f"every {keep.every_minutes:g} minutes"] if keep.every_minutes is not None else []
-    when += [f"every {keep.every_steps} steps"] if keep.every_steps is not None else []
+def _saves(job: Job, measured: Mapping[str, Any] | str) -> list[str]:
+    """Return lines: when checkpoints are saved, and, where sizes are known, the disk space that they need."""
+    settings, folder = job.config.checkpoint, job.run_folder.root
+    when = ["after each evaluation"] if settings.every_evaluation and job.config.evaluation_sets() else []
+    when += [f"every {settings.every_minutes:g} minutes"] if settings.every_minutes is not None else []
+    when += [f"every {settings.every_steps} steps"] if settings.every_steps is not None else []
     lines = [", ".join([*when, "at the end"])]
-    if not isinstance(found, str):
-        kept = {"keep_last": keep.keep_last, "keep_best": keep.keep_best, "one that is written": 1}
-        kept |= {f"keep_every_steps={keep.keep_every_steps}": found["steps"] // keep.keep_every_steps} if keep.keep_every_steps else {}
-        most, each = sum(kept.values()), found["checkpoint_bytes"]
-        sum_of = " + ".join(f"{count} ({name})" for name, count in kept.items() if count)
-        lines.append(
-            f"{in_units(each)} each, weights and the optimizer's state; at most {sum_of} = {most} at a time, {in_units(most * each)}"
-        )
-        there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-        lines.append(f"{in_units(shutil.disk_usage(there).free)} are free in {_word(str(there))}")
+    if not isinstance(measured, str):
+        counts = {"keep_last": settings.keep_last, "keep_best": settings.keep_best, "one that is written": 1}
+        if period := settings.keep_every_steps:
+            counts[f"keep_every_steps={period}"] = measured["steps"] // period
+        total, size = sum(counts.values()), measured["checkpoint_bytes"]
+        sum_of = " + ".join(f"{count} ({name})" for name, count in counts.items() if count)
+        at_most = f"at most {sum_of} = {total} at a time, {in_units(total * size)}"
+        lines.append(f"{in_units(size)} each, weights and the optimizer's state; {at_most}")
+        disk = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+        lines.append(f"{in_units(shutil.disk_usage(disk).free)} are free in {_word(str(disk))}")
     return lines
 
 
 def newest_like(config: RunConfig, runs: Path) -> tuple[Path, float] | None:
     """Return the newest run in a folder, or in its `sweeps`, with the same model, data and precision, and its median seconds for a step."""
     files = [*runs.glob("*/metrics.jsonl"), *runs.glob("sweeps/*/*/metrics.jsonl")]
-    with suppress(OSError):  # one that is just removed
+    with suppress(OSError):  # a run that is just removed
         files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     for folder in [file.parent for file in files[:_RUNS_READ]]:
         times = list[float]()
         for line in tail(folder / "metrics.jsonl", _TAIL_BYTES).splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # the first may be cut, and not each is of training
+            with suppress(ValueError, KeyError, TypeError):  # the first line may be cut off, and not every one is of training
                 times.append(json.loads(line)["step_ms"] / 1000)
-        with suppress(ConfigError):  # of another version, say
+        with suppress(ConfigError):  # a config of another version, say
             saved = saved_config(folder)
             if times and all(saved.get(name) == getattr(config, name) for name in ("model", "data", "amp")):
                 return folder, median(times[-_RECORDS:])
     return None
 
 
-def time(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
-    """Say how long the run takes by the step time of an earlier one of this name, and whether its walltime is enough."""
+def time(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> None:
+    """Show how long the run takes, from the step time of an earlier one of this name, and whether its walltime is enough."""
     cluster, folder = job.config.cluster, job.run_folder.root
     limit_s = None if cluster.walltime is None else seconds_of(cluster.walltime) - cluster.grace_s
     ends = "" if limit_s is None else f"cluster.walltime={cluster.walltime}: it saves and stops after {duration(limit_s)}"
-    steps = found["steps"] if isinstance(found, Mapping) else job.config.trainer.max_steps
+    steps = measured["steps"] if isinstance(measured, Mapping) else job.config.trainer.max_steps
     past = newest_like(job.config, next((parent.parent for parent in folder.parents if parent.name == "sweeps"), folder.parent))
     if past is None:
         lines = ["not known: no run of this name has had this model, data and precision"]
@@ -245,10 +245,10 @@ def time(screen: Screen, job: Job, found: Mapping[str, Any] | str) -> None:
 def _word(text: str) -> str:
     if text.isprintable():
         return shlex.quote(text)
-    escaped = os.fsencode(text).decode("latin-1").encode("unicode_escape").decode()  # byte by byte: one may be no UTF-8
+    escaped = os.fsencode(text).decode("latin-1").encode("unicode_escape").decode()  # byte by byte: the text may be no UTF-8
     return "$'" + escaped.replace("'", "\\'") + "'"
 
 
 def _safe(text: str) -> str:
-    """Return text without secrets, on one line, of which a terminal obeys nothing."""
+    """Return text on one line, without secrets and control characters."""
     return printable(redact(text)).replace("\n", "\\n").replace("\t", "\\t")

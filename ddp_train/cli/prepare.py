@@ -1,4 +1,4 @@
-"""`ddp-train prepare`: token shards of text, as a stream, so that memory does not grow with the text; plain files of pickled weights."""
+"""`ddp-train prepare`: write token shards of text, in memory that does not grow with the text; or plain files of pickled weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ddp_train.cli.saved_run import words_of
+from ddp_train.cli.saved_run import parse_words
 from ddp_train.config.spelling import nearest
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import Tokenizer, TokenWriter, make_tokenizer
@@ -43,8 +43,8 @@ USAGE = f"""ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _NO_TEXT = (".json", ".parquet", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz")
 _PART_BYTES = 1 << 20  # of text that is encoded at a time
-_MOST_BYTES = 1 << 26  # without a place to cut
-_SAY_EVERY_S = 10.0
+_MAX_UNCUT_BYTES = 1 << 26  # without a place to cut
+_PRINT_EVERY_S = 10.0
 
 
 def prepare(arguments: list[str], launcher: Launcher) -> int:
@@ -61,8 +61,6 @@ def prepare(arguments: list[str], launcher: Launcher) -> int:
 
 @dataclass(frozen=True)
 class _Request:
-    """What was typed."""
-
     files: tuple[Path, ...]
     folder: Path
     tokenizer: str
@@ -93,7 +91,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Part:
-    """A document, or a part of one that is too long to hold."""
+    """A document, or a part of a long one."""
 
     split: str
     text: bytes
@@ -102,7 +100,7 @@ class _Part:
 
 
 class _Corpus:
-    """The documents of all files, in order, and the split that each goes to. Empty ones are left out and counted."""
+    """Yields the documents of all files, in order, each with its split. Empty ones are left out and counted."""
 
     def __init__(self, request: _Request, tokenizer: Tokenizer) -> None:
         self._files, self._val_fraction, self._tokenizer = request.files, request.val_fraction, tokenizer
@@ -118,7 +116,7 @@ class _Corpus:
             yield from self._lines(path) if _is_jsonl(path) else self._text(path, None, 0, None)
 
     def _split(self) -> str:
-        """Return where the next document goes: of n documents, val gets the whole part of n * val_fraction."""
+        """Return the split of the next document: of n documents, val gets the integer part of n * val_fraction."""
         before, after = int(self.documents * self._val_fraction), int((self.documents + 1) * self._val_fraction)
         self.documents += 1
         return "val" if after > before else "train"
@@ -127,19 +125,19 @@ class _Corpus:
         with _open(path) as file:
             file.seek(start)
             blocks = iter(lambda: file.read(_PART_BYTES if stop is None else min(_PART_BYTES, stop - file.tell())), b"")
-            waiting = next(blocks, b"")
-            if not waiting:
+            text = next(blocks, b"")
+            if not text:
                 self.empty += 1
                 return
             split = split or self._split()
             for block in blocks:
-                if place := self._tokenizer.cut(waiting):
-                    yield _Part(split, waiting[:place], False, str(path))
-                waiting = waiting[place:] + block
-                if len(waiting) > _MOST_BYTES:
-                    happened = f"{path} has {_MOST_BYTES:,} bytes without the end of a line or of a word"
+                if end := self._tokenizer.cut(text):
+                    yield _Part(split, text[:end], False, str(path))
+                text = text[end:] + block
+                if len(text) > _MAX_UNCUT_BYTES:
+                    happened = f"{path} has {_MAX_UNCUT_BYTES:,} bytes without the end of a line or of a word"
                     raise DataError(happened=happened, expected="text, which can be cut somewhere", fix="tokenizer=byte")
-            yield _Part(split, waiting, True, str(path))
+            yield _Part(split, text, True, str(path))
 
     def _lines(self, path: Path) -> Iterator[_Part]:
         with _open(path) as file:
@@ -177,19 +175,20 @@ def _prepare_tokens(request: _Request) -> None:
         shard_tokens=request.shard_tokens,
     ) as writer:
         num_bytes = num_tokens = 0
-        began = said = time.monotonic()
+        began = printed = time.monotonic()
         for part, tokens in _encoded(corpus.parts(), tokenizer):
             writer.append(part.split, tokens, num_bytes=len(part.text), ends_document=part.ends_document)
             num_bytes, num_tokens = num_bytes + len(part.text), num_tokens + len(tokens)
-            if time.monotonic() > said + _SAY_EVERY_S:
-                said = time.monotonic()
-                print(f"{num_bytes / 1e6:,.0f} MB of text, {num_tokens:,} tokens, {num_bytes / 1e6 / (said - began):.0f} MB/s", flush=True)
+            if time.monotonic() > printed + _PRINT_EVERY_S:
+                printed = time.monotonic()
+                rate = num_bytes / 1e6 / (printed - began)
+                print(f"{num_bytes / 1e6:,.0f} MB of text, {num_tokens:,} tokens, {rate:.0f} MB/s", flush=True)
         if not num_tokens:
             raise DataError(happened="there is no text in these files", expected="at least one document that is not empty")
         if request.val_fraction > 0 and corpus.documents:
             _require_val(request, corpus.documents)
         index = writer.finish()
-    _say(request, index, corpus.empty)
+    _print_summary(request, index, corpus.empty)
 
 
 def _require_val(request: _Request, documents: int) -> None:
@@ -218,7 +217,7 @@ def _encoded(parts: Iterable[_Part], tokenizer: Tokenizer) -> Iterator[tuple[_Pa
 
 
 def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """Put short documents together: to hand each to a thread would cost more than to encode it."""
+    """Group short documents: a thread for each would cost more than to encode it."""
     group: list[_Part] = []
     num_bytes = 0
     for part in parts:
@@ -240,7 +239,7 @@ def _encode(part: _Part, tokenizer: Tokenizer) -> Tokens:
         raise DataError(happened=happened, expected=expected, fix=f"iconv -f LATIN1 -t UTF-8 {part.where}, or tokenizer=byte") from None
 
 
-def _say(request: _Request, index: TokenIndex, empty: int) -> None:
+def _print_summary(request: _Request, index: TokenIndex, empty: int) -> None:
     folder = request.folder
     print(f"tokens   {folder}: {index.tokenizer}, {index.vocab_size:,} in the vocabulary, {index.dtype}")
     for name, shards in index.splits.items():
@@ -253,16 +252,16 @@ def _say(request: _Request, index: TokenIndex, empty: int) -> None:
     print(f"train    ddp-train data=token_files data.root={folder}{without_val} model=gpt objective=language_modeling")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
-        if not found:
+        files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and file.is_file())
+        if not files:
             raise DataError(happened=f"the folder {path} has no text", expected=f"files *{', *'.join(_SUFFIXES)}")
-        return found
+        return files
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if suffix in _NO_TEXT:
         raise DataError(happened=f"{path} is a {suffix} file", expected="text, or .jsonl with one document a line; unpacked, or as .gz")
@@ -278,20 +277,20 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _middle(path: Path, val_fraction: float) -> int:
-    """Return where the split val begins in a text of which it gets the end: after the end of a line, if there is one."""
+    """Return the byte where the split val begins in a text; val gets the text's end. It is after the end of a line, if there is one."""
     with _open(path) as file:
         size = file.seek(0, os.SEEK_END)
         wanted = int(size * (1 - val_fraction))
         file.seek(wanted)
         following = file.read(_PART_BYTES)
-    place = following.find(b"\n") + 1
-    if place == 0:
-        place = next((place for place, byte in enumerate(following) if byte & 0xC0 != 0x80), 0)  # not inside a character of UTF-8
-    if not 0 < wanted + place < size:
+    offset = following.find(b"\n") + 1
+    if offset == 0:
+        offset = next((offset for offset, byte in enumerate(following) if byte & 0xC0 != 0x80), 0)  # not inside a character of UTF-8
+    if not 0 < wanted + offset < size:
         happened = f"{val_fraction:g} of the {size} bytes of {path} holds no line of its own"
         fix = "a larger val_fraction, or val_fraction=0 and runs with data.eval=null"
         raise ConfigError(key="val_fraction", happened=happened, expected="text in both splits", fix=fix)
-    return wanted + place
+    return wanted + offset
 
 
 def _number(options: dict[str, str], name: str, expected: str, is_good: Callable[[float], bool]) -> float:
@@ -305,16 +304,15 @@ def _number(options: dict[str, str], name: str, expected: str, is_good: Callable
 
 
 def _prepare_weights(arguments: Sequence[str]) -> None:
-    """Write the weights of a DCP folder into a plain file."""
-    given, (word,) = words_of(arguments, _WEIGHTS)
-    folder, to = Path(word), Path(given.get("to", ""))
+    options, (word,) = parse_words(arguments, _WEIGHTS)
+    folder, to = Path(word), Path(options.get("to", ""))
     if not (folder / ".metadata").is_file():
         raise ConfigError(happened=f"{folder} is no folder of torch.distributed.checkpoint", expected="one with a file .metadata")
     if to.suffix != ".safetensors":
-        raise ConfigError(key="to", happened=f"is {given.get('to')}", expected="a new file.safetensors", fix="to=FILE.safetensors")
+        raise ConfigError(key="to", happened=f"is {options.get('to')}", expected="a new file.safetensors", fix="to=FILE.safetensors")
     if to.exists():
         raise ConfigError(key="to", happened=f"{to} exists; nothing is written over", expected="a new path")
-    if "--unpickle" not in given:
+    if "--unpickle" not in options:
         happened = f"is not given, and {folder / '.metadata'} is a pickle: to read it runs whatever its writer has put there"
         fix = f"ddp-train prepare weights {shlex.join(arguments)} --unpickle"
         raise ConfigError(key="--unpickle", happened=happened, expected="it, where you trust the writer", fix=fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ddp_train.cli.saved_run import run_of, words_of
+from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.cli.status import may_go_on
 from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, ConfigError
@@ -27,15 +27,15 @@ USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]
 
 
 def profile(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train profile RUN [--kind=...] [--steps=...] [--ranks=...]`: ask a run to record. Waits for nothing."""
-    given, (folder,) = words_of(arguments, USAGE)
+    """`ddp-train profile RUN [--kind=...] [--steps=...] [--ranks=...]`: request a record from a run. Does not wait for it."""
+    options, (folder,) = parse_words(arguments, USAGE)
     run_folder = RunFolder(run_of(Path(folder), key="RUN"))
     _require_going_on(run_folder)
     try:
         request = ProfileRequest(
-            kind=given.get("--kind"),
-            steps=int(given["--steps"]) if "--steps" in given else None,
-            ranks=[_number(text) for text in given["--ranks"].strip("[]").split(",")] if "--ranks" in given else None,
+            kind=options.get("--kind"),
+            steps=int(options["--steps"]) if "--steps" in options else None,
+            ranks=[_number(text) for text in options["--ranks"].strip("[]").split(",")] if "--ranks" in options else None,
         )
     except ValueError as error:
         raise ConfigError(happened=str(error), expected="as `ddp-train profile --help` says", fix="") from None
@@ -43,9 +43,9 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
         happened = f"{run_folder.profile_request} is there: the run was asked already, and takes it up at its next training record"
         raise ConfigError(happened=happened, fix=f"rm {shlex.quote(str(run_folder.profile_request))} takes it back")
     config = saved_config(run_folder.root)
-    every, own = config["trainer"]["log_every_steps"], config["profile"]
-    steps, ranks = request.steps or own["steps"], ", ".join(map(str, request.ranks or own["ranks"]))
-    when = f"after the next training record (one every {every} steps)"
+    log_every_steps, defaults = config["trainer"]["log_every_steps"], config["profile"]
+    steps, ranks = request.steps or defaults["steps"], ", ".join(map(str, request.ranks or defaults["ranks"]))
+    when = f"after the next training record (one every {log_every_steps} steps)"
     print(f"asked: {steps} steps on rank {ranks}, {when}; into {run_folder.shown()}/profile")
     return DONE
 
@@ -57,7 +57,7 @@ def _number(text: str) -> int:
 
 
 def _require_going_on(run_folder: RunFolder) -> None:
-    """Refuse a folder in which no run trains, or will soon."""
+    """Refuse a folder where no run trains or is about to."""
     shown, sweep = run_folder.shown(), sweep_of(run_folder.root)
     if run_folder.task.exists():
         raise ConfigError(happened=f"{shown} is an evaluation, which takes no steps", expected="the folder of a run that trains")

@@ -12,10 +12,10 @@ from ddp_train.cli.from_python import RunResult, run
 
 @pytest.fixture
 def ddp_train_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., RunResult]:
-    """Give what trains in a folder of the test's own, and returns what came of it: `ddp_train_run("experiment=first", "debug=fast")`.
+    """Return a function that trains in the test's own folder, and returns the result: `ddp_train_run("experiment=first", "debug=fast")`.
 
-    It stands where the project's pyproject.toml is. Two CPU processes, unless the words say something else. Raises `ddp_train.RunFailed`,
-    as `ddp_train.run` does.
+    The working directory is that of the project's pyproject.toml. Two CPU processes, unless the words say something else. Raises
+    `ddp_train.RunFailed`, as `ddp_train.run` does.
     """
     monkeypatch.chdir(request.config.rootpath)
     count = 0

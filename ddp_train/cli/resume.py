@@ -1,4 +1,4 @@
-"""`ddp-train resume`: continue a run under its frozen config, or run what a sweep has not finished."""
+"""`ddp-train resume`: continue a run under its frozen config, or run the unfinished jobs of a sweep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
-from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, record, refuse_without_effect, require_more, run_of, words_of
+from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, record, refuse_without_effect, require_more, run_of
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
 from ddp_train.launch.engine.engine import ENGINES
@@ -31,12 +31,12 @@ USAGE = """ddp-train resume RUN [key=value ...] [~callbacks.X ...]
   --trust        what another user has written may run as you: without it, it is only shown
 """
 
-_LET_GO_WITHIN_S = 120.0  # the lock of a rank that died: at once on one machine, with the lease of a network file system on another
+_UNLOCKED_WITHIN_S = 120.0  # after a rank has died: at once on one machine, with the lease of a network file system on another
 
 
 def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool = False) -> int:
     """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config. `is_restart`: of ranks that have just died."""
-    _, (run, *overrides) = words_of(arguments, USAGE, most=None)
+    _, (run, *overrides) = parse_words(arguments, USAGE, most=None)
     path = Path(run)
     folder = path if is_sweep(path) else run_of(path)
     ask_trust("resume", [TRUST] if is_restart else arguments, folder)
@@ -44,13 +44,13 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
         return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
     if not is_torchrun_worker():
-        asked = frozen_job(folder, overrides, checkpoint=checkpoint)
+        config = frozen_job(folder, overrides, checkpoint=checkpoint).config
         run = checkpoint or str(folder.absolute())
-        if asked.config.cluster.launcher == "machines" and (code := machines.follow(asked.config, run=run)) is not None:
+        if config.cluster.launcher == "machines" and (code := machines.follow(config, run=run)) is not None:
             return code  # the first machine holds the folder
         require_ended(folder)
-    # A sweep that runs may come to this job at any time.
-    hold(sweep_of(folder) or folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
+    # A running sweep may start this job at any time.
+    hold(sweep_of(folder) or folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     if job.task is not None and job.run_folder.is_completed():
         fix = f"ddp-train {'predict' if job.task.predicts else 'evaluate'} {shlex.quote(job.task.checkpoint)}"
@@ -64,30 +64,30 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     saved = job.run_folder.config.read_text()
     record(job.run_folder, job.config)
     code = launcher.begin(job)
-    if code == WRONG_INPUT:  # the ranks have refused what was typed, and trained nothing: it is not the run's
+    if code == WRONG_INPUT:  # the ranks have refused the overrides, and trained nothing: the run keeps its config
         job.run_folder.record_config(saved)
     return code
 
 
 def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_restart: bool) -> int:
-    """Run what a sweep has not finished. A sweeper that decides as it goes is asked again after that."""
+    """Run the unfinished jobs of a sweep. A sweeper like Optuna goes on choosing jobs after that."""
     sweep = Sweep.load(folder)
     wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
     if wrong:
         raise ConfigError(happened=f"{wrong[0]} would change what the jobs compute", expected="sweep.* or cluster.*, or a new sweep")
     configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if configs and not is_torchrun_worker():
-        cluster = frozen_job(configs[0], overrides, asked=folder).config.cluster
+        cluster = frozen_job(configs[0], overrides, sweep=folder).config.cluster
         if cluster.launcher == "machines" and (code := machines.run_sweep(cluster, sys.argv[1:])) is not None:
             return code  # global rank 0 holds the folder
-    hold(folder, key="resume", within_s=_LET_GO_WITHIN_S if is_restart else 0.0)
+    hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
-        release()  # composing takes it again
+        release()  # `compose` locks it again
         sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
         return compose(launcher)
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
-    first = frozen_job(configs[0], overrides, asked=folder)
+    first = frozen_job(configs[0], overrides, sweep=folder)
     with closing(Multirun(sweep, first.config.sweep, launcher.begin_sweep, check_composed)) as multirun:
         multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     return multirun.exit_code()

@@ -1,4 +1,4 @@
-"""A job from a run folder: from the config that was frozen there, and nothing else."""
+"""The arguments of commands on a run, and its job: from its frozen config, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from ddp_train.run_folder.trust import require_trust
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 TRUST = "--trust"
-"""What another user has written may run as this one."""
+"""Code that another user has written may run as this one."""
 
 _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader.num_workers=")
-"""What can be asked of a run that is done: to save its predictions, and how they are computed."""
+"""Overrides for a run that is done: to save its predictions, and how they are computed."""
 
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
 
 
-def words_of(arguments: Sequence[str], usage: str, *, most: int | None = 1) -> tuple[dict[str, str], list[str]]:
+def parse_words(arguments: Sequence[str], usage: str, *, most: int | None = 1) -> tuple[dict[str, str], list[str]]:
     """Return the options of a command (`--steps=5` or `--steps 5`, `to=PATH`; a flag with ""), and its other words: the run folder first.
 
     Args:
-        usage: its help, in which all of its options stand.
-        most: so many words it takes; None: any number.
+        usage: its help, with all of its options.
+        most: the largest number of words; None: any number.
 
     Raises ConfigError: an option is unknown or lacks its value, or there are too few words or too many.
     """
     known = dict.fromkeys(re.findall(r"(?<![\w-])(?:--?[a-z][a-z-]*|to(?==))", usage))
-    given, words, rest = dict[str, str](), list[str](), iter(arguments)
+    options, words, rest = dict[str, str](), list[str](), iter(arguments)
     for word in rest:
         name, equals, value = word.partition("=")
         if not word.startswith("-") and not (equals and name in known):
@@ -65,11 +65,11 @@ def words_of(arguments: Sequence[str], usage: str, *, most: int | None = 1) -> t
             raise ConfigError(happened=f"{name} has no value behind it", expected=f"{name}=VALUE")
         if re.search(rf"{name}=(N|CODE)\b", usage) and not value.isdigit():
             raise ConfigError(happened=f"{name}: {value!r} is not a number", expected=f"{name}=N, a whole number")
-        given[name] = value
+        options[name] = value
     if not words or len(words) > (most or len(words)):
-        what = re.findall("[A-Z]{2,}", usage)[0].replace("RUN", "run folder")
-        raise ConfigError(happened=f"no {what} was given, or more than one", expected=usage.partition("\n")[0])
-    return given, words
+        argument = re.findall("[A-Z]{2,}", usage)[0].replace("RUN", "run folder")
+        raise ConfigError(happened=f"no {argument} was given, or more than one", expected=usage.partition("\n")[0])
+    return options, words
 
 
 def run_of(path: Path, *, key: str = "resume") -> Path:
@@ -86,27 +86,27 @@ def run_of(path: Path, *, key: str = "resume") -> Path:
 
 
 def ask_trust(command: str, words: list[str], path: Path) -> None:
-    """Show what a folder or a spec of another user would run, and refuse it without `--trust`. ConfigError: with all of it."""
+    """Refuse a folder or a spec of another user without `--trust`. ConfigError: with everything that it would run."""
     accept = shlex.join(["ddp-train", command, *(word for word in words if word != TRUST), TRUST])
     require_trust(path, key="SPEC" if command == "node" else "RUN", is_trusted=TRUST in words, accept=accept)
 
 
 def frozen_job(
-    folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None, asked: Path | None = None
+    folder: Path, overrides: list[str], *, in_sweep: bool = False, checkpoint: str | None = None, sweep: Path | None = None
 ) -> Job:
-    """Make a job of a run folder: its own frozen config, with single values changed.
+    """Return the job of a run folder: its own frozen config, with single values changed.
 
     Args:
-        asked: what was asked to be resumed, where it is neither the folder nor the checkpoint: a sweep.
+        sweep: the folder that was typed, where it is that of a sweep.
     """
     saved = saved_config(folder)
-    saved["cluster"] = {**saved["cluster"], "node_rank": None}  # of the machine that began it
+    saved["cluster"] = {**saved["cluster"], "node_rank": None}  # it was that of the machine where the run began
     changed = saved_overrides.changed(saved, overrides, replaced=replaced_configs(folder))
-    require_place(["resume", str(Path(asked or checkpoint or folder).absolute()), *overrides], folder, saved)
+    require_working_directory(["resume", str(Path(sweep or checkpoint or folder).absolute()), *overrides], folder, saved)
     tree: Any = OmegaConf.to_container(changed)
-    first, options = typed(folder)
+    first, options = original_words(folder)
     config, run_folder = config_check.load(tree), RunFolder(folder)
-    if not run_folder.environment.exists():  # a run that has begun once waits for no other
+    if not run_folder.environment.exists():  # a run that has begun waits for no other run
         check_pipeline(config)
     return Job(
         config=config,
@@ -123,17 +123,17 @@ def frozen_job(
 def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     """Refuse to change a run of which all steps are taken.
 
-    A script that starts a run again until it is done repeats its words. So where it runs (`cluster.*`) may differ, and what config.yaml
-    holds by now is no change.
+    A script that starts a run again until it is done repeats its words. So `cluster.*` may differ, and values that config.yaml has already
+    are no change.
     """
     if (steps := _all_taken(job)) is None:
         return
     trainer = job.config.trainer
-    harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # which is then made up for
+    harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # missing predictions are saved then
     now = dict(nodes(job.config.tree))
-    held = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
+    before = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
     keys = {text: text.lstrip("~").partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
-    idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in held]]
+    idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in before]]
     if not idle:
         return
     by_steps = trainer.max_steps is not None and trainer.max_steps <= steps
@@ -144,7 +144,7 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
 
 
 def require_more(job: Job) -> None:
-    """Refuse to submit a run of which all steps are taken; one that has some left is completed no more."""
+    """Refuse to submit a run of which all steps are taken; one with steps left loses its result.json."""
     if (steps := _all_taken(job)) is not None:
         happened = f"all {steps} steps of {job.run_folder.shown()} are taken"
         raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * steps}")
@@ -153,21 +153,21 @@ def require_more(job: Job) -> None:
 
 
 def record(run_folder: RunFolder, checked: RunConfig) -> None:
-    """Write config.yaml, with the answers that the run's `auto`s had before, if any; `record_answers` compares them."""
+    """Write config.yaml, with the earlier values of the run's `auto`s, if any; `record_answers` compares them."""
     run_folder.record_config(checked.yaml(answers_before(checked, run_folder.root)))
 
 
-def require_place(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run, by these words, in a folder that lacks what its relative paths and its modules were where it began."""
+def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) -> None:
+    """Refuse the command `words` where relative paths or modules of the run are missing that exist in the folder where it was started."""
     try:
         began = Path(json.loads((folder / "environment.json").read_text())["working_directory"])
-    except (OSError, ValueError, KeyError, TypeError):  # it did not come so far
+    except (OSError, ValueError, KeyError, TypeError):  # the run has not begun
         return
     here = Path.cwd()
     if not began.is_dir() or began.samefile(here):
         return
     program = "torchrun ... -m ddp_train" if is_torchrun_worker() else "ddp-train"
-    unread = ["resume", *(text.lstrip("+").partition("=")[0] for text in words[2:])]  # what is resumed was typed
+    unread = ["resume", *(text.lstrip("+").partition("=")[0] for text in words[2:])]  # typed keys are not the saved ones
     unread += ["init_from"] if candidates(RunFolder(folder).checkpoints / LAST) else []
     for key, value in nodes(saved):
         if not isinstance(value, str) or key in unread or not value:
@@ -181,7 +181,7 @@ def require_place(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) 
 
 
 def _is_only_there(began: Path, name: str) -> bool:
-    """Tell whether a module lies in the folder where a run was started, and cannot be imported here."""
+    """Tell whether a module is in the folder where a run was started, and cannot be imported here."""
     if not ((began / f"{name}.py").exists() or (began / name).is_dir()):
         return False
     try:
@@ -190,17 +190,17 @@ def _is_only_there(began: Path, name: str) -> bool:
         return True
 
 
-def typed(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the overrides and the options that a run began with. They are shown only: a file that was cut off keeps no run back."""
+def original_words(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the overrides and the options that a run began with; none where the files are damaged, which must not stop a run."""
     hydra = folder / ".hydra"
     try:
         return texts(OmegaConf.load(hydra / "overrides.yaml")), options_of(OmegaConf.load(hydra / "hydra.yaml").hydra)
-    except Exception:  # OSError, or whatever reading half of a file raises
+    except Exception:  # OSError, or any error of half a file
         return [], []
 
 
 def _all_taken(job: Job) -> int | None:
-    """Return how many steps a run took that is done; None where some are left after the checkpoint that it would continue from."""
+    """Return the number of steps of a run that is done; None where some are left after the checkpoint that it would continue from."""
     result = job.run_folder.read_result()
     if result is None or result.status != Status.COMPLETED or result.step is None:
         return None

@@ -28,7 +28,7 @@ def test_a_key_has_its_type_its_meaning_and_the_lines_where_it_stands(capsys: py
     line = next(n for n, text in enumerate((CONF / "optimizer/adamw.yaml").read_text().splitlines(), 1) if text.startswith("lr:"))
     assert text.startswith("optimizer.lr=1.0e-3    float")
     assert "peak learning rate" in text
-    assert f"stands in conf/optimizer/adamw.yaml:{line}" in text
+    assert f"defined in conf/optimizer/adamw.yaml:{line}" in text
     assert "optimizer=sgd has 0.1" in text
 
 
@@ -39,7 +39,7 @@ def test_a_key_of_our_own_sections_has_its_range(capsys: pytest.CaptureFixture[s
 
 
 def test_a_group_has_its_options_and_an_option_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "optimizer=adamw (what a run has if nothing is said)" in shown(capsys, "optimizer")
+    assert "optimizer=adamw (the default)" in shown(capsys, "optimizer")
     assert "model.width=256\n    units in each hidden layer" in shown(capsys, "model=mlp")
     assert "trainer.max_epochs=6" in shown(capsys, "trainer")
 
@@ -100,7 +100,7 @@ def test_the_wheel_has_every_page_and_file_that_a_message_names(tmp_path: Path) 
         for asked in ("docs/data.md", "optimizer.lr")
     )
     assert page == (there / "docs/data.md").read_text()
-    assert "stands in there/ddp_train/conf/optimizer/adamw.yaml:" in key
+    assert "defined in there/ddp_train/conf/optimizer/adamw.yaml:" in key
 
 
 def test_every_key_of_our_own_sections_is_found_with_its_kind() -> None:

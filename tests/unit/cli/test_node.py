@@ -30,7 +30,7 @@ FIRST, SECOND = ["--index=0", "--launch=monday"], ["--index=1", "--launch=monday
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spec]:
     """Give the spec of a run whose machines all make a mistake: the folder where it was typed is not there."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "_LET_GO_WITHIN_S", 0.2)
+    monkeypatch.setattr(module, "_UNLOCKED_WITHIN_S", 0.2)
     monkeypatch.setattr(module, "_POLL_S", 0.02)
     monkeypatch.setattr(signals, "received_early", [])
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PET_", "NODE_RANK"))]:
