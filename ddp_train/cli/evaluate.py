@@ -56,8 +56,8 @@ PREDICT_USAGE = """ddp-train predict RUN [--set=NAME] [key=value group=option ..
   --set=NAME     of that one of evaluation.sets
   key=value      as for `ddp-train evaluate`: data.root=. data.split=photos data.labelled=false, images of data=image_folder
 
-No targets are needed, and none are looked at. What the model says of each sample is in RUN/evaluations/<time>/predictions: NAME.npy with
-one row for each sample, in the data set's order, and samples.txt with their names where the data tells them.
+No targets are needed, and none are read. The predictions are in RUN/evaluations/<time>/predictions: NAME.npy with one row for each sample,
+in the data set's order, and samples.txt with the samples' names, where the data has names.
 """
 
 _WITHOUT_EFFECT = (

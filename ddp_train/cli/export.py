@@ -20,10 +20,10 @@ USAGE = """ddp-train export RUN [--format=FORMAT] [to=PATH]
                  hf            a folder for from_pretrained, where the model has save_pretrained
                  torch_export  a program for torch.export.load(FILE); traced with two samples of the evaluation data, for any number of them
                  onnx          a graph for other run times, traced likewise
-  to=PATH        a file, or a folder for dcp and hf, that is not there yet; RUN/export/model.safetensors and the like without it
+  to=PATH        a new file, or a new folder for dcp and hf; default: RUN/export/model.safetensors, or with the suffix of the format
   --trust        what another user has written may run as you; asked for hf, torch_export and onnx
 
-Without code of ours: model.load_state_dict(safetensors.torch.load_file(FILE)).
+Without ddp_train: model.load_state_dict(safetensors.torch.load_file(FILE)).
 """
 
 _SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "dcp": "", "hf": "", "torch_export": ".pt2", "onnx": ".onnx"}

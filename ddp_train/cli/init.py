@@ -1,4 +1,4 @@
-"""`ddp-train init DIR`: a project to start from, with own parts, own YAML over ours, an experiment and a test."""
+"""`ddp-train init DIR`: make a project to start from, with its own parts, its YAML over that of ddp_train, an experiment and a test."""
 
 from __future__ import annotations
 

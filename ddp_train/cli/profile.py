@@ -40,8 +40,8 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
     except ValueError as error:
         raise ConfigError(happened=str(error), expected="as `ddp-train profile --help` says", fix="") from None
     if not request.put(run_folder):
-        happened = f"{run_folder.profile_request} is there: the run was asked already, and takes it up at its next training record"
-        raise ConfigError(happened=happened, fix=f"rm {shlex.quote(str(run_folder.profile_request))} takes it back")
+        happened = f"{run_folder.profile_request} exists: the run was asked already, and begins after its next training record"
+        raise ConfigError(happened=happened, fix=f"rm {shlex.quote(str(run_folder.profile_request))} cancels that")
     config = saved_config(run_folder.root)
     log_every_steps, defaults = config["trainer"]["log_every_steps"], config["profile"]
     steps, ranks = request.steps or defaults["steps"], ", ".join(map(str, request.ranks or defaults["ranks"]))

@@ -28,8 +28,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|CUDNN_STATUS_\w+_ALLOCATION_FAILED|Failed to CUDA (calloc|malloc)|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY",
     re.IGNORECASE,
 )
-"""What torch's allocator, the CUDA runtime and driver, cuBLAS, cuDNN, NCCL and Triton say. cuBLAS is not initialised where its handle, made
-at its first product, finds no memory."""
+"""Messages of torch's allocator, the CUDA runtime and driver, cuBLAS, cuDNN, NCCL and Triton. cuBLAS is not initialised where it finds no
+memory for its handle at its first product."""
 _MIB = 2.0**20
 _MAX_SHARE = 0.95  # of a device; libraries take more of it, outside of torch's allocator
 

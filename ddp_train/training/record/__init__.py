@@ -1,4 +1,4 @@
-"""What a run records: losses between two log steps, the numbers of a record, where records and events go, per-sample predictions.
+"""The records of a run: losses between two log steps, the numbers of a record, writing records and events, per-sample predictions.
 
 Between two log steps nothing here waits for the device.
 """

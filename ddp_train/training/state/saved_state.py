@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the parts of a run that have a state. A part that is added to `parts` is saved and loaded."""
+"""The content of a checkpoint: the parts of a run that have a state. A part that is added to `parts` is saved and loaded."""
 
 from __future__ import annotations
 
