@@ -102,8 +102,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         _wait_for_first(RunFolder(folder))
     elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
         require_candidates(checkpoint, key="RUN")
-    words = [command, str(path.absolute()), *overrides]
-    config = _config(folder, overrides, words, chosen_set=chosen_set, predicts=command == "predict")
+    config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
     check_pipeline(config)
     is_by_hand = config.cluster.launcher == "machines" and not is_torchrun_worker()
     if is_by_hand and (code := machines.follow(config, run=str(checkpoint))) is not None:

@@ -36,8 +36,7 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
         happened = f"{launcher} starts this run at once and waits for no other run"
         raise ConfigError(key="after", happened=happened, expected="null, or cluster=slurm: SLURM waits by itself", fix=_BY_THE_SHELL)
     weights = Path(config.init_from) if config.init_from is not None and begins else None
-    weight_errors = _weight_errors(weights, waits_for, launcher=launcher) if weights else ()
-    errors = [*_run_errors(waits_for), *weight_errors, *_label_errors(config)]
+    errors = [*_run_errors(waits_for), *(_weight_errors(weights, waits_for, launcher=launcher) if weights else ()), *_label_errors(config)]
     if errors:
         raise ConfigErrors(errors)
     for folder in waits_for:

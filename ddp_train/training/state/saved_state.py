@@ -238,7 +238,7 @@ def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, 
     for target in optimizer.param_groups:
         members, numbers = numbers[: len(target["params"])], numbers[len(target["params"]) :]
         before = [group for _, group in members]
-        if not before or before[0].keys() != target.keys() or any(_settings(group) != _settings(before[0]) for group in before):
+        if not before or before[0].keys() != target.keys() or any(_shared(group) != _shared(before[0]) for group in before):
             return list(saved["param_groups"])
         groups.append({**before[0], "params": [number for number, _ in members]})
     return list(saved["param_groups"]) if numbers else groups
@@ -291,9 +291,8 @@ def _select_groups(state: Any, sources: list[int], size: int) -> Any:
     return [_select_groups(inner, sources, size) for inner in state] if isinstance(state, list) else state
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the two groups of one optimizer share."""
-    return {key: value for key, value in group.items() if key not in ("params", "weight_decay")}
+def _shared(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "weight_decay")}  # both groups have the same
 
 
 def class_of(value: object) -> str:

@@ -22,7 +22,7 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import cut, describe, is_cut, own_rows
 
 _KEY = "RUN"
-_MAX_PROBLEMS = 8  # in one message
+_MAX_LINES = 8  # of problems in one message
 _WEIGHTS = ("model", "objective")
 _MODEL = f"{SHARED}.model."  # the prefix of the model's weights
 _NO_ADDRESS = -1  # of a value that is no tensor, or has no elements on this rank
@@ -103,8 +103,7 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
     """Put what `read_weights` gave into modules: `model`, and `objective` where it has a state. Raises UserError: of another model."""
     problems = [problem for name, module in modules.items() for problem in compare_model(module, weights.get(name, {}))]
     if problems:
-        more = ["..."] if len(problems) > _MAX_PROBLEMS else []
-        happened = "\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_MAX_PROBLEMS], *more])
+        happened = "\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_MAX_LINES], *["..."] * (len(problems) > _MAX_LINES)])
         fix = "the code of that time; environment.json of the run has its commit and its packages"
         raise UserError(key="model", happened=happened, expected="the model that the run has trained", fix=fix)
     for name, module in modules.items():
