@@ -1,7 +1,7 @@
 """Which checkpoints there are, and which is the best. Imports no torch.
 
-What there is to know of a checkpoint is in its manifest: the metrics of its step, and by which of them checkpoints are compared. So the
-folder alone tells what to keep and what `best` is, also after a restart and to another run.
+A manifest holds all facts about its checkpoint: the metrics of its step, and the metric by which checkpoints are compared. So the folder
+alone tells which ones to keep and which one is `best`, also after a restart and to another run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddp_train.run_folder.paths import RunFolder
 BEST, LAST = "best", "last"
 """What a checkpoint can be called: RUN/checkpoints/best. No such folder exists."""
 
-_MANIFEST_BYTES = 64 << 20  # nobody's manifest is that large
+_MANIFEST_BYTES = 64 << 20  # no real manifest is that large
 _FOLDER = re.compile(r"step_\d{8,12}")
 _DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
 _LARGEST = sys.float_info.max
@@ -54,7 +54,7 @@ class CatalogEntry:
     step: int
     metrics: Mapping[str, Any]  # of its step
     ranking: Ranking | None  # by which its run compared checkpoints then
-    run: str | None = None  # the number of the run that saved it; None: it does not say
+    run: str | None = None  # the id of the run that saved it; None: it does not say
     is_foreign: bool = False  # it lies in the folder of another run
 
 
@@ -80,14 +80,14 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
 
 def saved(folder: Path) -> list[CatalogEntry]:
     """Return a run's checkpoints below a folder, the oldest first, without those of other runs; their files are not verified."""
-    return [each for each in every(folder) if not each.is_foreign]
+    return [entry for entry in all_entries(folder) if not entry.is_foreign]
 
 
-def every(folder: Path) -> list[CatalogEntry]:
-    """Return the checkpoints below a run's folder, whosever they are, the oldest first; what has no readable manifest is none."""
-    number = RunFolder(folder.parent).number()
+def all_entries(folder: Path) -> list[CatalogEntry]:
+    """Return the checkpoints below a run's folder, of other runs too, the oldest first; those without a readable manifest are left out."""
+    run_id = RunFolder(folder.parent).run_id()
     paths = [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / "COMPLETE").exists()]
-    return sorted((each for path in paths if (each := _read(path, number)) is not None), key=lambda each: each.step)
+    return sorted((entry for path in paths if (entry := _read(path, run_id)) is not None), key=lambda entry: entry.step)
 
 
 def candidates(name: Path) -> list[Path]:
@@ -95,15 +95,15 @@ def candidates(name: Path) -> list[Path]:
 
     The best ones are compared as the newest checkpoint's run does it.
     """
-    there = saved(name.parent)
+    entries = saved(name.parent)
     if name.name == LAST:
-        return [each.path for each in reversed(there)]
-    newest = next((each.ranking for each in reversed(there) if each.ranking is not None), None)
-    return [each.path for each in best_first(there, newest)] if newest is not None else []
+        return [entry.path for entry in reversed(entries)]
+    ranking = next((entry.ranking for entry in reversed(entries) if entry.ranking is not None), None)
+    return [entry.path for entry in best_first(entries, ranking)] if ranking is not None else []
 
 
-def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
-    """Return the undamaged checkpoint that a path is, or that RUN/checkpoints/best or last names; say which were passed over.
+def find(path: Path, verify: Callable[[Path], str], *, key: str) -> Path:
+    """Return the undamaged checkpoint that `path` is, or that its name RUN/checkpoints/best or last names; say which were passed over.
 
     Args:
         verify: returns what is wrong with a checkpoint, or "".
@@ -111,37 +111,37 @@ def find(given: Path, verify: Callable[[Path], str], *, key: str) -> Path:
 
     Raises UserError: there is none.
     """
-    if not is_name(given):
-        if problem := verify(given):
-            raise UserError(key=key, happened=f"{given}: {problem}", expected="a checkpoint that is complete and undamaged")
-        return given
-    foreign = [each.path for each in every(given.parent) if each.is_foreign]  # they are named, and passed over
-    for path in [*foreign, *require_candidates(given, key=key)]:
-        problem = verify(path)
+    if not is_name(path):
+        if problem := verify(path):
+            raise UserError(key=key, happened=f"{path}: {problem}", expected="a checkpoint that is complete and undamaged")
+        return path
+    foreign = [entry.path for entry in all_entries(path.parent) if entry.is_foreign]  # they are named, and passed over
+    for checkpoint in [*foreign, *require_candidates(path, key=key)]:
+        problem = verify(checkpoint)
         if not problem:
-            return path
-        print(f"checkpoint {path.name} is not used: {problem}", flush=True)
-    raise UserError(key=key, happened=f"{given}: every one of them is damaged", expected="one checkpoint that is undamaged")
+            return checkpoint
+        print(f"checkpoint {checkpoint.name} is not used: {problem}", flush=True)
+    raise UserError(key=key, happened=f"{path}: every one of them is damaged", expected="one checkpoint that is undamaged")
 
 
 def require_candidates(name: Path, *, key: str) -> list[Path]:
     """Return the checkpoints that a name may mean. Raises ConfigError: there is none or, for `best`, none with its metric."""
-    if found := candidates(name):
-        return found
-    there = saved(name.parent)
+    if checkpoints := candidates(name):
+        return checkpoints
+    num_saved = len(saved(name.parent))
     raise ConfigError(
         key=key,
-        happened=f"{name}: none of the {len(there)} checkpoints was saved right after an evaluation"
-        if there
+        happened=f"{name}: none of the {num_saved} checkpoints was saved right after an evaluation"
+        if num_saved
         else f"{name}: there is no complete checkpoint in {name.parent}",
-        expected="a checkpoint with its metrics, as checkpoint.keep_best=1 saves them" if there else "a run that has saved one",
-        fix=f"ddp-train resume {name.parent.parent}" + (", which takes the newest" if there else ", which starts again"),
+        expected="a checkpoint with its metrics, as checkpoint.keep_best=1 saves them" if num_saved else "a run that has saved one",
+        fix=f"ddp-train resume {name.parent.parent}" + (", which takes the newest" if num_saved else ", which starts again"),
     )
 
 
 def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
     """Rename the checkpoints after `chosen` (None: all), which a run leaves behind, and those of other runs; return the new names."""
-    renamed, others = [], [each.path for each in every(folder) if each.is_foreign]
+    renamed, others = [], [entry.path for entry in all_entries(folder) if entry.is_foreign]
     for later in sorted(path for path in folder.glob("step_*") if chosen is None or path.name > chosen.name or path in others):
         free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
         renamed.append(later.rename(next(path for path in free if not path.exists())).name)
@@ -149,14 +149,14 @@ def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
 
 
 def remove_debris(folder: Path) -> list[str]:
-    """Remove what was being written or removed when a run was killed; return the names. Nobody may be saving in the folder."""
-    found = sorted(path for pattern in _DEBRIS for path in folder.glob(pattern))
-    for path in found:
+    """Remove half-written and half-removed checkpoints of a killed run; return their names. No process may be saving in the folder."""
+    debris = sorted(path for pattern in _DEBRIS for path in folder.glob(pattern))
+    for path in debris:
         if path.is_symlink() or not path.is_dir():
             path.unlink()
         else:
             shutil.rmtree(path)
-    return [path.name for path in found]
+    return [path.name for path in debris]
 
 
 def is_name(path: Path) -> bool:
@@ -171,12 +171,13 @@ def is_checkpoint(path: Path) -> bool:
 
 def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogEntry]:
     """Return the checkpoints that have the metric, the best first, of equal ones the earlier."""
-    values = {each.step: ranking.value(each.metrics) for each in saved}
-    return sorted((each for each in saved if values[each.step] is not None), key=lambda each: (-(values[each.step] or 0.0), each.step))
+    values = {entry.step: ranking.value(entry.metrics) for entry in saved}
+    ranked = (entry for entry in saved if values[entry.step] is not None)
+    return sorted(ranked, key=lambda entry: (-(values[entry.step] or 0.0), entry.step))
 
 
-def _read(path: Path, number: str | None) -> CatalogEntry | None:
-    """Read a manifest that anybody may have written, in the folder of the run with this number."""
+def _read(path: Path, run_id: str | None) -> CatalogEntry | None:
+    """Read a manifest, which may be forged, in the folder of the run with this id."""
     try:
         descriptor = os.open(path / "manifest.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
         with os.fdopen(descriptor) as file:
@@ -187,7 +188,7 @@ def _read(path: Path, number: str | None) -> CatalogEntry | None:
         metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")
         ranking = Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None
         run, step = manifest.get("run"), int(path.name.removeprefix("step_"))
-        is_foreign = number is not None and run != number
+        is_foreign = run_id is not None and run != run_id
         return CatalogEntry(path=path, step=step, metrics=dict(metrics), ranking=ranking, run=run, is_foreign=is_foreign)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

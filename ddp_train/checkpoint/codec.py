@@ -1,4 +1,4 @@
-"""State as plain JSON and named tensors, and back: what checkpoints hold, and all that reading them can make.
+"""State as plain JSON and named tensors, and back: a checkpoint holds nothing else, and reading one makes nothing else.
 
     None, bool, int, finite float, str, list        as JSON has them
     {"a": 1}                                        an object, unless a key begins with $
@@ -57,7 +57,7 @@ class StateError(UserError):
 def encode(state: Any, root: str) -> tuple[Any, dict[str, Tensor]]:
     """Return the plain part of a state, which shares nothing with it, and its tensors by name, which are the state's own.
 
-    All names begin with `root`. Raises StateError: it holds something else; the message has its place.
+    All names begin with `root`. Raises StateError: it holds something else; the message has the path to it.
     """
     tensors: dict[str, Tensor] = {}
     return _encode(state, root, tensors, {}), tensors
@@ -91,7 +91,6 @@ def leaves(plain: Any) -> dict[str, Leaf]:
 
 
 def leaf_of(name: str, tensor: Tensor) -> Leaf:
-    """Describe a tensor."""
     shape = tuple(tensor.shape)
     if is_cut(tensor):
         return Leaf(name, tensor.dtype, shape, None, num_shards(tensor))
@@ -136,8 +135,8 @@ def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names:
             expected="a dense tensor with values",
         )
     # Of rows what holds their memory counts, which is there, too, on a rank that has none of them.
-    place = own_rows(tensor).untyped_storage()._cdata if is_cut(tensor) else tensor.data_ptr()
-    same = (place, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    address = own_rows(tensor).untyped_storage()._cdata if is_cut(tensor) else tensor.data_ptr()
+    same = (address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     name = names.get(same) if tensor.numel() else None
     if name is None:
         name = path

@@ -1,9 +1,9 @@
-"""Weights of files that anybody may have written: tensors and nothing else, checked before they are read, and never executed.
+"""Weights of files of other programs: tensors and nothing else, checked before they are read, and never executed.
 
-A file that is refused is not read in another way: there is no fall-back. What `torch.save` wrote is a pickle and the values, and may
-hold callbacks and classes of others, as a `.ckpt` of Lightning does: it is read by `_Unpickler`, which imports no name and calls nothing.
-What a pickle names is a tensor by its description, a dict, or a `_Husk`; the values come from the archive only after their description was
-found to fit them.
+A refused file is not read in another way: there is no fall-back. `torch.save` writes a pickle and the values, and the pickle may hold
+callbacks and classes of others, as a `.ckpt` of Lightning does: `_Unpickler` reads it, imports no name and calls nothing.
+A name in the pickle becomes the description of a tensor, a dict, or an `_InertObject`. Values are read from the archive only after their
+description was found to fit them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _read_weights(path: Path) -> Any:
             raise pickle.UnpicklingError("it was written on a machine of another byte order")
         content = _Unpickler(io.BytesIO(archive.read(f"{folder}{_DATA}"))).load()
         nested = [content.get(name) for name in _NESTED] if isinstance(content, dict) else []
-        weights = next((each for each in nested if isinstance(each, dict)), content)
+        weights = next((value for value in nested if isinstance(value, dict)), content)
         if not isinstance(weights, dict):
             return weights
         storages: dict[str, Tensor] = {}  # those that share one share their memory
@@ -110,14 +110,14 @@ class _Described:
         return values.as_strided(self.shape, self.stride, self.offset) if count else values.new_empty(self.shape)
 
 
-class _Husk:
-    """Stands for an object of any class, and for the class: takes whatever is done to it, and keeps nothing."""
+class _InertObject:
+    """Stands for an object of any class, and for the class: accepts every call and keeps nothing."""
 
     def _ignore(self, *args: object, **kwargs: object) -> None:
         pass
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        return _Husk()
+        return _InertObject()
 
     __init__ = __setstate__ = __setitem__ = append = extend = add = _ignore
 
@@ -130,18 +130,17 @@ class _Unpickler(pickle.Unpickler):
                 return _Storage("", _STORAGES.get(name))
             if name in DTYPES:
                 return DTYPES[name]
-        return _KNOWN.get((module, name)) or type("Husk", (_Husk,), {})  # of its own: a pickle may set what belongs to it
+        return _KNOWN.get((module, name)) or type("InertObject", (_InertObject,), {})  # a new class: a pickle may set attributes
 
     def persistent_load(self, saved_id: Any) -> Any:
-        """Return the storage that a pickle refers to."""
         kind, storage, key, *_ = saved_id
         if kind != "storage" or not isinstance(storage, _Storage) or not str(key).isdigit():
             raise pickle.UnpicklingError("it refers to no storage")
         return _Storage(str(key), storage.dtype)
 
 
-def _describe(storage: Any, offset: Any, shape: Any, stride: Any, *others: Any) -> _Described:
-    dtype = next((each for each in others if isinstance(each, torch.dtype)), storage.dtype)  # of _rebuild_tensor_v3
+def _describe(storage: Any, offset: Any, shape: Any, stride: Any, *arguments: Any) -> _Described:
+    dtype = next((argument for argument in arguments if isinstance(argument, torch.dtype)), storage.dtype)  # of _rebuild_tensor_v3
     return _Described(storage, dtype, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
 
 

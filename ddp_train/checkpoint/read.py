@@ -1,7 +1,7 @@
-"""Reading: every rank puts a verified checkpoint into its components. Nothing in it is executed: tensors and JSON, by our own readers.
+"""Reading: every rank reads a verified checkpoint into plain dicts. Nothing in it is executed: tensors and JSON, by our own readers.
 
-What all ranks have is read once, whatever their number: each rank reads some of the files, and gives the others what it finds. Of what is
-cut among them each reads its own rows, from whatever files have them, however they were cut when they were written.
+The common state is read once, whatever the number of ranks: each rank reads some of the files and sends their tensors to the others. Of a
+tensor that is cut among the ranks each reads its own rows, from whatever files have them, however it was cut when it was written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_shared(
     world = world or alone()
     size = size_of(checkpoint, world)
     with ExitStack() as stack:
-        files = cache(partial(_File, checkpoint, stack))  # each is opened when something of it is asked for
+        files = cache(partial(_File, checkpoint, stack))  # a file is opened when something in it is read first
         plain = world.from_main(files(0).plain(SHARED) if world.is_main else None)
         shared = _Shared(plain, size, files)
         if isinstance(state := plain.get("state"), dict) and "step" in state:
@@ -76,7 +76,7 @@ class _Shared:
     def __init__(self, plain: Any, size: int, files: Callable[[int], _File]) -> None:
         self._size, self._files = size, files
         of_rank_0 = _require(plain, dict).get(OF_RANK_0, [])
-        self._in_shares = defaultdict[str, list[tuple[int, Piece]]](list)  # by tensor, each with the rank whose file it is in
+        self._in_shares = defaultdict[str, list[tuple[int, Piece]]](list)  # by tensor: the rank whose file has a piece, and the piece
         for rank, share in enumerate(divide_shared(codec.leaves(plain).values(), size, of_rank_0=_require(of_rank_0, list))):
             for piece in share:
                 self._in_shares[piece.leaf.name].append((rank, piece))
@@ -88,12 +88,12 @@ class _Shared:
             start, stop = max(begin, piece.start), min(end, piece.stop)
             if start < stop:
                 self._files(rank).require(piece)
-                part = values[start - begin : stop - begin].view(torch.uint8)
-                self._files(rank).read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, part))
+                target = values[start - begin : stop - begin].view(torch.uint8)
+                self._files(rank).read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, target))
         return values
 
     def read_together(self, leaves: Iterable[codec.Leaf], world: World, on_progress: Callable[[], None]) -> dict[str, Tensor]:
-        """Return whole tensors by their names: each rank reads some of the files, and gives the others what it finds. Collective."""
+        """Return whole tensors by their names: each rank reads some of the files, and sends them to the others. Collective."""
         leaves = list(leaves)
         by_reader: list[list[tuple[int, Piece]]] = [[] for _ in range(world.size)]
         for leaf in leaves:
@@ -107,7 +107,7 @@ class _Shared:
                 self._files(part.rank).read(part)
                 on_progress()
             for reader in range(world.size if world.size > 1 else 0):
-                _give(parts[reader], world, reader)
+                _send(parts[reader], world, reader)
                 on_progress()
         return tensors
 
@@ -123,7 +123,7 @@ def size_of(checkpoint: Path, world: World) -> int:
 
 
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
-    """Return what was one rank's alone: random, window, data. Raises CheckpointError: it is not what its format says."""
+    """Return the state of one rank alone: random, window, data. Raises CheckpointError: it is not what its format says."""
     with ExitStack() as stack:
         file = _File(checkpoint, stack, rank)
         plain = file.plain(OWN)
@@ -136,9 +136,9 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
 
 
 class SavedPart:
-    """One part of what all ranks have (`model`), open: its values by their names, of which no more is in memory than is asked for.
+    """One part of the common state (`model`), open: its values by name. A tensor is in memory only after it was read.
 
-    A part that is not there has nothing in it; the stack closes the files. Raises CheckpointError: it is not what its format says.
+    A part that was not saved is empty; the stack closes the files. Raises CheckpointError: it is not what its format says.
     """
 
     def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:
@@ -151,7 +151,7 @@ class SavedPart:
         self.others = [name for name in self._plain if not is_tensor[name]]
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, in the order of its elements: what was permuted is so no more."""
+        """Return one tensor, contiguous, also if its memory was permuted."""
         leaf = self.tensors[name]
         values = self._shared.read(leaf, 0, leaf.numel).view(leaf.shape)
         tensor: Tensor = codec.decode(self._plain[name], {leaf.name: values})
@@ -167,7 +167,7 @@ class _Part:
 
 
 def _rounds(pieces: Iterable[tuple[int, Piece]], tensors: Mapping[str, Tensor]) -> Iterator[list[_Part]]:
-    """Cut what one rank reads into parts that are given to the others together; each piece with the rank whose file it is in."""
+    """Cut the pieces that one rank reads into rounds, each sent to the others at once; with a piece comes the rank whose file has it."""
     parts, room = list[_Part](), _ROUND
     for rank, piece in pieces:
         values, start = tensors[piece.leaf.name].view(-1)[piece.start : piece.stop].view(torch.uint8), 0
@@ -182,7 +182,7 @@ def _rounds(pieces: Iterable[tuple[int, Piece]], tensors: Mapping[str, Tensor]) 
         yield parts
 
 
-def _give(parts: Sequence[_Part], world: World, reader: int) -> None:
+def _send(parts: Sequence[_Part], world: World, reader: int) -> None:
     """Copy what one rank has read to all ranks, over the network of the device. Collective."""
     if not parts:
         return
@@ -194,8 +194,8 @@ def _give(parts: Sequence[_Part], world: World, reader: int) -> None:
         values = torch.empty(sum(sizes), dtype=torch.uint8, device=world.device)
     world.copy_from(reader, values)
     if not is_reader:
-        for part, found in zip(parts, values.cpu().split(sizes), strict=True):
-            part.values.copy_(found)
+        for part, received in zip(parts, values.cpu().split(sizes), strict=True):
+            part.values.copy_(received)
 
 
 class _File:
@@ -207,7 +207,6 @@ class _File:
             require_origin(checkpoint, self._name, step=origin.get("step"), run=origin.get("run"))
 
     def plain(self, name: str) -> Any:
-        """Return a plain part."""
         entry = self._entry(name)
         text = torch.empty(entry.end - entry.begin, dtype=torch.uint8)
         tensor_file.read_into(self._descriptor, entry.begin, text)
@@ -223,7 +222,6 @@ class _File:
             raise CheckpointError(happened=f"{self._name}: {piece.name} has {size:,} bytes instead of {piece.num_bytes:,}")
 
     def read(self, part: _Part) -> None:
-        """Read a part of a piece into its place."""
         tensor_file.read_into(self._descriptor, self._entry(part.piece.name).begin + part.start, part.values)
 
     def _entry(self, name: str) -> tensor_file.Entry:

@@ -1,13 +1,13 @@
-"""Writing: a copy on the main thread, and the rest on a thread of its own while training goes on.
+"""Writing: the main thread copies the state; another thread writes it while training goes on.
 
     every rank, main thread    copies its share of the state into a buffer, starts the thread, and trains on
     rank 0's thread            makes .partial_step_00001000_NONCE
-    every rank's thread        writes its file, hashes it meanwhile, lets it reach the disk, and tells rank 0
+    every rank's thread        writes its file, hashes it meanwhile, waits until it is on the disk, and tells rank 0
     rank 0's thread            writes manifest.json and COMPLETE, renames the folder, removes old ones, and tells all how it ended
 
 The threads leave messages for each other in the store of the ranks, over connections of their own (the mailbox): a thread must not use the
-process group's collectives. A checkpoint that could not be written is
-said at once and its rest removed; the ones before it are not touched, and training goes on.
+process group's collectives. A failed save is reported at once and its files are removed; earlier checkpoints are not touched, and training
+goes on.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Saver:
     world: World
     _: KW_ONLY
     config_hash: str  # for the manifest
-    run: str | None = None  # likewise: the run's number
+    run: str | None = None  # likewise: the run's id
     asynchronous: bool = True  # False: `save` returns when the checkpoint is there, or has failed
     remove_old: Callable[[Path], None] = lambda folder: None  # called with the folder when a new one is there, on rank 0, in a thread
     on_progress: Callable[[], None] = lambda: None  # called while this rank waits for a disk that is slow, but goes on writing
@@ -79,14 +79,14 @@ class Saver:
         self._error: Exception | None = None
 
     def make_room(self, num_bytes: int) -> None:
-        """Begin to make the memory that this rank's part of about so many bytes is copied to, while training begins."""
+        """Begin to allocate the memory for the copy of this rank's share, about `num_bytes`, while training begins."""
         self._buffer.make_room(num_bytes)
 
     def save(self, content: Content, *, facts: Mapping[str, Any] | None = None) -> None:
-        """Save a state, and what else the manifest is to say (`facts`: metrics), the same on all ranks. Collective.
+        """Save a state, and `facts` (metrics) in its manifest, the same on all ranks. Collective.
 
-        What changes after this returns is not in the checkpoint. Waits for the save before it. Raises StateError: a checkpoint
-        cannot hold the state.
+        Later changes of the state are not in the checkpoint. Waits for the save before it. Raises StateError: a checkpoint cannot hold the
+        state.
         """
         self.finish()
         origin = {"step": content.step, "run": self.run}
@@ -132,7 +132,7 @@ class Saver:
         self._parts_written += 1
 
     def _write(self, order: SaveOrder) -> None:
-        """Write, and say so when it has failed (a thread)."""
+        """Write the checkpoint, and report a failure (a thread)."""
         began = time.monotonic()
         try:
             self._problem = write_together(order, self._mailbox, self.world)
@@ -199,15 +199,15 @@ def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
         reports = dict(lines_of(mailbox, f"{number}/reports"))
         mailbox.set(f"{number}/outcome", _conclude(order, [_Report(**reports[rank]) for rank in range(world.size)]))
         for key in _KEYS:
-            mailbox.delete_key(f"{number - 1}/{key}")  # who reports on this save has read the outcome of the one before
+            mailbox.delete_key(f"{number - 1}/{key}")  # a rank that reports on this save has read the outcome of the one before
     return wait_for(mailbox, f"{number}/outcome")
 
 
 def _write_share(order: SaveOrder, rank: int) -> _Report:
     staged, path, digests = order.staged, order.partial / rank_file(rank), list[str]()
     contents = (memoryview(staged.header), staged.values.numpy().data)
-    if lost := staged.not_finite(order.may_be_infinite):
-        return _Report(staged.num_bytes, problem=f"{lost} is not finite: lost weights must not replace good ones")
+    if name := staged.not_finite(order.may_be_infinite):
+        return _Report(staged.num_bytes, problem=f"{name} is not finite: lost weights must not replace good ones")
     problem = _attempt(lambda: digests.append(tensor_file.write(path, contents, on_progress=order.on_progress)))
     return _Report(staged.num_bytes, "".join(digests), problem, needs_room=bool(problem), layout=staged.layout())
 
@@ -233,7 +233,7 @@ def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
 
 
 def make_partial(partial: Path) -> None:
-    """Make the folder that files are written to. Nobody else may have it."""
+    """Make the folder that files are written to. Raises OSError: it exists."""
     partial.parent.mkdir(parents=True, exist_ok=True)
     os.mkdir(partial, 0o750)
 
@@ -261,14 +261,14 @@ def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapp
 
 
 def _other_tensors(reports: Sequence[_Report]) -> list[str]:
-    """Return what the ranks do not have alike: each has divided its own state, and the shares would not fit together."""
+    """Return the parts that differ between ranks: each rank has divided its own state, and the shares would not fit together."""
     first, *others = (report.layout for report in reports)
     different = {rank: [part for part in sorted(first | own) if first.get(part) != own.get(part)] for rank, own in enumerate(others, 1)}
     return [f"rank {rank}: it has other tensors than rank 0 in {', '.join(parts)}" for rank, parts in different.items() if parts]
 
 
 def _attempt(action: Callable[[], None]) -> str:
-    """Do something, and return what went wrong, or "". Whatever it is, the other ranks wait to hear of it."""
+    """Do something, and return what went wrong, or "": the other ranks wait for a report of every failure."""
     try:
         action()
     except DistError:
@@ -295,7 +295,7 @@ def _megabytes(number: int) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Let the names in a folder survive a power cut."""
+    """Write the names in a folder to the disk, so that they survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""After which steps a checkpoint is saved, which ones stay, and whether there is room for them. Imports no torch."""
+"""After which steps a checkpoint is saved, which ones are kept, and whether there is room for them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints stay when a new one is there: those that any of the three asks for."""
+    """Which checkpoints are kept when a new one is there: those that `last`, `best` or `every_steps` selects."""
 
     last: int  # so many of the newest
     ranking: Ranking
@@ -36,7 +36,7 @@ class CheckpointSchedule:
     every_minutes: float | None  # between two; None: not by time
     keep: Retention  # with `best` above 0, an evaluation that is among the best is saved, too
     saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, the same on every rank
-    agree: Callable[[bool], bool]  # gets on rank 0 whether one is due by the clock; tells whether all ranks save after this step
+    agree: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns that on all ranks
     clock: Callable[[], float] = time.monotonic  # seconds; rank 0's counts
 
     def __post_init__(self, saved: Sequence[CatalogEntry]) -> None:
@@ -44,16 +44,16 @@ class CheckpointSchedule:
         self.go_back(saved)
 
     def go_back(self, saved: Sequence[CatalogEntry]) -> None:
-        """Forget what was found before the run went back: the best that were left behind bar no others.
+        """Forget the metrics from before the run went back: the best ones left behind must not stop others from being saved.
 
         The checkpoints in `saved`, which there are now, are the same on every rank.
         """
-        values = (self.keep.ranking.value(each.metrics) for each in saved)
+        values = (self.keep.ranking.value(entry.metrics) for entry in saved)
         self._best = sorted((value for value in values if value is not None), reverse=True)
         self._step, self._metrics = -1, dict[str, Any]()
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Take the metrics of a step: one line of metrics.jsonl."""
+        """Record the metrics of a step: one line of metrics.jsonl."""
         if record["step"] != self._step:
             self._step, self._metrics = record["step"], {}
         names = record.keys() - {"split", "step", "epoch", "samples", "time"}
@@ -87,21 +87,21 @@ class CheckpointSchedule:
 
 
 def to_remove(saved: Sequence[CatalogEntry], keep: Retention) -> list[CatalogEntry]:
-    """Return the checkpoints that need not stay, given all that there are."""
-    newest = sorted(saved, key=lambda each: each.step, reverse=True)[: keep.last]
-    stays = {each.step for each in [*newest, *best_first(saved, keep.ranking)[: keep.best]]}
-    return [each for each in saved if each.step not in stays and not (keep.every_steps and each.step % keep.every_steps == 0)]
+    """Return the checkpoints that are not kept, of all that there are."""
+    newest = sorted(saved, key=lambda entry: entry.step, reverse=True)[: keep.last]
+    kept = {entry.step for entry in [*newest, *best_first(saved, keep.ranking)[: keep.best]]}
+    return [entry for entry in saved if entry.step not in kept and not (keep.every_steps and entry.step % keep.every_steps == 0)]
 
 
 def remove_old(folder: Path, keep: Retention) -> None:
-    """Remove the checkpoints that need not stay. Called after a new one is published, by rank 0."""
+    """Remove the checkpoints that are not kept. Called after a new one is published, by rank 0."""
     for old in to_remove(saved(folder), keep):
-        gone = old.path.rename(old.path.with_name(f".removed_{old.path.name}"))  # never half a checkpoint under a good name
-        shutil.rmtree(gone)
+        removed = old.path.rename(old.path.with_name(f".removed_{old.path.name}"))  # never half a checkpoint under a good name
+        shutil.rmtree(removed)
 
 
 def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
-    """Write, synchronise, rename and remove a file where checkpoints go, and see whether there is room for them.
+    """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for them.
 
     Args:
         folder: of the checkpoints; is created.
@@ -122,19 +122,19 @@ def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
         expected = "a folder in which files can be written, synchronised, renamed and removed"
         fix = "mend it, or hydra.run.dir=FOLDER on another disk"
         raise EnvironmentRefuses(key="hydra.run.dir", happened=happened, expected=expected, fix=fix) from None
-    there = sum(1 for _ in folder.glob("step_*"))
-    needed = max(1, 2 - there) * checkpoint_bytes
+    num_saved = sum(1 for _ in folder.glob("step_*"))
+    needed = max(1, 2 - num_saved) * checkpoint_bytes
     estimate = f"one takes {in_units(checkpoint_bytes)} (weights and optimizer, estimated)"
     if free < needed:
         happened = f"{folder} has {in_units(free)} free, and needs {in_units(needed)}: {estimate}"
         expected = "room for two checkpoints, so that the old one stays until the new one is complete"
         fix = "free space there, or hydra.run.dir=FOLDER on a larger disk"
         raise EnvironmentRefuses(key="checkpoint", happened=happened, expected=expected, fix=fix)
-    if there + free // checkpoint_bytes >= wanted:
+    if num_saved + free // checkpoint_bytes >= wanted:
         return ""
     return (
-        f"checkpoints: {in_units(free)} free in {folder}, but {in_units((wanted - there) * checkpoint_bytes)} may be needed"
-        f" for {wanted - there} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
+        f"checkpoints: {in_units(free)} free in {folder}, but {in_units((wanted - num_saved) * checkpoint_bytes)} may be needed"
+        f" for {wanted - num_saved} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
     )
 
 

@@ -1,9 +1,9 @@
-"""Who writes what, and the copy of a rank's share in memory that is used again and again, laid out as its file will be.
+"""Which rank writes which bytes, and a rank's copy of them, in memory that is kept, laid out as its file will be.
 
-The large tensors that all ranks have are laid end to end and cut into one stretch of bytes for each rank; a tensor that a share ends in is
-written in pieces. Of one that a strategy has cut among the ranks each writes the rows that it has, and of rows that several have, each a
-part: nothing is gathered. Every rank, and every reader, computes the same from the tensors' names, types and shapes. What nothing holds
-alike on all ranks, rank 0 writes alone: the shares of two states would make a third that no rank ever had.
+The large tensors that all ranks have are laid end to end and cut into one stretch of bytes for each rank; a tensor across two stretches is
+written in pieces. Of a tensor that a strategy has cut among the ranks each rank writes its rows; of rows that several ranks have, each
+writes a part: nothing is gathered. Every rank, and every reader, computes the same from the tensors' names, types and shapes. Tensors that
+may differ between ranks are written by rank 0 alone: the shares of two states would make a third that no rank ever had.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ SHARED, OWN = "shared", "rank"
 
 _ALIGNMENT = 16  # bytes; a multiple of every type's size, so that no number is cut
 _SLACK, _TEXTS = 64, 1 << 16
-"""Room for what grows from save to save, a 64th and 64 KiB (numbers since the last record, say): new memory costs a GPU's rank seconds."""
+"""Room for a state that grows from save to save (numbers since the last record, say): new pinned memory takes seconds."""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process, as torch registers its own
 
 _ALIKE = ("model", "objective", "optimizer", "parameters_in_training", "strategy")
-"""Whose tensors are the same on all ranks: the strategy keeps the weights so, and with them the optimizer; the buffers are rank 0's."""
+"""Parts whose tensors are the same on all ranks: the strategy keeps weights and optimizer state alike; the buffers are rank 0's."""
 
 OF_RANK_0 = "of_rank_0"
-"""The part of the shared state that names others of it of which each rank has its own; rank 0 writes them, alone."""
+"""The part of the shared state that lists parts which differ between ranks; rank 0 alone writes those."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Its name in the rank's file."""
+        """The key in the rank's file."""
         return self.leaf.name if self.is_whole else f"{self.leaf.name}[{self.start}:{self.stop}]"
 
     @property
@@ -79,8 +79,8 @@ class Piece:
 def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[str] = ()) -> list[list[Piece]]:
     """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are cut among them (`pieces_between`).
 
-    About as many bytes for each; those of large types first, so that all are aligned. Rank 0 gets what is not alike on all ranks, and
-    `of_rank_0`: what the shared state has by that name.
+    About as many bytes for each; tensors with large types first, so that all are aligned. Rank 0 gets the tensors that may differ between
+    ranks, and the parts `of_rank_0`.
     """
     alike = tuple(f"{SHARED}.{part}." for part in _ALIKE if part not in of_rank_0)
     shares: list[list[Piece]] = [[] for _ in range(size)]
@@ -106,7 +106,7 @@ def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[st
 
 
 def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tuple[int, Piece]]:
-    """Yield who of `size` ranks has written a tensor that was cut among them, and what, as far as it has elements from `begin` to `end`.
+    """Yield the pieces of a cut tensor that have elements from `begin` to `end`, each with the rank, of `size`, that has written it.
 
     Ranks are laid out as replicas of all shards: of R x S ranks the number r * S + s has shard s, and of it the part r of R. Raises
     StateError: so many ranks cannot have had so many shards.
@@ -116,8 +116,8 @@ def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tupl
     replicas, shards = size // leaf.shards, leaf.shards
     if begin >= end:
         return
-    of_each = range_of(leaf.shape, shards, 0)[1]
-    for shard in range(begin // of_each, min(shards, -(-end // of_each))):
+    shard_size = range_of(leaf.shape, shards, 0)[1]
+    for shard in range(begin // shard_size, min(shards, -(-end // shard_size))):
         low, high = range_of(leaf.shape, shards, shard)
         for replica in range(replicas):
             start, stop = (low + (high - low) * number // replicas for number in (replica, replica + 1))
@@ -126,7 +126,7 @@ def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tupl
 
 
 def own_piece(leaf: Leaf, rank: int, size: int) -> list[Piece]:
-    """Return what one of `size` ranks writes of a tensor that is cut among them: one piece, or none."""
+    """Return the piece that one of `size` ranks writes of a tensor that is cut among them, or none."""
     low, high = range_of(leaf.shape, leaf.shards, rank % leaf.shards)
     return [piece for writer, piece in pieces_between(leaf, low, high, size) if writer == rank]
 
@@ -142,23 +142,23 @@ class StagedShare:
 
     header: bytes
     values: Tensor  # uint8, on the CPU
-    places: list[tuple[Piece, Tensor]]  # each with its view of `values`
-    shared: list[Leaf]  # the tensors that all ranks must have, written by whomever
+    copies: list[tuple[Piece, Tensor]]  # with each piece its view of `values`
+    shared: list[Leaf]  # the tensors that all ranks must have, whichever rank writes them
 
     def layout(self) -> dict[str, str]:
-        """Return a hash of the names, types and shapes in each part of the shared state: by them the ranks divide it."""
-        hashes: defaultdict[str, xxhash.xxh3_128] = defaultdict(xxhash.xxh3_128)
+        """Return a hash of the names, types and shapes in each part of the shared state, which decide how the ranks divide it."""
+        digests: defaultdict[str, xxhash.xxh3_128] = defaultdict(xxhash.xxh3_128)
         for leaf in self.shared:
-            hashes[_part(leaf)].update(repr(leaf).encode())
-        return {part: each.hexdigest() for part, each in hashes.items()}
+            digests[_part(leaf)].update(repr(leaf).encode())
+        return {part: digest.hexdigest() for part, digest in digests.items()}
 
     @property
     def num_bytes(self) -> int:
         return len(self.header) + self.values.numel()
 
     def not_finite(self, may_be_infinite: Callable[[str], bool]) -> str:
-        """Return the name of a tensor of the shared state that has NaN, or infinity where it may not; "" when all are well."""
-        for piece, values in self.places:
+        """Return the name of a tensor of the shared state that has NaN, or infinity where it may not; "": there is none."""
+        for piece, values in self.copies:
             name = piece.leaf.name
             if name.startswith(f"{SHARED}.") and values.numel() and (piece.dtype.is_floating_point or piece.dtype.is_complex):
                 lowest, highest = _range(values)
@@ -174,25 +174,25 @@ class StagingBuffer:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._is_pinned = device.type == "cuda"
         self._device, self._stream = device, torch.cuda.Stream(device) if self._is_pinned else None
-        self._making: Thread | None = None
+        self._allocation: Thread | None = None
 
     def make_room(self, num_bytes: int) -> None:
-        """Begin to make pinned memory for copies of about so many bytes, in a thread: some tenths of a second for each GB.
+        """Begin to allocate pinned memory for copies of about `num_bytes`, in a thread: some tenths of a second for each GB.
 
-        Without it the first save makes it, and training waits.
+        Without this call the first save allocates it, and training waits.
         """
         if self._is_pinned:
-            self._making = Thread(target=self._make, args=(num_bytes,), name="checkpoint memory", daemon=True)
-            self._making.start()
+            self._allocation = Thread(target=self._allocate, args=(num_bytes,), name="checkpoint memory", daemon=True)
+            self._allocation.start()
 
     @torch.no_grad()
     def copy_state(self, shared: Mapping[str, Any], own: Mapping[str, Any], *, rank: int, size: int, origin: Any = None) -> StagedShare:
-        """Copy what this rank writes; nothing that happens to the state afterwards changes it. Waits for the device once.
+        """Copy this rank's share; later changes of the state do not change the copy. Waits for the device once.
 
         Args:
             shared: the same on every rank, or cut among them; each copies its share.
             own: this rank's.
-            origin: which run is saved after which step, for the file's header; None: it does not say.
+            origin: run and step of the checkpoint, for the file's header; None: the header has none.
 
         Raises StateError: a checkpoint cannot hold it.
         """
@@ -207,35 +207,36 @@ class StagingBuffer:
         texts = {name: torch.frombuffer(bytearray(json.dumps(part).encode()), dtype=torch.uint8) for name, part in plain.items()}
         pieces += whole(codec.leaf_of(*item) for item in texts.items())
         pieces.sort(key=lambda piece: -piece.dtype.itemsize)
-        places = list(self._place(pieces))
+        copies = list(self._views(pieces))
         tensors |= own_tensors | texts
         if self._stream is None:
-            _copy(tensors, places)
+            _copy(tensors, copies)
         else:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
             with torch.cuda.stream(self._stream):
-                _copy(tensors, places)
+                _copy(tensors, copies)
             self._stream.synchronize()
         metadata = {tensor_file.ORIGIN: json.dumps(origin)} if origin else None
         header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces], metadata)
         common = [leaf for leaf in leaves if _part(leaf) not in of_rank_0]
-        return StagedShare(header, self._memory[: sum(piece.num_bytes for piece in pieces)], places, common)
+        return StagedShare(header, self._memory[: sum(piece.num_bytes for piece in pieces)], copies, common)
 
-    def _place(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
+    def _views(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:
+        """Yield each piece with its view of the memory, which is allocated anew if it is too small."""
         total = sum(piece.num_bytes for piece in pieces)
-        if self._making is not None:
-            self._making.join()
-            self._making = None
+        if self._allocation is not None:
+            self._allocation.join()
+            self._allocation = None
         if self._memory.numel() < total:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
-            self._make(total)
+            self._memory = torch.empty(0, dtype=torch.uint8)  # the old memory is freed before the new one is allocated
+            self._allocate(total)
         position = 0
         for piece in pieces:
             yield piece, self._memory[position : position + piece.num_bytes].view(piece.dtype).view(piece.shape)
             position += piece.num_bytes
 
-    def _make(self, num_bytes: int) -> None:
-        """Make memory for so many bytes and a little more, on whatever thread."""
+    def _allocate(self, num_bytes: int) -> None:
+        """Allocate memory for so many bytes and a little more, on any thread."""
         if self._is_pinned:
             torch.cuda.set_device(self._device)  # a new thread has the first GPU, and would open a context there
         self._memory = _allocate(num_bytes + num_bytes // _SLACK + _TEXTS, pinned=self._is_pinned)
@@ -245,8 +246,8 @@ def _part(leaf: Leaf) -> str:
     return leaf.name.split(".")[1]
 
 
-def _copy(tensors: Mapping[str, Tensor], places: Iterable[tuple[Piece, Tensor]]) -> None:
-    for piece, values in places:
+def _copy(tensors: Mapping[str, Tensor], copies: Iterable[tuple[Piece, Tensor]]) -> None:
+    for piece, values in copies:
         source = tensors[piece.leaf.name]
         rows, (first, _) = own_rows(source), own_range(source)
         values.copy_(rows if piece.is_whole else rows.reshape(-1)[piece.start - first : piece.stop - first], non_blocking=True)
@@ -263,10 +264,10 @@ def _range(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _allocate(num_bytes: int, *, pinned: bool) -> Tensor:
-    """Return memory on the CPU, uint8, shape [num_bytes]; pinned for a GPU, and then given back with the last tensor that uses it.
+    """Return memory on the CPU, uint8, shape [num_bytes]; pinned for a GPU, and then unpinned with the last tensor that uses it.
 
-    torch's own pinned memory comes in powers of two: a share of 5 GB would take 8 GB, on each rank, for good. Here whole pages are made and
-    registered with CUDA, which makes the same of them.
+    torch's own pinned memory comes in powers of two: a share of 5 GB would take 8 GB, on each rank, for good. Here whole pages are mapped
+    and registered with CUDA, which pins them.
     """
     if not pinned or not num_bytes:
         return torch.empty(num_bytes, dtype=torch.uint8)
@@ -282,17 +283,17 @@ def _allocate(num_bytes: int, *, pinned: bool) -> Tensor:
         _forget_error()
         logger.warning("checkpoints are copied to %d MB of memory that is not pinned (CUDA error %d), more slowly", size >> 20, error)
     else:
-        weakref.finalize(owner, _give_back, memory, values.data_ptr()).atexit = False  # CUDA may be gone before
+        weakref.finalize(owner, _unpin, memory, values.data_ptr()).atexit = False  # CUDA may be gone before
     return values[:num_bytes]
 
 
-def _give_back(memory: mmap.mmap, address: int) -> None:
-    """Let CUDA forget pages that are still there; `memory` goes with this call's end."""
+def _unpin(memory: mmap.mmap, address: int) -> None:
+    """Unregister pages from CUDA; `memory` is unmapped when this call ends."""
     if torch.cuda.cudart().cudaHostUnregister(address):
         _forget_error()
 
 
 def _forget_error() -> None:
-    """Take CUDA's note of an error away, which the next kernel would be blamed for."""
+    """Clear CUDA's error, which the next kernel would report as its own."""
     with suppress(Exception):
         torch.zeros(1, device="cuda")

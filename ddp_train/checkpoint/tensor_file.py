@@ -1,7 +1,7 @@
 """A file of named tensors in the layout of safetensors: 8 bytes of length, a JSON header, and the values without gaps.
 
-Written from one buffer in memory while it is hashed. The reader believes nothing: it checks that the header is small, that every type is
-known, and that the values fill the file exactly once.
+The writer hashes its buffer while it writes. The reader checks everything: that the header is small, that every type is known, and that
+the values fill the file exactly once.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class TensorFileError(UserError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file."""
-
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int  # bytes from the beginning of the file
@@ -48,7 +46,7 @@ class Entry:
 
 
 def make_header(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return what stands before the values of tensors in this order, with `metadata` for others. Raises TensorFileError: too many."""
+    """Return the header for the values of tensors in this order, with `metadata` for other programs. Raises TensorFileError: too many."""
     entries: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     begin = 0
     for name, dtype, shape in tensors:
@@ -89,7 +87,7 @@ def write(path: str | os.PathLike[str], contents: Iterable[memoryview], *, on_pr
 
 
 def read_header(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """Return the tensors of an open file by name, and what it says of where it comes from.
+    """Return the tensors of an open file by name, and its origin.
 
     Raises TensorFileError, with the file's `name`: the header cannot be true.
     """
@@ -145,7 +143,7 @@ def _entry(value: Mapping[str, Any], start: int) -> Entry:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise ValueError("a name comes twice")
-    return found
+    return mapping

@@ -1,6 +1,6 @@
-"""Is a checkpoint what was written? Asked before anything of it is used.
+"""Checks that a checkpoint is what was written, before anything of it is used.
 
-Nothing leads out of its folder: names without a path, plain files, no links, and only what this user or root has put there.
+Nothing leads out of its folder: names without a path, plain files, no links, and only files of this user or root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddp_train.run_folder.paths import RunFolder
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
 FORMAT = 2
-"""Of the folder: raised when an older program could not read it. Since 2 a tensor may be cut among the ranks."""
+"""Of the folder; it grows when older programs cannot read a new folder. Since 2 a tensor may be cut among the ranks."""
 _READABLE = (1, 2)
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
@@ -43,9 +43,9 @@ def require_origin(checkpoint: Path, part: str, *, step: Any, run: Any = _ANY) -
     """Refuse a part that is of another step, or of another run than the folder of its checkpoint. Raises CheckpointError."""
     if checkpoint.name.startswith("step_") and (type(step) is not int or checkpoint.name != name_of(step)):
         raise CheckpointError(happened=f"{part} is of step {step}")
-    number = RunFolder(checkpoint.parent.parent).number() if run is not _ANY else None
-    if number is not None and run != number:
-        raise CheckpointError(happened=f"it is of another run ({part} says {run}, and the run of this folder is {number})")
+    run_id = RunFolder(checkpoint.parent.parent).run_id() if run is not _ANY else None
+    if run_id is not None and run != run_id:
+        raise CheckpointError(happened=f"it is of another run ({part} says {run}, and the run of this folder is {run_id})")
 
 
 def rank_file(rank: int) -> str:
@@ -62,12 +62,12 @@ class CheckpointError(UserError):
 
 
 def verify(checkpoint: Path, *, on_progress: Callable[[], None] = lambda: None) -> str:
-    """Compare every file with the manifest, and that with its mark; return what is wrong, or "". `on_progress` comes after every 8 MiB."""
+    """Compare every file with the manifest, and that with its mark; return what is wrong, or "". `on_progress` is called every 8 MiB."""
     return _problem(lambda: _compare(checkpoint, _listed(checkpoint), on_progress))
 
 
 def newest_good(folder: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> Path | None:
-    """Return the newest checkpoint whose files are what its manifest says; rank 0 prints why newer ones are passed over. Collective.
+    """Return the newest checkpoint whose files are what its manifest says; rank 0 prints why it skips newer ones. Collective.
 
     Each rank reads some of the files (no world: this process reads them all), and meanwhile calls `on_progress`.
     """
@@ -84,7 +84,7 @@ def newest_good(folder: Path, world: World | None = None, *, on_progress: Callab
 def verify_together(checkpoint: Path, world: World, *, on_progress: Callable[[], None] = lambda: None) -> str:
     """Return what is wrong with a checkpoint, or "", the same on all ranks, each of which reads some of its files. Collective.
 
-    Rank 0 alone reads the manifest and lists the folder: for thousands of ranks both are long, and each gets the lines of its own files.
+    Rank 0 alone reads the manifest and lists the folder: both are long for thousands of ranks; each rank gets the lines of its files.
     """
     files: dict[str, Any] = {}
     problem = _problem(lambda: files.update(_listed(checkpoint))) if world.is_main else ""
@@ -106,7 +106,7 @@ def _problem(check: Callable[[], None]) -> str:
 
 
 def _listed(checkpoint: Path) -> Files:
-    """Return what its files must be, after comparing the manifest with its mark and with what lies in the folder."""
+    """Return the manifest's lines about files, after comparing the manifest with its mark and with the folder's content."""
     with _opened(checkpoint) as folder:
         manifest = _manifest(folder)
         require_origin(checkpoint, MANIFEST, step=manifest["step"], run=manifest.get("run"))
@@ -190,19 +190,19 @@ def _manifest(folder: int) -> dict[str, Any]:
     if hashlib.sha256(text).hexdigest() != mark:
         raise CheckpointError(happened=f"{MANIFEST} is damaged (its sha256 is not what {COMPLETE} says)")
     try:
-        found: dict[str, Any] = json.loads(text)
-        if found["format"] not in _READABLE:
-            raise CheckpointError(happened=f"{MANIFEST} is of format {found['format']}", expected=f"format {FORMAT}")
+        manifest: dict[str, Any] = json.loads(text)
+        if manifest["format"] not in _READABLE:
+            raise CheckpointError(happened=f"{MANIFEST} is of format {manifest['format']}", expected=f"format {FORMAT}")
         kinds = {"step": int, "world_size": int, "config_sha256": str, "torch": str, "facts": dict, "files": dict}
-        if not all(type(found[key]) is kind for key, kind in kinds.items()):
+        if not all(type(manifest[key]) is kind for key, kind in kinds.items()):
             raise ValueError("a value is of another kind")
-        files = found["files"]
-        if not all(type(each["bytes"]) is int and type(each["xxh3_128"]) is str for each in files.values()):
+        files = manifest["files"]
+        if not all(type(file["bytes"]) is int and type(file["xxh3_128"]) is str for file in files.values()):
             raise ValueError("a file has no size or no hash")
         if wrong := next((name for name in files if not _NAME.fullmatch(name)), None):
             raise CheckpointError(happened=f"{wrong!r} is no name of a file in a checkpoint")
-        if found["step"] < 0 or set(files) != {rank_file(rank) for rank in range(min(found["world_size"], len(files) + 1))}:
-            raise ValueError(f"{found['world_size']} ranks at step {found['step']} do not leave {len(found['files'])} files")
+        if manifest["step"] < 0 or set(files) != {rank_file(rank) for rank in range(min(manifest["world_size"], len(files) + 1))}:
+            raise ValueError(f"{manifest['world_size']} ranks at step {manifest['step']} do not leave {len(manifest['files'])} files")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(happened=f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
-    return found
+    return manifest

@@ -66,7 +66,7 @@ def recorded(job: Job, world: World) -> Iterator[None]:
 
 
 def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
-    saved = [entry.run for entry in reversed(catalog.every(job.run_folder.checkpoints)) if entry.run]
+    saved = [entry.run for entry in reversed(catalog.all_entries(job.run_folder.checkpoints)) if entry.run]
     commit = _git("rev-parse", "HEAD")  # of the code that the user stands in; None outside a checkout
     diff = _git("diff", "HEAD") if commit else None
     if diff:

@@ -1,1 +1,1 @@
-"""The run's folder: its paths, who may write in it, and what a run leaves there. Imports no torch."""
+"""A run's folder: its paths, the claim to it, and the files that a run writes there. Imports no torch."""

@@ -24,7 +24,7 @@ def claim_new(wanted: Path) -> Path:
 
 
 def claim_given(folder: Path, *, key: str) -> Path:
-    """Create the folder that the user named, or take it over when it is empty. Nothing is ever written over (ConfigError)."""
+    """Create the folder that the user named, or claim it if it is empty. ConfigError: it is not; nothing is overwritten."""
     with contextlib.suppress(FileExistsError):
         _make(folder)
     if folder.is_dir():
@@ -34,24 +34,24 @@ def claim_given(folder: Path, *, key: str) -> Path:
 
 
 def require_empty(folder: Path, *, key: str) -> None:
-    """Refuse a folder that holds something, or is none (ConfigError)."""
+    """Refuse a folder that is not empty, or a path that is no folder (ConfigError)."""
     if not folder.is_dir() or any(path.name != folder_lock.HOLDER for path in folder.iterdir()):
         happened, fix = f"{folder} exists and is not an empty folder", f"another {key}, or `ddp-train resume {folder}` to continue a run"
         raise ConfigError(key=key, happened=happened, expected="a new or an empty folder; nothing is written over", fix=fix)
 
 
 def release() -> None:
-    """Give up every folder that this process holds, and remove those that it made and nothing has come to use."""
+    """Unlock every folder that this process holds, and remove those that it made and that are still unused."""
     folder_lock.release()
     while _made:
         folder = _made.pop()
         with contextlib.suppress(OSError):
-            if {path.name for path in folder.iterdir()} <= _NO_USE:
+            if {path.name for path in folder.iterdir()} <= _UNUSED_FILES:
                 shutil.rmtree(folder)
 
 
 def clear(folder: Path) -> None:
-    """Remove all that lies in a folder that this process holds. `release` then removes the folder, too, if this process made it."""
+    """Remove the content of a folder that this process holds. `release` then removes the folder if this process made it."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -60,7 +60,7 @@ def clear(folder: Path) -> None:
 
 
 _made: list[Path] = []
-_NO_USE = {"multirun.yaml", "conf"}  # what a sweep has before its first job
+_UNUSED_FILES = {"multirun.yaml", "conf"}  # of a sweep before its first job
 
 
 def _make(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""One screen for a failed run: who failed first, where, and why; also kept as failure.json."""
+"""The report on a failed run: which rank failed first, where, and why; for the screen and failure.json."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ddp_train.system.redaction import redact_code
 
 _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8
-_SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out for it, all but the last two
-_PASSING_ON = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
-_WAITING = (
+_SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out to fit, except the last two
+_CALL_WRAPPERS = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
+_WAIT_HELPERS = (
     "ddp_train/distributed/world.py",
     "ddp_train/distributed/store.py",
     "ddp_train/rank/stop.py",
@@ -37,16 +37,16 @@ _WAITING = (
     "ddp_train/system/deadline.py",
 )
 _NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
-_SAID_CHARACTERS = 300
+_MAX_LINE_CHARACTERS = 300
 _TAIL_BYTES = 100_000  # of a rank's log
-_ACTIVITIES = {  # a part of the innermost file's path that is not ours -> what is going on
+_ACTIVITIES = {  # part of the path of a library's innermost file -> the activity
     "torch/autograd/": "in backward",
     "multiprocessing/connection.py": "waiting for data",
     "torch/distributed/": "in a collective",
     "torch/nn/modules/": "in forward",
     "torch/optim/": "in the optimizer's step",
 }
-_FIXES = {  # of errors that are not ours: what their text looks like -> what helps
+_FIXES = {  # for errors of libraries: a pattern in the text -> the fix
     r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller loader.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
     r"Unable to find address for|no socket interface found": "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as `ip -br address` has it",
     r"Duplicate GPU detected": "a GPU for every process: look at CUDA_VISIBLE_DEVICES and cluster.processes_per_node",
@@ -55,15 +55,15 @@ _FIXES = {  # of errors that are not ours: what their text looks like -> what he
 }
 
 BEGINS, WAS = "begins (pid %d)", "(pid %d) was "
-"""What a rank's log has of a process: where its part begins (for `native_words`), and what it was doing (for `last_words`)."""
+"""Lines of a rank's log: where a process's part begins (for `native_error`), and what it was doing (for `last_words`)."""
 
-MACHINE_LOST = "MachineLost"  # the error of a machine that went away with all its ranks
-MACHINE_REFUSED = "MachineRefused"  # and of one that could leave nothing in the run's folder itself
+MACHINE_LOST = "MachineLost"  # the error of a machine that was lost with all its ranks
+MACHINE_REFUSED = "MachineRefused"  # the error of a machine that could not write its own report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What failure.json holds: the earliest failure of a run."""
+    """The content of failure.json: the earliest failure of a run."""
 
     rank: int
     host: str = field(default_factory=socket.gethostname)
@@ -72,15 +72,15 @@ class Failure:
     error: str  # the exception's type, or the signal
     message: str
     key: str = ""  # the config key to look at, "" where unknown
-    traceback: str = ""  # "" for an error that the user can mend from its message, and for a process that died
+    traceback: str = ""  # "": an error that the user can fix by its message, or a process that died
     time: float = field(default_factory=time.time)  # seconds since the epoch
-    fix: str = ""  # for an error that is not ours, where we know one
+    fix: str = ""  # for an error of a library, if we know one
     others: tuple[str, ...] = ()  # what the other ranks were doing, a line for each different answer
     exit_code: int = FAILED  # of the rank, and of the run; one of `errors.FINAL` is not started again
-    stacks: str = ""  # below the run folder: the files with the stacks of all threads of all ranks, where there are some
+    stacks: str = ""  # below the run folder: the files with the stacks of all threads of all ranks; "": none
 
     def with_others(self, others: Mapping[int, str]) -> Failure:
-        """Return this failure with what the other ranks were doing: a line for each different answer, with the ranks that gave it."""
+        """Return this failure with the other ranks' activities: a line for each different one, with its ranks."""
         ranks_of: dict[str, list[int]] = {}
         for rank, text in sorted(others.items()):
             ranks_of.setdefault(text, []).append(rank)
@@ -91,7 +91,7 @@ class Failure:
     def record(self, run_folder: RunFolder, *, seconds: float = 0.0) -> bool:
         """Write failure.json and result.json unless another rank was earlier; tell whether this one was first.
 
-        Never raises: a full disk, which may be the very failure, is said.
+        Never raises: it prints an OSError, such as the full disk that may be the failure itself.
         """
         is_first = not os.path.exists(run_folder.failure)  # unlike Path.exists it never raises
         try:
@@ -104,7 +104,7 @@ class Failure:
         return is_first
 
     def tell_torchrun(self, file: str, *, is_a_peers: bool) -> None:
-        """Write what torchrun's own page shows, and TorchX and operators pass on: the file `error.json` in torch's own form."""
+        """Write `error.json` in torch's form, which torchrun's page shows and TorchX and operators pass on."""
         second = math.ceil(self.time) if is_a_peers else int(self.time)  # torch takes the earliest second for the cause
         more = {"py_callstack": self.traceback or self.message, "timestamp": str(second)}
         with suppress(OSError):
@@ -117,12 +117,12 @@ class Failure:
             return "a machine"
         return f"machine {self.host}" if self.error == MACHINE_LOST else f"rank {self.rank} on {self.host} (pid {self.pid})"
 
-    def line(self, most: int) -> str:
-        """Return the error and its message as one line, cut after so many characters."""
-        return one_line(f"{self.error}: {self.message}", most)
+    def line(self, max_characters: int) -> str:
+        """Return the error and its message as one line, cut after `max_characters`."""
+        return one_line(f"{self.error}: {self.message}", max_characters)
 
     def screen(self, run_folder: RunFolder) -> str:
-        """Return what the user reads; the log of the rank has the rest."""
+        """Return the report for the terminal; the log of the rank has the rest."""
         where = "" if self.step is None else f", after step {self.step}"
         head = f"The run failed: {self.who}{where}"
         rest = [
@@ -158,12 +158,12 @@ def from_exception(error: BaseException, *, rank: int, step: int | None) -> Fail
 def from_exit(
     *, rank: int, pid: int, exit_code: int | None, run_folder: RunFolder | None = None, was_out_of_memory: bool | None = None
 ) -> Failure:
-    """Describe a rank that died without a word: a signal (negative exit code, as subprocess gives it) or an exit of its own.
+    """Describe a rank that died without a report: by a signal (negative exit code, as in subprocess) or an exit.
 
     Args:
-        exit_code: None: another rank found it gone, and no agent of ours can tell of what it died.
-        run_folder: where its log is, with what CUDA or NCCL said last: NCCL's watchdog ends the process of whose GPU it hears an error.
-        was_out_of_memory: whether the kernel's out-of-memory killer was at work meanwhile; None: not known.
+        exit_code: None: another rank noticed its end, and no agent of ours knows how it died.
+        run_folder: has its log, with the last error of CUDA or NCCL: NCCL's watchdog ends the process whose GPU reports one.
+        was_out_of_memory: whether the kernel's out-of-memory killer has ended a process meanwhile; None: not known.
     """
     fix = ""
     if exit_code is None:
@@ -172,28 +172,28 @@ def from_exit(
         error = signal.Signals(-exit_code).name
         message = f"the process was ended by {error}"
         if error == "SIGKILL" and was_out_of_memory is not False:
-            told = ", sent by the kernel's out-of-memory killer: this machine's memory, or the job's share of it, was used up"
-            message += told if was_out_of_memory else " (often the out-of-memory killer: look at dmesg)"
+            cause = ", sent by the kernel's out-of-memory killer: this machine's memory, or the job's share of it, was used up"
+            message += cause if was_out_of_memory else " (often the out-of-memory killer: look at dmesg)"
             fix = "a smaller loader.micro_batch_size, fewer loader.num_workers, or more memory for the job"
-        said = native_words(run_folder, rank, pid) if run_folder is not None else ""
-        if error == "SIGABRT" and said:
-            message += f" after this line in its log: {said}"
-            fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows the Python line of it" if said.startswith("CUDA error") else ""
+        native_line = native_error(run_folder, rank, pid) if run_folder is not None else ""
+        if error == "SIGABRT" and native_line:
+            message += f" after this line in its log: {native_line}"
+            fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows the Python line of it" if native_line.startswith("CUDA error") else ""
     else:
         error, message = "ProcessExit", f"the process exited with code {exit_code} without a report"
     return Failure(rank=rank, pid=pid, error=error, message=message, fix=fix)
 
 
 def describe(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Say in one line where a stack is: what is going on, and the innermost line that is not a library's."""
-    activity = next((what for frame in reversed(frames) for part, what in _ACTIVITIES.items() if part in frame.filename), "")
+    """Describe a stack in one line: the activity, and the innermost line that is not a library's."""
+    activity = next((name for frame in reversed(frames) for path, name in _ACTIVITIES.items() if path in frame.filename), "")
     own = [frame for frame in frames if _is_own(frame.filename)]
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
-    return ", ".join(part for part in (activity, where) if part)
+    return ", ".join(text for text in (activity, where) if text)
 
 
-def own_line(error: BaseException) -> str:
-    """Return the innermost line of an error's stack that is the user's, else of ours."""
+def user_line(error: BaseException) -> str:
+    """Return the innermost line of an error's stack in the user's code, else in ours."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     users = [frame for frame in frames if not frame.filename.startswith(str(FOLDER))]
     frame = (users or frames)[-1]
@@ -201,42 +201,42 @@ def own_line(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException, *, is_a_peers: bool) -> str:
-    """Say in one line what a rank was doing when it failed, by itself or because another one was gone."""
+    """Describe in one line what a rank was doing when it failed, by itself or because another rank had ended."""
     where = describe(traceback.extract_tb(error.__traceback__))
     return where if is_a_peers else f"failed with {type(error).__name__}, {where}"
 
 
-def native_words(run_folder: RunFolder, rank: int, pid: int) -> str:
-    """Return the last that CUDA or NCCL wrote into the log of a rank that has ended; "" where they wrote nothing."""
+def native_error(run_folder: RunFolder, rank: int, pid: int) -> str:
+    """Return the last line that CUDA or NCCL wrote into the log of an ended rank; "": there is none."""
     text = tail(run_folder.rank_log(rank), _TAIL_BYTES).rpartition(BEGINS % pid)[2]  # earlier attempts wrote to the same log
-    lines = [found[0] for line in text.splitlines() if (found := _NATIVE_WORDS.search(line))]
-    return redact_code(lines[-1][:_SAID_CHARACTERS]) if lines else ""
+    lines = [match[0] for line in text.splitlines() if (match := _NATIVE_WORDS.search(line))]
+    return redact_code(lines[-1][:_MAX_LINE_CHARACTERS]) if lines else ""
 
 
 def last_words(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]:
-    """Return what ranks (-> pid: earlier attempts wrote to the same logs) were doing before they ended, as they logged it."""
-    found = {}
+    """Return what ranks were doing when they ended, from their logs, by rank. With a rank comes its pid: earlier attempts share the log."""
+    activities = {}
     for rank, pid in pids.items():
         lines = re.findall(f"{re.escape(WAS % pid)}(.+)", tail(run_folder.rank_log(rank), _TAIL_BYTES))
-        found[rank] = lines[-1] if lines else "left no word"
-    return found
+        activities[rank] = lines[-1] if lines else "left no word"
+    return activities
 
 
 def from_agent(*, pid: int, signal_name: str) -> Failure:
-    """Describe the end of an agent, which took its ranks along."""
+    """Describe the end of an agent, which has ended its ranks too."""
     message = f"torchrun's agent (pid {pid}) was ended by {signal_name}; its ranks ended with it"
     return Failure(rank=0, pid=pid, error=signal_name, message=message)
 
 
 def from_machine(*, host: str, ranks: Sequence[int], why: str) -> Failure:
-    """Describe a machine that the others have lost, and with it some ranks."""
+    """Describe the loss of a machine with its ranks."""
     return Failure(rank=ranks[0], host=host, pid=0, error=MACHINE_LOST, message=f"{host} {why}; lost with it: {_name(ranks)}")
 
 
 def ended_since(run_folder: RunFolder, before: Result | None) -> Result | None:
-    """Return the result of a run that was completed, or stopped in good order, since result.json held `before`; None: it was not.
+    """Return the result of a run that has completed, or stopped in good order, since result.json held `before`; else None.
 
-    What is lost after that is no failure. But a completed run may be continued, and fail then.
+    A rank that dies after that is no failure. But a completed run may be continued, and fail then.
     """
     result = run_folder.read_result()
     is_ended = result is not None and result != before and (result.status == Status.COMPLETED or result.status in STOPPED)
@@ -244,7 +244,7 @@ def ended_since(run_folder: RunFolder, before: Result | None) -> Result | None:
 
 
 def load(path: Path) -> Failure | None:
-    """Read failure.json, or one of an earlier attempt, back; None when there is none."""
+    """Read failure.json, or that of an earlier attempt; None: there is none."""
     try:
         return Failure(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -268,8 +268,8 @@ def _name(ranks: Sequence[int]) -> str:
 
 
 def _is_own(filename: str) -> bool:
-    """Tell whether a source file is the user's or ours, and not a library's; some of ours only pass a wait on."""
-    if filename.endswith(_WAITING):
+    """Tell whether a source file is the user's or ours, not a library's; our helpers for waiting do not count."""
+    if filename.endswith(_WAIT_HELPERS):
         return False
     if filename.startswith(str(FOLDER)):
         return True
@@ -278,14 +278,14 @@ def _is_own(filename: str) -> bool:
 
 
 def shorten(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Format the frames that say something, not those in which torch passes a call on. The rank's log has them all."""
-    said = [frame for frame in frames if not frame.filename.endswith(_PASSING_ON)] or frames
-    return "".join(["Traceback (most recent call last, shortened):\n", *traceback.format_list(said[-_FRAMES_KEPT:])])
+    """Format frames without those in which torch only passes a call on. The rank's log has them all."""
+    informative = [frame for frame in frames if not frame.filename.endswith(_CALL_WRAPPERS)] or frames
+    return "".join(["Traceback (most recent call last, shortened):\n", *traceback.format_list(informative[-_FRAMES_KEPT:])])
 
 
 def _fit(text: str, room: int) -> list[str]:
-    """Return the lines of a traceback without its first frames, so that as many are left as there is room for; at least two frames."""
+    """Return the lines of a traceback, as many of its last frames as there is room for, at least two."""
     lines = [line for line in text.rstrip().splitlines() if line.strip(" ^~")]
-    frames = [place for place, line in enumerate(lines) if line.startswith('  File "')]
-    kept = next((place for place in frames[:-2] if len(lines) - place + 1 <= room), frames[-2] if len(frames) > 1 else 1)
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    kept = next((index for index in frames[:-2] if len(lines) - index + 1 <= room), frames[-2] if len(frames) > 1 else 1)
     return lines[:1] + lines[kept:] if frames else lines

@@ -23,26 +23,26 @@ class RunFolder:
         self.environment = self.root / "environment.json"
         self.code_diff = self.root / "code.diff"
         self.metrics = self.root / "metrics.jsonl"
-        self.events = self.root / "events.jsonl"  # losses that were not finite, spikes, steps that were skipped or taken back; a line each
+        self.events = self.root / "events.jsonl"  # non-finite losses, spikes, skipped steps and steps that were undone; a line each
         self.logs = self.root / "logs"
         self.batches = self.logs / "batches"  # of an evaluation: how far it is (`run_folder.progress`)
         self.checkpoints = self.root / "checkpoints"
-        self.profile = self.root / "profile"  # what was recorded of a step's time or memory
-        self.profile_request = self.root / "profile.request"  # asks for it (`run_folder.profile_request`)
+        self.profile = self.root / "profile"  # recordings of a step's time or memory
+        self.profile_request = self.root / "profile.request"  # asks for a recording (`run_folder.profile_request`)
         self.compiled = self.root / "compiled"  # torch.compile's cache; the jobs of a sweep have one in the sweep's folder
         self.predictions = self.root / "predictions"
-        self.evaluations = self.root / "evaluations"  # of the finished run, each a folder like this one
-        self.task = self.root / "task.json"  # of such a folder: which run, which checkpoint (`ddp_train/launch/job.py`)
+        self.evaluations = self.root / "evaluations"  # later ones of the run's checkpoints, each in a folder like this one
+        self.task = self.root / "task.json"  # of such a folder: the run and the checkpoint (`ddp_train/launch/job.py`)
         self.starts = self.root / "starts.json"  # since the newest checkpoint (`run_folder.starts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"
-        self.doctor = self.root / "doctor.json"  # what an examination in the place of a run came to (`doctor.checkup`)
-        self.launch = self.root / "launch"  # only of a run that an engine starts: what was given to it
+        self.doctor = self.root / "doctor.json"  # result of an examination instead of a run (`doctor.checkup`)
+        self.launch = self.root / "launch"  # only of a run that an engine starts: the files for it
         self.spec = self.launch / "spec.json"
         self.code = self.launch / "code"
         self.submitted = self.launch / "submitted.json"
         self.cancelled = self.launch / "cancelled.json"  # `ddp-train cancel`: it is not started again
-        self.continued = self.launch / "continued"  # the checkpoint that the spec begins with has been loaded
+        self.continued = self.launch / "continued"  # exists when the checkpoint that the spec begins with has been loaded
 
     def has_continued(self) -> bool:
         """Tell whether the run has loaded the checkpoint that it was submitted with."""
@@ -50,14 +50,14 @@ class RunFolder:
             return self.continued.stat().st_mtime >= self.spec.stat().st_mtime
         return False
 
-    def number(self) -> str | None:
-        """Return what tells this run from all others, wherever its folder goes; None: environment.json does not say it."""
+    def run_id(self) -> str | None:
+        """Return the run's unique id, which stays when the folder moves; None: environment.json has none."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(self.environment.read_text())["run"])
         return None
 
     def meeting(self, launch: str) -> Path:
-        """Where the first machine says at which address and port it serves the registry of a start of the run."""
+        """Return the file with the address and port of the registry, on the first machine, of one start of the run."""
         return self.launch / f"meeting_{launch}.json"
 
     def saved_steps(self) -> list[int]:
@@ -65,16 +65,16 @@ class RunFolder:
         return [int(path.parent.name.removeprefix("step_")) for path in self.checkpoints.glob("step_*/COMPLETE")]
 
     def continues(self) -> str:
-        """Say where the run goes on; the newest checkpoint may yet turn out to be damaged."""
+        """Say from which step the run continues; the newest checkpoint may still turn out damaged."""
         steps = self.saved_steps()
         return f"from step {max(steps)}" if steps else "from the start"
 
     def predictions_of(self, step: int, part: str = "") -> Path:
-        """Where the per-sample outputs of the evaluation after a step are (`evaluation.save_predictions=true`)."""
+        """Return the folder of the per-sample outputs of the evaluation after a step (`evaluation.save_predictions=true`)."""
         return self.predictions / part / f"step_{step:08d}"
 
     def record_config(self, text: str) -> None:
-        """Write config.yaml; one that it replaces (of an attempt under other settings) stays as config.1.yaml, config.2.yaml, ..."""
+        """Write config.yaml; a different one before it (of an attempt with other settings) stays as config.1.yaml, config.2.yaml, ..."""
         before = self.config.read_text() if self.config.exists() else None
         if before not in (None, text):
             earlier = sum(1 for _ in self.root.glob("config.*.yaml")) + 1
@@ -83,7 +83,7 @@ class RunFolder:
             write_atomic(self.config, text)
 
     def forget_failure(self) -> None:
-        """Move what an earlier attempt left that did not complete out of the way: this one says how it ends. Reports are numbered."""
+        """Rename failure.json of an earlier attempt (reports are numbered), and remove its result.json unless it completed."""
         if self.failure.exists():
             earlier = sum(1 for _ in self.root.glob("failure.*.json")) + 1
             self.failure.rename(self.root / f"failure.{earlier}.json")
@@ -91,11 +91,11 @@ class RunFolder:
             self.result.unlink(missing_ok=True)
 
     def read_result(self) -> Result | None:
-        """Return what result.json holds; None when there is none yet, or a damaged one."""
+        """Return the content of result.json; None: there is none yet, or a damaged one."""
         return Result.read(self.result)
 
     def is_completed(self) -> bool:
-        """Tell whether result.json says so; one that is damaged does not."""
+        """Tell whether the run has completed, by its result.json; a damaged one counts as no."""
         result = self.read_result()
         return result is not None and result.status == Status.COMPLETED
 
@@ -103,13 +103,13 @@ class RunFolder:
         return self.logs / f"rank_{rank:05d}.log"
 
     def stacks(self, rank: int) -> Path:
-        """Where the stacks of all threads of a rank are, after a hang."""
+        """Return the file with the stacks of all threads of a rank, after a hang."""
         return self.logs / f"stacks_rank_{rank:05d}.txt"
 
     def agent_log(self, node_rank: int) -> Path:
-        """Where torch's agent complains; not there when it has nothing to say."""
+        """Return the log of torch's agent; it exists only if the agent has written a message."""
         return self.logs / f"agent_{node_rank:05d}.log"
 
     def shown(self) -> str:
-        """Return the path as a person would type it: relative to where they stand, when it lies below."""
+        """Return the path as a person would type it: relative to the working directory, if it lies below."""
         return str(self.root.relative_to(Path.cwd())) if self.root.is_relative_to(Path.cwd()) else str(self.root)

@@ -1,4 +1,4 @@
-"""A request to a run that goes on: record some steps. It is a file in the run's folder, which rank 0 looks for at its log steps."""
+"""A request to a running run: record some steps. It is a file in the run's folder, which rank 0 looks for at its log steps."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class ProfileRequest:
             raise ValueError(f"ranks is {self.ranks!r}, not a list of numbers from 0")
 
     def put(self, run_folder: RunFolder) -> bool:
-        """Ask the run of a folder; False: an earlier request still waits."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return create_json(run_folder.profile_request, given)
+        """Write the request into a run's folder; return False if an earlier request still waits."""
+        content = {name: value for name, value in vars(self).items() if value is not None}
+        return create_json(run_folder.profile_request, content)
 
     @classmethod
     def pop(cls, run_folder: RunFolder) -> ProfileRequest:
-        """Read the request and remove it. An empty file, as `touch` makes it, asks for what the section `profile` says.
+        """Read the request and remove it. An empty file, as `touch` makes it, stands for the section `profile`.
 
-        Raises OSError where it is gone or cannot be removed, ValueError where it is no request.
+        Raises OSError: it is gone or cannot be removed. ValueError: it is no request.
         """
         text = run_folder.profile_request.read_text()
         run_folder.profile_request.unlink()
-        given: Any = json.loads(text) if text.strip() else {}
-        if not isinstance(given, dict) or not given.keys() <= cls.__dataclass_fields__.keys():
+        content: Any = json.loads(text) if text.strip() else {}
+        if not isinstance(content, dict) or not content.keys() <= cls.__dataclass_fields__.keys():
             raise ValueError(f"not an object of {', '.join(cls.__dataclass_fields__)}")
-        return cls(**given)
+        return cls(**content)

@@ -1,4 +1,4 @@
-"""How far a run or an evaluation is and how fast, and what it has said, from what it leaves in its folder meanwhile."""
+"""Progress, speed and new log lines of a run or an evaluation, from the files that it writes meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def newest_record(run_folder: RunFolder) -> dict[str, Any]:
 
 
 def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epochs: float | None) -> str:
-    """Say in one line how far the run is whose newest record this is."""
+    """Describe in one line the progress of a run, by its newest record."""
     step, epoch, loss, step_ms = (record.get(name) for name in ("step", "epoch", "loss", "step_ms"))
     parts = [f"step {step}" + (f" of {max_steps}" if max_steps is not None else "")]
     if epoch is not None and max_epochs is not None:
@@ -49,7 +49,7 @@ def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epoch
 
 
 def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
-    """Return in a few words how far a run is on which this was the verdict."""
+    """Describe in a few words the progress of a run with this verdict."""
     if verdict.outcome is Outcome.DONE:
         return "done"
     if is_held(run_folder.root):
@@ -61,15 +61,15 @@ def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
 
 
 def rates(tokens_per_s: float | None, mfu: float | None) -> list[str]:
-    """Say how many tokens a run trains on in a second, and what share of its devices' best that is, as far as it is known."""
-    said = [] if tokens_per_s is None else [f"{tokens_per_s:,.0f} tokens/s"]
-    return said if mfu is None else [*said, f"MFU {mfu:.1%}"]
+    """Return the known ones of tokens per second and MFU (the share of the devices' peak) as texts."""
+    texts = [] if tokens_per_s is None else [f"{tokens_per_s:,.0f} tokens/s"]
+    return texts if mfu is None else [*texts, f"MFU {mfu:.1%}"]
 
 
 def batch_notes(run_folder: RunFolder, *, step: int, num_batches: int | None) -> Callable[[], None]:
-    """Return what to call when a batch of an evaluation is asked for, and once more after the last one; `num_batches` may not be known.
+    """Return a function to call before each batch of an evaluation, and after the last one; `num_batches` None: unknown.
 
-    It writes into the evaluation's folder how far rank 0 is with the checkpoint of a step, once a second at most.
+    It writes rank 0's progress with the checkpoint of a step into the evaluation's folder, once a second at most.
     """
     begun, started, noted = 0, time.monotonic(), -_NOTE_EVERY_S  # the last one in seconds since the start
 
@@ -87,10 +87,10 @@ def batch_notes(run_folder: RunFolder, *, step: int, num_batches: int | None) ->
 
 
 def evaluation_line(run_folder: RunFolder) -> str:
-    """Say in one line how far an evaluation is; "" before its first batch."""
+    """Describe in one line the progress of an evaluation; "" before its first batch."""
     try:
-        far = json.loads(run_folder.batches.read_text())
-        step, done, of, seconds = far["step"], far["done"], far["of"], far["seconds"]
+        content = json.loads(run_folder.batches.read_text())
+        step, done, of, seconds = content["step"], content["done"], content["of"], content["seconds"]
     except (OSError, ValueError, TypeError, KeyError):
         return ""
     parts = [f"checkpoint of step {step}", f"batch {done}" + (f" of {of}" if of is not None else "")]
@@ -102,47 +102,47 @@ def evaluation_line(run_folder: RunFolder) -> str:
 
 
 class LogTail:
-    """Reads what is added to the logs of a run: an engine's logs (logs/*.out), new files, too, or else the log of rank 0.
+    """Reads new lines of a run's logs: an engine's logs (logs/*.out), new files too, or else the log of rank 0.
 
     Args:
-        last: how many bytes of what is there already are read first.
+        last: how many bytes of the present content are read first.
     """
 
     def __init__(self, run_folder: RunFolder, *, last: int = 0) -> None:
         self._run_folder = run_folder
-        self._places = {path: max(0, path.stat().st_size - last) for path in self._files()}  # how far each file was read
+        self._offsets = {path: max(0, path.stat().st_size - last) for path in self._files()}  # how far each file was read
 
     def lines(self) -> list[str]:
-        """Return the whole lines since the last call; with the machine before them where several have a log."""
+        """Return the complete lines since the last call, prefixed by the machine if several have a log."""
         files = self._files()
         machines = {path: path.stem.split("-", 2)[2] for path in files if path.stem.count("-") > 1}
-        found = []
+        lines = []
         for path in files:
             name = f"{machines[path]}: " if path in machines and len(machines) > 1 else ""
-            found += [f"{name}{printable(line)}" for line in self._new_lines(path)]
-        return found
+            lines += [f"{name}{printable(line)}" for line in self._new_lines(path)]
+        return lines
 
     def _new_lines(self, path: Path) -> list[str]:
         try:
             with path.open("rb") as file:
-                file.seek(self._places.get(path, 0))
+                file.seek(self._offsets.get(path, 0))
                 new = file.read(_CHUNK)
         except OSError:
             return []
         whole = new[: new.rfind(b"\n") + 1] or (new if len(new) == _CHUNK else b"")  # a progress bar may never end its line
-        self._places[path] = self._places.get(path, 0) + len(whole)
+        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
         return whole.decode(errors="replace").splitlines()
 
     def _files(self) -> list[Path]:
-        """Return the logs of the newest job, its own before those of its machines."""
-        jobs = {path: int(found[1]) if (found := _JOB.match(path.name)) else 0 for path in self._run_folder.logs.glob("*.out")}
+        """Return the logs of the newest job, the job's own before those of its machines."""
+        jobs = {path: int(match[1]) if (match := _JOB.match(path.name)) else 0 for path in self._run_folder.logs.glob("*.out")}
         newest = [path for path, job in jobs.items() if job == max(jobs.values())]
-        own = self._run_folder.rank_log(0)
-        return sorted(newest, key=lambda path: (len(path.name), path.name)) or ([own] if own.exists() else [])
+        rank_log = self._run_folder.rank_log(0)
+        return sorted(newest, key=lambda path: (len(path.name), path.name)) or ([rank_log] if rank_log.exists() else [])
 
 
 def duration(seconds: float) -> str:
-    """Write a time in the unit that suits it."""
+    """Write a time in seconds, minutes or hours."""
     minutes = round(seconds / 60)
     if minutes == 0:
         return f"{seconds:.0f} s"

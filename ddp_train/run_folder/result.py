@@ -1,4 +1,4 @@
-"""result.json: how a run ended, how far it came and what it measured. Everything that writes or reads one does it here."""
+"""result.json: how a run ended, its last step and its metrics. All reading and writing of it is here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddp_train.system.files import write_json
 
 
 class Status(StrEnum):
-    """What became of a run. The first two are of a sweep's jobs alone: a run has no result.json before it ends."""
+    """The status of a run. The first two are for jobs of a sweep alone: a run has no result.json before it ends."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -39,7 +39,7 @@ _OPTIONAL = ("headline", "error", "stopped")
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What result.json holds. None: not known, or the run did not come so far."""
+    """The content of result.json. None: not known, or the run did not get so far."""
 
     status: Status
     step: int | None = None  # steps taken
@@ -57,15 +57,15 @@ class Result:
         return (self.metrics or {}).get("last", {})
 
     def write(self, path: Path) -> None:
-        """Write result.json. `headline`, `error` and `stopped` are there only when they are known."""
+        """Write result.json. `headline`, `error` and `stopped` are left out if they are None."""
         write_json(path, {name: value for name, value in vars(self).items() if value is not None or name not in _OPTIONAL})
 
     @classmethod
     def read(cls, path: Path) -> Result | None:
-        """Read result.json back; None when there is none yet, and where it cannot be read: as if the run had left no word."""
+        """Read result.json; None: there is none yet, or it cannot be read."""
         try:
             content = json.loads(path.read_text())
-            given = {each.name: content[each.name] for each in fields(cls) if each.name in content}
-            return cls(**given | {"status": Status(content.get("status"))})
+            values = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
+            return cls(**values | {"status": Status(content.get("status"))})
         except (OSError, ValueError, AttributeError):  # AttributeError: it is no object
             return None

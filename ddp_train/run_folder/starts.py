@@ -1,12 +1,12 @@
-"""What one start of a run leaves to the next: how many there were without a new checkpoint, and on each node the folder to continue.
+"""Notes from one start of a run to the next: the number of starts without a new checkpoint, and on each node the run's folder.
 
-starts.json in the run folder counts the starts by an agent, a scheduler or a script. After so many without a new checkpoint the run is
-not started again: exit code 93. Not counted are a start whose mistake a person has to mend, and one that was stopped before it could save,
-unless an engine made it: it would start the run again for ever.
+starts.json in the run folder counts the starts by an agent, a scheduler or a script. After `MAX_STARTS_WITHOUT_CHECKPOINT` without a new
+checkpoint the run is not started again: exit code 93. Two kinds of starts are not counted: one with a mistake that a person has to fix, and
+one that was stopped before it could save, unless an engine made it: the engine would start the run again for ever.
 
-torchrun starts new processes after a failure and tells them nothing. What lives as long as the run does is the agent, each rank's parent
-process, or, where each agent serves one start of the ranks (`node/`), the node program: a small file named after it holds the folder, in a
-folder of the temporary directory that belongs to this user alone.
+torchrun starts new processes after a failure and tells them nothing. The agent, each rank's parent process, lives as long as the run; or,
+if each agent serves one start of the ranks (`node/`), the node program does. A small file named after that process holds the folder, in a
+directory for temporary files that belongs to this user alone.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from ddp_train.system.torchrun_env import restart_count
 
 STARTED = time.time()  # when this process began, in seconds since the epoch; about: when this module was imported
 MAX_STARTS_WITHOUT_CHECKPOINT = 4
-NO_PROGRESS_ERROR = "NoProgress"  # how the error in result.json begins after the last of them
+NO_PROGRESS_ERROR = "NoProgress"  # the error in result.json begins so after the last of them
 _SHOWN = 100  # characters of an error
 _ENGINE, _TAKEN, _RANKS = "engine", "ranks of an engine", "ranks"
 
 
 @dataclass
 class _Starts:
-    """What starts.json holds."""
+    """The content of starts.json."""
 
-    checkpoint: int = 0  # the newest one's step
-    began: list[float] = field(default_factory=list)  # of the starts that could have saved a newer one; in seconds since the epoch
-    open: str = ""  # who has counted the start that has not ended yet
+    checkpoint: int = 0  # step of the newest one
+    began: list[float] = field(default_factory=list)  # times of the starts without a newer one, in seconds since the epoch
+    open: str = ""  # what has counted the start that has not ended yet
 
     def write(self, run_folder: RunFolder) -> None:
         if self.began:
@@ -54,10 +54,10 @@ class _Starts:
 
 
 def count_start(run_folder: RunFolder, *, by_engine: bool = False) -> None:
-    """Count a start. Called by rank 0 as it begins and, under an engine, by what starts the machines before it: that is the same start.
+    """Count a start. Rank 0 calls this at its begin; under an engine the program that starts the machines has counted it before.
 
     Args:
-        by_engine: what earlier starts left makes way: a result or a report that is there later is of this one.
+        by_engine: also move away the result and report of earlier starts: later ones are of this start.
     """
     if by_engine:
         run_folder.forget_failure()
@@ -71,7 +71,7 @@ def count_start(run_folder: RunFolder, *, by_engine: bool = False) -> None:
 
 
 def end_start(run_folder: RunFolder, *, is_saved: bool = True) -> None:
-    """Note that the start has ended in good order: completed, or stopped. Unless it has saved, those before it still count (rank 0)."""
+    """Record that the start has completed, or stopped in good order (rank 0). Unless it has saved, earlier starts still count."""
     starts = _load(run_folder)
     if is_saved:
         starts.began.clear()
@@ -82,13 +82,13 @@ def end_start(run_folder: RunFolder, *, is_saved: bool = True) -> None:
 
 
 def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False) -> str:
-    """Take the start before this moment for ended, and return why the run is not to be started again; "" where it may be.
+    """Record that the last start has ended, and return why the run is not to be started again; "": it may be.
 
-    It is said once: a person who starts the run again after it has mended something, and the count begins anew. result.json says `failed`.
+    The reason comes once, with `failed` in result.json; then the count begins anew, for a person who has fixed the cause.
 
     Args:
-        has_failed: the caller knows that the start has failed. Otherwise it did where no process has recorded how it ended.
-        by_engine: what starts the machines asks; a start that it has counted is over as well.
+        has_failed: the caller knows that the start has failed. Otherwise it has failed if no process has recorded its end.
+        by_engine: the program that starts the machines asks; a start that it has counted is over as well.
     """
     starts = _load(run_folder)
     if not has_failed and not by_engine and starts.open in ("", _ENGINE):
@@ -96,7 +96,7 @@ def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine
     files = run_folder.root.glob("failure*.json")  # of all attempts: failure.json, failure.1.json ...
     reports = sorted(filter(None, map(failure.load, files)), key=lambda report: report.time)
     report = reports[-1] if reports and (not starts.began or reports[-1].time >= starts.began[-1]) else None
-    if has_failed and not starts.open:  # it came before rank 0 could count
+    if has_failed and not starts.open:  # it failed before rank 0 could count
         starts.began.append(report.time if report else time.time())
     starts.open = ""
     if report is not None and report.exit_code in FINAL and starts.began:  # only a person starts it again
@@ -110,7 +110,7 @@ def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine
         report = next((report for report in reports if began <= report.time < next_began), None)
         after = "" if report is None or report.step is None else f"after step {report.step}: "
         lines.append(f"{after}{report.who}: {report.line(_SHOWN)}" if report else "everything ended without a report")
-    run_folder.starts.unlink(missing_ok=True)  # it is counted anew
+    run_folder.starts.unlink(missing_ok=True)  # the count begins anew
     result = Result(status=Status.FAILED, step=report.step if report else None, error=f"{NO_PROGRESS_ERROR}: {lines[-1]}")
     with suppress(OSError):
         result.write(run_folder.result)
@@ -133,17 +133,17 @@ def _load(run_folder: RunFolder) -> _Starts:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartNote:
-    """What an earlier attempt left for this one."""
+    """The note of an earlier attempt."""
 
     folder: Path
-    restarts: int  # how often the ranks had been started again when it was written, as this node counts
+    restarts: int  # restarts of the ranks on this node when it was written
     started: float  # when the first attempt began, in seconds since the epoch
 
 
 def remember_run(folder: Path, *, owner: int | None = None) -> None:
-    """Keep a folder for the attempts after this one: a run folder, the checkpoint to begin with, or a sweep's folder.
+    """Note a folder for later attempts: a run folder, the checkpoint to begin with, or a sweep's folder.
 
-    Every rank may call it; those of one node write the same. `owner` is the process that outlives the ranks, where no rank calls it.
+    Every rank may call it; those of one node write the same. `owner`: the process that outlives the ranks, if no rank calls this.
     """
     started = run_started()
     try:
@@ -157,15 +157,15 @@ def remember_run(folder: Path, *, owner: int | None = None) -> None:
 
 
 def recall_run(*, owner: int | None = None) -> RestartNote | None:
-    """Return what an earlier attempt here remembered."""
+    """Return the note of an earlier attempt on this node."""
     with suppress(OSError):
-        found = json.loads(_file_of(owner).read_text(encoding="utf-8"))
-        return RestartNote(folder=Path(found["folder"]), restarts=found["restarts"], started=found["started"])
+        note = json.loads(_file_of(owner).read_text(encoding="utf-8"))
+        return RestartNote(folder=Path(note["folder"]), restarts=note["restarts"], started=note["started"])
     return None
 
 
 def run_started() -> float:
-    """Return when the command of this rank's run was typed: as the launcher says, or, under a user's torchrun, the first attempt began."""
+    """Return when the command of this rank's run was typed, from the launcher; under a user's torchrun, when the first attempt began."""
     if handover.STARTED in os.environ:
         return float(os.environ[handover.STARTED])
     earlier = recall_run()
@@ -173,20 +173,20 @@ def run_started() -> float:
 
 
 def forget_run() -> None:
-    """Remove what was remembered: the run has ended well."""
+    """Remove the note: the run has ended well."""
     with suppress(OSError):
         _file_of().unlink()
 
 
 def _file_of(owner: int | None = None) -> Path:
-    """Return the file of a process that outlives the ranks, after removing those of processes that are gone."""
+    """Return the file of a process that outlives the ranks, after removing files of ended processes."""
     owner = owner or int(os.environ.get(handover.NODE) or os.getppid())
     folder = Path(tempfile.gettempdir()) / f"ddp_train_{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     facts = folder.lstat()
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or folder.is_symlink():
-        raise PermissionError(f"{folder} is not a folder of yours alone")  # what another user writes there could send us anywhere
+        raise PermissionError(f"{folder} is not a folder of yours alone")  # another user's note could lead us to any folder
     here = f"{socket.gethostname()}_{pid_namespace()}"  # containers may share a temporary directory, and each counts its processes from 1
     for file in folder.glob(f"{here}_*"):
         pid, _, start = file.name.removeprefix(f"{here}_").partition("_")

@@ -1,9 +1,9 @@
-"""What a sweep is on disk: its folder, and in it sweep.json, from which it can be shown and continued.
+"""A sweep on disk: its folder with sweep.json, from which the sweep can be shown and continued.
 
     sweep.json  sweep.csv  multirun.yaml (as Hydra writes it)  conf/ (YAML that later jobs are composed from)  0/  1/ ... (run folders)
 
-The folder of a job that has not started yet holds its frozen config already. What a job came to is read from its result.json: sweep.json
-may be a moment behind when everything was killed.
+The folder of a job that has not started yet holds its frozen config already. The outcome of a job is read from its result.json: after a
+kill of all processes sweep.json may be a moment behind.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from ddp_train.system.files import write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
 
 RATES = ("tokens_per_s", "mfu")
-GOALS = {"minimize": "min", "maximize": "max"}  # what `sweep.direction` says -> the goal of the metric, as an objective has it
+GOALS = {"minimize": "min", "maximize": "max"}  # `sweep.direction` -> the goal of the metric, as in an objective
 
 
 @dataclass(kw_only=True)
 class SweepJob:
-    """One job of a sweep."""
-
     number: int
     folder: str  # below the sweep's
     overrides: list[str]  # as the sweeper gave them
-    identity: str  # config.identity of what they compose to
+    identity: str  # identity of the composed config
     status: Status = Status.QUEUED  # queued, running, or what result.json says
     metric: float | None = None
     seconds: float | None = None
     tokens_per_s: float | None = None  # at its end
     mfu: float | None = None
     attempts: int = 0
-    failures: int = 0  # since it was last asked for
+    failures: int = 0  # since the job was last requested
 
 
 @dataclass(kw_only=True)
@@ -49,15 +47,15 @@ class Sweep:
 
     root: Path
     command: list[str]  # the arguments that it was started with
-    keys: list[str] = field(default_factory=list)  # that the command sweeps over
-    is_planned: bool = False  # every job is in `jobs`; False for a sweeper that decides as it goes
+    keys: list[str] = field(default_factory=list)  # the keys that the command sweeps over
+    is_planned: bool = False  # every job is in `jobs`; False: the sweeper chooses jobs one by one
     metric: str | None = None
     goal: str | None = None  # min | max
     jobs: list[SweepJob] = field(default_factory=list)
 
     @classmethod
     def load(cls, root: Path) -> Sweep:
-        """Read a sweep back.
+        """Read a sweep from its folder.
 
         Raises ConfigError: the folder holds none.
         """
@@ -73,16 +71,14 @@ class Sweep:
             raise ConfigError(happened=f"{root} holds no sweep that can be read: {error}", expected="a folder with sweep.json") from None
 
     def save(self) -> None:
-        """Write sweep.json and sweep.csv."""
         write_json(self.root / "sweep.json", {name: value for name, value in asdict(self).items() if name != "root"})
         write_atomic(self.root / "sweep.csv", self._csv())
 
     def run_folder(self, job: SweepJob) -> RunFolder:
-        """Return the run folder of a job."""
         return RunFolder(self.root / job.folder)
 
     def read_result(self, job: SweepJob, metric: str | None) -> None:
-        """Take over what a job's result.json says of it. The metric to compare by is, if None, the one that the objective names first."""
+        """Update a job from its result.json. `metric`: the one to compare jobs by; None: the objective's first."""
         result = self.run_folder(job).read_result()
         if result is None:
             result = Result(status=Status.INTERRUPTED if job.attempts else Status.QUEUED)
@@ -99,7 +95,7 @@ class Sweep:
         self.goal = self.goal or (headline.get("goal") if name == headline.get("metric") else None)
 
     def rates(self) -> list[str]:
-        """Return which of the rates the jobs have that tell how fast they are."""
+        """Return the names of the speeds that any job has."""
         return [name for name in RATES if any(getattr(job, name) is not None for job in self.jobs)]
 
     def ranked(self) -> list[SweepJob]:
@@ -110,15 +106,15 @@ class Sweep:
     def swept(self) -> list[str]:
         """Return the keys that the command sweeps over, then others whose values differ between the jobs (a sweeper's own)."""
         values = [_values(job) for job in self.jobs]
-        keys = dict.fromkeys(key for each in values for key in each)
-        return self.keys + [key for key in keys if key not in self.keys and len({each.get(key) for each in values}) > 1]
+        keys = dict.fromkeys(key for overrides in values for key in overrides)
+        return self.keys + [key for key in keys if key not in self.keys and len({overrides.get(key) for overrides in values}) > 1]
 
     def value(self, job: SweepJob, key: str) -> str:
-        """Return what a job has for a swept key, as it was written; "" where it leaves the key alone."""
+        """Return a job's value for a swept key, as it was written; "": the job does not set it."""
         return _values(job).get(key, "")
 
     def name(self, run: Path) -> str:
-        """Return what tells the job with this run folder from the others: `optimizer.lr=0.01,model=mlp`."""
+        """Return the values that distinguish the job with this run folder: `optimizer.lr=0.01,model=mlp`."""
         job = next(job for job in self.jobs if self.run_folder(job).root == run)
         return ",".join(f"{key}={self.value(job, key)}" for key in self.keys or _values(job))  # not `swept`: it grows with the jobs
 
@@ -138,17 +134,17 @@ def is_sweep(folder: Path) -> bool:
 
 
 def sweep_of(run: Path) -> Path | None:
-    """Return the folder of the sweep that a run folder belongs to; None for a run of its own."""
+    """Return the folder of the sweep that a run folder belongs to; None: it belongs to none."""
     return next(
         (folder for folder in run.parents if is_sweep(folder) and any(run == folder / job.folder for job in Sweep.load(folder).jobs)), None
     )
 
 
 def update_table(run: Path, status: Status | None = None) -> None:
-    """Write where a job is into the table of its sweep, if it has one that no process keeps: the jobs of an engine.
+    """Update a job's row in the table of its sweep, if no process keeps the table: for jobs of an engine.
 
-    Jobs may do so at the same moment: each reads the results of all, and looks again when it has written. Without a `status` this job has
-    what its result.json says.
+    Jobs may do so at the same moment: each reads the results of all, and checks again after writing. Without a `status` the row gets the
+    content of result.json.
     """
     with suppress(ConfigError, OSError):  # the table is for people: no job fails by it
         root = sweep_of(run)

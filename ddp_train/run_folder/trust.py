@@ -1,7 +1,7 @@
-"""Where a run may write, and whose run may be continued. docs/security.md says against whom.
+"""Checks where a run may write, and whose run may be continued. docs/security.md describes the threats.
 
-A folder that was typed is chosen. What a *name* brings into it (a config value that is filled into a pattern, a link below
-`outputs/`) must not lead anywhere else.
+A typed folder is the user's choice. A *name* in it (a config value that is filled into a pattern, a link below `outputs/`) must not lead
+anywhere else.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import yaml
 
 from ddp_train.errors import ConfigError
 
-_NAMES_CODE = ("config.yaml", "sweep.json", "conf/**/*.yaml")  # what a run is built from, and a sweep
+_NAMES_CODE = ("config.yaml", "sweep.json", "conf/**/*.yaml")  # a run or a sweep is built from these
 
 _READ = (
     *_NAMES_CODE,
     *("task.json", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"),
-    *("compiled", "compiled/*", "compiled/*/*"),  # which are executed
+    *("compiled", "compiled/*", "compiled/*/*"),  # executed code
 )
 
 _RUNS = {"cluster", "hydra", "command", "working_directory", "code"}
-"""Under these keys each text counts: setup lines, the environment, a Python, hosts; the words that a sweep is composed from."""
+"""Every text under these keys decides what runs: setup lines, the environment, a Python, hosts; the words of a sweep."""
 
 _MAX_CHARACTERS = 1_000_000
 
@@ -45,33 +45,34 @@ def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:
 
 
 def check_below(root: Path, folder: Path, *, key: str) -> list[ConfigError]:
-    """Return what is wrong with a folder that should lie below `root`, and come there by no link."""
+    """Return what is wrong with a folder that should lie below `root`, and be reached without a link."""
     if root not in folder.parents or ".." in folder.relative_to(root).parts:
         return [ConfigError(key=key, happened=f"leads to {folder}", expected=f"a folder below {root}")]
-    for part in (folder, *folder.parents):
-        if part == root:
+    for parent in (folder, *folder.parents):
+        if parent == root:
             return []
-        if part.is_symlink():
-            return [ConfigError(key=key, happened=f"{part} is a link", expected=f"folders of their own below {root}", fix=f"remove {part}")]
+        if parent.is_symlink():
+            expected = f"folders of their own below {root}"
+            return [ConfigError(key=key, happened=f"{parent} is a link", expected=expected, fix=f"remove {parent}")]
     return []
 
 
 def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False) -> None:
-    """Refuse to build what another user could have written, until it was shown and accepted.
+    """Refuse to build from files that another user could have written, until they were shown and accepted.
 
-    Ask it where a command was typed, never where something goes on unattended: that continues what its own user has begun.
+    Called for typed commands, never for a run that continues unattended: its own user has begun it.
 
     Args:
         path: a run folder, the folder of a sweep, or a spec.
         accept: how a user accepts it.
-        is_trusted: that was done. This process does not ask again.
+        is_trusted: it was accepted; this process does not ask again
     """
     if is_trusted:
         _accepted.add(path.absolute())
     if path.absolute() in _accepted or not (why := _of_another_user(path)):
         return
     files = [file for folder in _run_folders(path) for pattern in _NAMES_CODE for file in sorted(folder.glob(pattern)) if file.is_file()]
-    lines = [line for file in files or [path] for line in (f"{file}:", *(f"  {each}" for each in _what_runs(file)))]
+    lines = [line for file in files or [path] for line in (f"{file}:", *(f"  {text}" for text in _what_runs(file)))]
     lines += [f"{path}/compiled: machine code of torch.compile"] if (path / "compiled").exists() else []
     happened = "\n    ".join([f"{why}; this would run as you, with the other values of these files:", *lines])
     expected = "what only you can have written, or your consent"
@@ -79,7 +80,7 @@ def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False
 
 
 def _of_another_user(top: Path) -> str:
-    """Say by whom a folder or a file could have been written, other than this user and root; "" where by no other."""
+    """Say why another user than this one and root could have written a folder or a file; "": none could."""
     read = {path for folder in _run_folders(top) for pattern in _READ for path in (folder, *folder.glob(pattern)) if folder.is_dir()}
     folders = {parent for path in read for parent in path.parents if top in parent.parents}
     for path in (top, *sorted(read | folders)):
@@ -99,7 +100,7 @@ def _of_another_user(top: Path) -> str:
 
 
 def _run_folders(top: Path) -> list[Path]:
-    """Return a folder, and those of its jobs where it is a sweep's."""
+    """Return a folder, and for a sweep the folders of its jobs."""
     try:
         return [top, *(top / job["folder"] for job in json.loads((top / "sweep.json").read_text())["jobs"])]
     except (OSError, ValueError, KeyError, TypeError):
@@ -107,7 +108,7 @@ def _run_folders(top: Path) -> list[Path]:
 
 
 def _own_number(folder: Path) -> int:
-    """Return the number that files of this user get in a folder: a file server may have another one for root."""
+    """Return the uid of this user's new files in a folder: a file server may map root to another uid."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid
@@ -116,7 +117,7 @@ def _own_number(folder: Path) -> int:
 
 
 def _what_runs(file: Path) -> list[str]:
-    """Return what of a YAML or JSON decides what is run, as `key: value`: nothing is resolved, imported or written out."""
+    """Return the values in a YAML or JSON that decide what is run, as `key: value`, without resolving or importing anything."""
     try:
         text = file.read_text(encoding="utf-8")
         if len(text) > _MAX_CHARACTERS:

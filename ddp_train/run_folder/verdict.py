@@ -1,7 +1,7 @@
-"""Whether a run is done, is to be started again, or never again by itself: from its folder alone.
+"""The verdict on a run, from its folder alone: it is done, is to be started again, or never again by itself.
 
-Batch scripts, people and tests ask nothing else. An exit code would not do: it gets lost with the process that had it, and the one of
-`srun` is that of whichever task was the first to end.
+Batch scripts, people and tests use it alone. An exit code would not do: it is lost with its process, and that of `srun` is the code of
+whichever task ended first.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_json
 
 _SHOWN = 200  # characters of an error
-_NOT_THERE = (126, 127)  # what a shell ends with that cannot run what it was told to
+_NOT_RUNNABLE = (126, 127)  # exit codes of a shell that cannot run its command
 _POLL_S = 0.5
-WORD_WITHIN_S = 10.0  # the last word of a run that has ended, until another machine sees it on a network file system
+WORD_WITHIN_S = 10.0  # until another machine sees result.json on a network file system
 
 
 class Outcome(StrEnum):
-    """What is to be done with a run that no process works on."""
+    """What to do with a run that no process works on."""
 
     DONE = "done"
     AGAIN = "again"
@@ -50,14 +50,14 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(run_folder: RunFolder) -> Verdict:
-    """Return what is to be done with a run: done (0), again (75), or never (the code of its failure; 130 after Ctrl-C)."""
+    """Return the verdict on a run: done (0), again (75), or never (the code of its failure; 130 after Ctrl-C)."""
     result = run_folder.read_result()
     if result is not None and result.status == Status.COMPLETED:
         return Verdict(Outcome.DONE, "", DONE)
     shown = shlex.quote(run_folder.shown())
     if run_folder.cancelled.exists():
         by = ""
-        with suppress(OSError, ValueError, KeyError, TypeError):  # half of the marker marks as well
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a half-written marker counts as well
             marker = json.loads(run_folder.cancelled.read_text())
             by = f" by {marker['by']} at {marker['time']}"
         return Verdict(Outcome.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
@@ -81,15 +81,15 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
 
 
 def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: bool) -> None:
-    """Leave a report of a machine that refused and could not do so itself: it does not see the folder, or has no interpreter.
+    """Write a report for a machine that refused and could not write one: it does not see the folder, or has no interpreter.
 
-    Where all machines are needed, the others are stopped for it. Where not (`is_elastic`), their word counts, if they have left one.
+    If all machines are needed, the others are stopped for it. If not (`is_elastic`), a result or report of theirs counts instead.
 
     Args:
-        code: with which the machines ended, the highest one. Only one of `errors.FINAL` counts.
-        logs: where the machine may have said why.
+        code: the highest exit code of the machines. Only one of `errors.FINAL` counts.
+        logs: the logs in which the machine may have given a reason.
     """
-    code = ENVIRONMENT_REFUSES if code in _NOT_THERE else code
+    code = ENVIRONMENT_REFUSES if code in _NOT_RUNNABLE else code
     report = failure.load(run_folder.failure)
     if code not in FINAL or verdict_of(run_folder).outcome != Outcome.AGAIN or (is_elastic and (report or run_folder.read_result())):
         return
@@ -99,7 +99,7 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
 
 
 def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[Verdict, int]:
-    """Return the verdict on a run that has ended, whose last word may be seen here late, and the code for who has followed it."""
+    """Return the verdict on an ended run, whose result.json may be visible here late, and the exit code for a command that follows it."""
     wait_until(
         lambda: verdict_of(run_folder).outcome != Outcome.AGAIN or run_folder.read_result() is not None, within_s=within_s, every_s=_POLL_S
     )
@@ -112,12 +112,12 @@ def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[V
 
 
 def _is_saved(run_folder: RunFolder, result: Result) -> bool:
-    """Tell whether a run that was stopped can go on: from this attempt, or from one before it."""
+    """Tell whether a stopped run has a checkpoint, of this attempt or an earlier one."""
     return result.step is not None or any(run_folder.saved_steps())
 
 
 def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int:
-    """Return the exit code of a run that has ended, and write a result.json where no process was left to do so.
+    """Return the exit code of an ended run, and write result.json if no process was left to do so.
 
     Args:
         code: how its agent ended; 130 and 143 after a stop signal.
@@ -125,10 +125,10 @@ def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int
     """
     result = run_folder.read_result()
     status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(code, Status.FAILED)
-    if code != DONE and result is None:  # no rank and no agent was left to say it
-        with suppress(OSError):  # a full disk, say, which may be the very reason: the exit code says it as well
+    if code != DONE and result is None:  # no rank and no agent was left to write it
+        with suppress(OSError):  # a full disk, say, perhaps the reason itself: the exit code has it as well
             Result(status=status).write(run_folder.result)
-    if result is not None and result.status in STOPPED:  # rank 0 has said so, and how to continue
+    if result is not None and result.status in STOPPED:  # rank 0 has printed it, and how to continue
         return STOPPED[result.status] if result.status == Status.INTERRUPTED or _is_saved(run_folder, result) else TERMINATED
     if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
         return DONE
@@ -139,9 +139,9 @@ def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int
 
 
 def mark_cancelled(run_folder: RunFolder) -> None:
-    """Say that nothing but a person starts the run again. Done before anything is stopped: a scheduler may ask as soon as it ends.
+    """Mark that only a person starts the run again. Called before anything is stopped: a scheduler may ask as soon as the run ends.
 
-    An empty marker is enough, and fits on most disks that are full. OSError where not even that can be made.
+    An empty marker is enough, and fits on most full disks. Raises OSError: not even that can be written.
     """
     user = str(os.getuid())
     with suppress(KeyError, OSError):  # a number without a name, as in a container

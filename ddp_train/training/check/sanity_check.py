@@ -166,7 +166,7 @@ def _mismatch_error(error: Exception, components: Components, trial: _Trial, for
     return ConfigError(
         key="data, objective" if not forward.takes else "model" if not forward.gives else "objective",
         happened=f"{trial.name} fails: {type(error).__name__}: {error}\n"
-        f"  {failure.own_line(error)}\n"
+        f"  {failure.user_line(error)}\n"
         f"  data       gives {describe(batch)}\n"
         f"  model      {type(model).__name__} ({types}) {forward}\n"
         f"  objective  {getattr(loss, '__name__', type(loss).__name__)}",

@@ -58,7 +58,7 @@ class Checkpoints:
             folder,
             self.world,
             config_hash=self.config.hash(),
-            run=self.world.from_main(self.run_folder.number()),  # a shared file system may show environment.json to others later
+            run=self.world.from_main(self.run_folder.run_id()),  # a shared file system may show environment.json to others later
             asynchronous=settings.asynchronous,
             remove_old=lambda saved: remove_old(saved, self.keep),
             on_progress=self.tracker.move,

@@ -59,7 +59,7 @@ def test_pinned_memory_is_as_large_as_the_share_and_given_back_before_there_is_m
     for numel in (1_200_000, 1_100_000, 3_000_000):  # times four bytes; a power of two would be 8 and 16 MiB
         weights = torch.arange(float(numel))
         staged = buffer.copy_state({"model": {"weights": weights}}, {}, rank=0, size=1)
-        assert next(values for piece, values in staged.places if piece.dtype is torch.float32).equal(weights)
+        assert next(values for piece, values in staged.copies if piece.dtype is torch.float32).equal(weights)
         assert list(fake.now.values()) == fake.sizes[-1:]
         assert 0 <= fake.sizes[-1] - 4 * max(numel, 1_200_000) < 4 * max(numel, 1_200_000) / 64 + (1 << 17)
         del staged
@@ -76,7 +76,7 @@ def test_pinned_memory_is_made_by_a_thread_before_the_first_save(monkeypatch: py
     for _ in range(2):
         weights = torch.rand(1_000_000)
         staged = buffer.copy_state({"model": {"weights": weights}}, {"torch": torch.zeros(5000)}, rank=0, size=1)
-        assert next(values for piece, values in staged.places if piece.leaf.shape == (1_000_000,)).equal(weights)
+        assert next(values for piece, values in staged.copies if piece.leaf.shape == (1_000_000,)).equal(weights)
     assert fake.threads == ["checkpoint memory"]
     buffer.copy_state({"model": {"weights": torch.rand(2_000_000)}}, {}, rank=0, size=1)  # more than was known
     assert fake.threads == ["checkpoint memory", "MainThread"]
@@ -85,7 +85,7 @@ def test_pinned_memory_is_made_by_a_thread_before_the_first_save(monkeypatch: py
 def test_memory_that_cannot_be_pinned_serves_as_well(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     buffer = buffer_on_a_gpu(monkeypatch, FakeCuda(error=2))
     staged = buffer.copy_state({"model": {"weights": torch.ones(9)}}, {}, rank=0, size=1)
-    assert sum(float(values.sum()) for piece, values in staged.places if piece.dtype is torch.float32) == 9
+    assert sum(float(values.sum()) for piece, values in staged.copies if piece.dtype is torch.float32) == 9
     assert "not pinned (CUDA error 2)" in caplog.text
 
 
@@ -97,7 +97,7 @@ def test_of_a_tensor_that_is_cut_a_rank_copies_the_rows_that_it_has() -> None:
             staged = StagingBuffer(torch.device("cpu")).copy_state({"model": {"a": tied, "b": tied.detach()}}, {}, rank=rank, size=4)
         (leaf,) = staged.shared
         assert (leaf.shape, leaf.shards) == ((5, 3), 4 // replicas)
-        found = [(piece, values) for piece, values in staged.places if piece.leaf == leaf]
+        found = [(piece, values) for piece, values in staged.copies if piece.leaf == leaf]
         assert [(piece.start, piece.stop) for piece, _ in found] == ([] if expected is None else [expected])
         assert all(torch.equal(values, whole.reshape(-1)[piece.start : piece.stop]) for piece, values in found)
 

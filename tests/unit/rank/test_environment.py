@@ -52,11 +52,11 @@ def test_a_run_has_a_number_of_its_own_and_keeps_it_when_the_file_is_lost(tmp_pa
         job.run_folder.config.touch()
         with environment.recorded(job, alone()):
             pass
-        numbers.append(job.run_folder.number())
+        numbers.append(job.run_folder.run_id())
     assert numbers[0] and numbers[1] and numbers[0] != numbers[1]
     checkpoint = saved(job.run_folder.checkpoints, 3, run=numbers[1])
     job.run_folder.environment.unlink()
     assert verify(checkpoint) == ""  # nothing says whose it is not
     with environment.recorded(job, alone()):
         pass
-    assert job.run_folder.number() == numbers[1] and verify(checkpoint) == ""
+    assert job.run_folder.run_id() == numbers[1] and verify(checkpoint) == ""

@@ -102,14 +102,14 @@ def test_a_rank_that_the_watchdog_of_nccl_ended_is_shown_with_the_reason(tmp_pat
     run_folder = RunFolder(tmp_path)
     run_folder.logs.mkdir()
     run_folder.rank_log(1).write_text(WATCHDOG.format(said=said))
-    words = failure.native_words(run_folder, 1, 8)
+    words = failure.native_error(run_folder, 1, 8)
     assert words == said
     found = failure.from_exit(rank=1, pid=8, exit_code=-6, run_folder=run_folder)
     assert found.screen(run_folder).count(said) == 1
     assert ("CUDA_LAUNCH_BLOCKING=1" in found.fix) == said.startswith("CUDA error")
     assert said not in failure.from_exit(rank=1, pid=8, exit_code=-9, run_folder=run_folder).message
     run_folder.rank_log(1).write_text("12:05 rank 1 INFO begins (pid 8)\n")
-    assert failure.native_words(run_folder, 1, 8) == failure.native_words(run_folder, 2, 9) == ""
+    assert failure.native_error(run_folder, 1, 8) == failure.native_error(run_folder, 2, 9) == ""
 
 
 def test_a_failure_that_cannot_be_written_raises_nothing_and_is_the_first_where_no_report_is_there(
