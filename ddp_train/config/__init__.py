@@ -1,1 +1,1 @@
-"""A configuration: checked, typed, compared. Every problem is found here, before a process starts. Imports no torch."""
+"""A run's configuration: checking, typing and comparing it. Every problem is found before a process starts. Imports no torch."""

@@ -1,10 +1,9 @@
-"""Arguments that are `auto`: who answers them, and what they came to. Imports no torch; docs/decisions/0005-auto.md says why it is so.
+"""Arguments that are `auto`, and the facts that answer them. Imports no torch; docs/decisions/0005-auto.md has the reasons.
 
-An `auto` takes the fact of its argument's name, also in nodes inside a node: of the data in model, objective and evaluation.metrics, of
-the run in scheduler and metrics, of the devices in amp. (`loader.micro_batch_size` is found by trying:
-training/check/micro_batch.py.) One without a fact is null where that is the argument's own default (the class can
-do without), stays where the class has a meaning of its own for it (its default, or annotated as text), and is else an error.
-Answers are kept by their dotted keys, `model.num_classes`.
+An `auto` gets the fact with its argument's name, also in nodes inside a node: of the data in model, objective and evaluation.metrics, of
+the run in scheduler and metrics, of the devices in amp. (`loader.micro_batch_size` is measured: training/check/micro_batch.py.) Without a
+fact it is null if that is the argument's default (the class can do without), it stays if the class gives `auto` a meaning (as its default,
+or annotated as text), and else it is an error. Answers are stored by their dotted keys, `model.num_classes`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NOT_KNOWN = object()
 
 
 def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[ConfigError]:
-    """Yield an error for every `auto` of these sections that nothing can answer, as far as can be told before the data is there."""
+    """Yield an error for every `auto` of these sections that nothing can answer, as far as is known without the data."""
     for section in sections:
         for key, name, owner in _autos(at(tree, section), section, "", None):
             if section in BY_DATA and name:
@@ -51,9 +50,9 @@ def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[Config
 
 
 def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what every `auto` below the given sections comes to. ConfigError: it names all that the facts do not answer."""
+    """Return the answer for every `auto` below these sections. ConfigError: it names all that the facts do not answer."""
     answers: dict[str, Any] = {}
-    left: dict[str, str] = {}
+    unanswered: dict[str, str] = {}
     for section, node in tree.items():
         for key, name, owner in _autos(node, section, "", None):
             fact = name if name in facts else _ALSO_CALLED.get(name, name)
@@ -63,24 +62,24 @@ def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
             elif default is None and not has_meaning:
                 answers[key] = None
             elif not has_meaning:
-                left[key] = name
-    if left:
-        raise _unanswered(left, facts)
+                unanswered[key] = name
+    if unanswered:
+        raise _unanswered(unanswered, facts)
     return answers
 
 
 def put(value: Any, key: str, answers: Mapping[str, Any]) -> Any:
-    """Return a part of a configuration with answers in the place of its `auto`s."""
-    return changed(value, key, lambda place, found: answers.get(place, found) if _is_auto(found) else found)
+    """Return a part of a configuration with answers instead of its `auto`s."""
+    return changed(value, key, lambda path, leaf: answers.get(path, leaf) if _is_auto(leaf) else leaf)
 
 
 def take(value: Any, key: str, keys: list[str]) -> Any:
-    """Return a part of a configuration with `auto` in the place of answers."""
-    return changed(value, key, lambda place, found: AUTO if place in keys else found)
+    """Return a part of a configuration with `auto` instead of answers."""
+    return changed(value, key, lambda path, leaf: AUTO if path in keys else leaf)
 
 
 def keys(tree: Mapping[str, Any]) -> list[str]:
-    """Return the keys of every `auto` whose answer belongs to the experiment; the metrics' are of one attempt."""
+    """Return the keys of every `auto` whose answer belongs to the experiment; those of `metrics` belong to one attempt."""
     sections = (*BY_DATA, "scheduler", "amp", "loader.micro_batch_size")
     return [key for section in sections for key, _, _ in _autos(at(tree, section), section, "", None)]
 
@@ -97,7 +96,7 @@ def plain(value: Any) -> Any:
 
 
 def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Refuse to continue a run with data that answers otherwise than it did. The run's own facts may change: `trainer.max_steps`."""
+    """Refuse to continue a run with data whose answers have changed. The run's own facts may change: `trainer.max_steps`."""
     for key, value in answers.items():
         if key.startswith(BY_DATA) and key in before and before[key] != value:
             happened = f"is auto: the data said {_shown(before[key])} when the run began, and says {_shown(value)} now"
@@ -106,7 +105,7 @@ def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> Non
 
 
 def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Refuse to evaluate a model, whose run's `auto`s have come to `answers`, on data of another kind. What data does not say is none."""
+    """Refuse to evaluate a model, with the `answers` of its run, on data of another kind. Facts that the data lacks are not compared."""
     for key, value in answers.items():
         name = key.rpartition(".")[2]
         fact = plain(facts.get(_ALSO_CALLED.get(name, name)))
@@ -115,16 +114,16 @@ def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
             raise ConfigError(key="data", happened=happened, expected="data of the kind that the run was trained on")
 
 
-def _unanswered(left: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigError:
-    said = ", ".join(f"{name}={_shown(value)}" for name, value in facts.items())
-    values = {key: nearest(name, facts) for key, name in left.items()}
+def _unanswered(unanswered: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigError:
+    known = ", ".join(f"{name}={_shown(value)}" for name, value in facts.items())
+    values = {key: nearest(name, facts) for key, name in unanswered.items()}
     typed = " ".join(override(key, plain(facts[near])) if near else f"{key}=VALUE" for key, near in values.items())
-    is_text = not {*left.values()}.isdisjoint(_TEXT)
-    giver = "the run" if next(iter(left)).partition(".")[0] in BY_RUN else "the data"
-    happened = f"{'is' if len(left) == 1 else 'are'} auto, and {giver} does not say {'it' if len(left) == 1 else 'them'}"
-    expected = f"a fact of {giver}; it has {said or 'none (`facts` of a data set: `ddp-train help docs/data.md`)'}"
+    is_text = not {*unanswered.values()}.isdisjoint(_TEXT)
+    giver = "the run" if next(iter(unanswered)).partition(".")[0] in BY_RUN else "the data"
+    happened = f"{'is' if len(unanswered) == 1 else 'are'} auto, and {giver} does not say {'it' if len(unanswered) == 1 else 'them'}"
+    expected = f"a fact of {giver}; it has {known or 'none (`facts` of a data set: `ddp-train help docs/data.md`)'}"
     fix = typed + (", or text: data=char_text objective=language_modeling" if is_text else "")
-    return ConfigError(key=", ".join(left), happened=happened, expected=expected, fix=fix)
+    return ConfigError(key=", ".join(unanswered), happened=happened, expected=expected, fix=fix)
 
 
 def _shown(value: Any) -> str:
@@ -135,12 +134,12 @@ def _shown(value: Any) -> str:
 def _autos(value: Any, key: str, name: str, owner: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
     """Yield the key of every `auto`, its argument's name ("" for an item of a list), and the node whose argument it is, if any."""
     if isinstance(value, Mapping):
-        for part, inner in value.items():
-            if part not in DIRECTIVES or part == "_args_":
-                yield from _autos(inner, f"{key}.{part}", str(part), value if "_target_" in value else None)
+        for name_inside, inner in value.items():
+            if name_inside not in DIRECTIVES or name_inside == "_args_":
+                yield from _autos(inner, f"{key}.{name_inside}", str(name_inside), value if "_target_" in value else None)
     elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from _autos(inner, f"{key}.{place}", "", None)
+        for index, inner in enumerate(value):
+            yield from _autos(inner, f"{key}.{index}", "", None)
     elif _is_auto(value):
         yield key, name, owner
 
@@ -150,12 +149,12 @@ def _is_auto(value: Any) -> bool:
 
 
 def _argument(owner: Mapping[str, Any] | None, name: str) -> tuple[Any, bool]:
-    """Return the default of a node's argument (`_NOT_KNOWN`: it has none), and whether its class has a meaning of its own for `auto`."""
+    """Return the default of a node's argument (`_NOT_KNOWN`: it has none), and whether its class gives `auto` a meaning."""
     try:
         target = look_up(str((owner or {})["_target_"]))
         parameter = inspect.signature(target).parameters.get(name)
         takes_text = admits_text(hints_of(target).get(name))
-    except Exception:  # what cannot be imported, or has no signature, is told elsewhere; an item of a list has no owner
+    except Exception:  # failed imports and missing signatures are reported elsewhere; an item of a list has no owner
         return _NOT_KNOWN, False
     default = _NOT_KNOWN if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
     return default, takes_text or _is_auto(default)

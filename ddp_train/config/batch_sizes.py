@@ -24,21 +24,21 @@ class BatchSizes:
     micro_batch_size: int
     grad_accum_steps: int
     world_size: int
-    is_derived: bool = False  # from the number of ranks, which another number changes: no global batch was given
-    is_open: bool = False  # `loader.micro_batch_size=auto`, until it is found: micro-batch and accumulation are those if all of it fits
+    is_derived: bool = False  # the global batch follows from the number of ranks: none was given
+    is_open: bool = False  # `loader.micro_batch_size=auto`, not measured yet: the sizes are for a batch that fits as a whole
 
     def on(self, world_size: int, *, micro_batch_size: Any) -> BatchSizes:
-        """Return the same global batch on another number of ranks, of which each has a sample at least: the accumulation follows.
+        """Return the same global batch on another number of ranks, at least one sample each: the accumulation follows.
 
-        `micro_batch_size`: as it was asked for, a number or auto; where the global batch does not fill it, it is smaller.
+        `micro_batch_size`: as configured, a number or auto; it is smaller if the global batch does not fill it.
         """
         return _sizes(self.global_batch_size, micro_batch_size, world_size)
 
     def notes(self) -> list[str]:
-        """Return the line that says what another number of ranks would change."""
+        """Return the line on the effect of another number of ranks, if it has one."""
         keeps = f"trainer.global_batch_size={self.global_batch_size} keeps it"
-        is_told = self.is_derived and self.world_size > 1
-        return [f"another number of ranks has another batch, and another result; {keeps}"] if is_told else []
+        has_effect = self.is_derived and self.world_size > 1
+        return [f"another number of ranks has another batch, and another result; {keeps}"] if has_effect else []
 
     def __str__(self) -> str:
         exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
@@ -53,7 +53,7 @@ class BatchSizes:
 
 
 def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> BatchSizes:
-    """Derive whichever of the global batch size and the accumulation is not given. ConfigError: what is given contradicts itself."""
+    """Derive the global batch size or the accumulation, whichever is not given. ConfigError: the given values contradict each other."""
     nodes = 1 if is_torchrun_worker() else most_nodes(cluster)
     if nodes > 1 and cluster.launcher == "local":
         happened = f"is {cluster.nodes}, but cluster.launcher=local has one machine"
@@ -84,12 +84,10 @@ def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:
 
 
 def _sizes(total: int, micro: Any, world_size: int) -> BatchSizes:
-    """Return a global batch on so many ranks: the accumulation follows. A micro-batch that it does not fill is smaller; it may be auto."""
+    """Return the sizes for this many ranks: the accumulation follows. The micro-batch may be auto, and shrinks to the global batch."""
     if total < world_size:
-        happened, fix = (
-            f"{total} is smaller than the world size {world_size}",
-            f"trainer.global_batch_size={world_size}, or fewer processes",
-        )
+        happened = f"{total} is smaller than the world size {world_size}"
+        fix = f"trainer.global_batch_size={world_size}, or fewer processes"
         raise ConfigError(key="trainer.global_batch_size", happened=happened, expected="at least one sample per rank", fix=fix)
     is_open = micro == AUTO
     accumulation = 1 if is_open else -(-total // (micro * world_size))
@@ -104,7 +102,7 @@ def _sizes(total: int, micro: Any, world_size: int) -> BatchSizes:
 
 
 def _refuse_open(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
-    """Refuse to look for the largest micro-batch where nothing says how large the batch is, or where no memory can be measured."""
+    """Refuse to measure the largest micro-batch if the global batch is unknown, or no memory can be measured."""
     if trainer.global_batch_size is None:
         happened = f"is null, and {MICRO_BATCH} is auto: nothing says how many samples a step has"
         expected = "the samples of a step, which micro-batches of any size add up to"

@@ -30,7 +30,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
 CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
-"""The config groups: inside the installed package (`pkg://ddp_train.conf`, for others); in a checkout that is a link to its top."""
+"""The config groups, in the installed package (`pkg://ddp_train.conf`); in a checkout the folder is a link to conf/ at the top."""
 
 
 _Section = TypeVar("_Section")
@@ -47,7 +47,7 @@ class ConfigErrors(Exception):
         return self.text()
 
     def text(self, *, has_begun: bool = False) -> str:
-        """Return what is shown. `has_begun`: jobs before this one have run."""
+        """Return the text for the terminal. `has_begun`: earlier jobs have run."""
         count = len(self.errors)
         title = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
         started = "no other job was started" if has_begun else "nothing was started"
@@ -69,17 +69,17 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     tree, left_out = drop_unused_option_arguments({**{name: {} for name in schema.NAMED}, **resolve(config, errors)}, hydra)
     errors += _unknown_root_names(tree, hydra)
     errors += _targets_in_extra(tree)
-    errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.spelled_out(key, value))]
+    errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.variable_for_secret(key, value))]
     sections = {name: _typed(kind, tree[name], name, errors) for name, kind in schema.SECTIONS.items() if name in tree}
     root = _typed(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
     errors += _check_name(tree["name"]) if "name" in tree else []
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
-    told, changed = {error.key for error in errors}, evaluation_sets(tree)  # that a value is missing, for one
+    reported, changed = {error.key for error in errors}, evaluation_sets(tree)  # a missing value, for one
     for node, key in _target_nodes(tree):
-        of_data = "data" if key in changed else key  # what an evaluation set takes over is said of `data`
-        found = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, of_data, 1)} & told]
-        told |= {error.key for error in found}
-        errors += found
+        of_data = "data" if key in changed else key  # an evaluation set's inherited values are reported for `data`
+        node_errors = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, of_data, 1)} & reported]
+        reported |= {error.key for error in node_errors}
+        errors += node_errors
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
@@ -87,8 +87,8 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     for name in (name for name in (*schema.SECTIONS, *schema.TARGETS) if name not in tree):
         fix = f"+{name}={'default' if name in schema.SECTIONS else 'OPTION'}; `ddp-train --help` lists the options"
         errors.append(ConfigError(key=name, happened="the section is missing", fix=fix))
-    batch, found = check_rules(typed_sections(sections), tree)
-    errors += found
+    batch, rule_errors = check_rules(typed_sections(sections), tree)
+    errors += rule_errors
     if errors or batch is None or root is None:
         raise ConfigErrors(_once(errors))
     tree.update(root)
@@ -100,7 +100,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
 
 
 def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
-    """Return errors; of those that tell the same reason why a module cannot be imported the first, with the keys of all."""
+    """Return errors; of several with the same failed import the first, with the keys of all."""
     kept: dict[str, ConfigError] = {}
     for error in errors:
         is_import = error.happened.startswith("cannot import ") and "\n" in error.happened
@@ -111,18 +111,18 @@ def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
 
 
 def load(tree: dict[str, Any]) -> RunConfig:
-    """Check a frozen config again, on this machine: the global batch is kept, the accumulation follows the number of ranks here."""
+    """Check a frozen config again, on this machine: the global batch is kept, the accumulation follows from the number of ranks here."""
     tree = {**tree, "trainer": {**(tree.get("trainer") or {}), "grad_accum_steps": None}}
     return check(OmegaConf.create(tree))
 
 
 def section(composed: DictConfig, kind: type[_Section]) -> _Section:
-    """Resolve and check one of our own sections alone: of a sweep's base config, which may lack what its jobs will have.
+    """Resolve and check one of our own sections alone: for a sweep's base config, which may lack values of its jobs.
 
     ConfigErrors: with every problem of the section.
     """
     errors: list[ConfigError] = []
-    name = next(name for name, each in schema.SECTIONS.items() if each is kind)
+    name = next(name for name, of_section in schema.SECTIONS.items() if of_section is kind)
     values = _typed(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
     if values is None:
         raise ConfigErrors(errors)
@@ -133,21 +133,21 @@ OWN = [key for name, kind in schema.SECTIONS.items() for key in schema.keys_of(k
 
 
 def plain_secret(key: str, name: str) -> ConfigError:
-    """Return what is wrong with a value that is a secret."""
+    """Return the error for a value that contains a secret."""
     happened = "contains a secret in plain text; the configuration is saved to disk"
     expected = "the name of an environment variable in its place"
     return ConfigError(key=key, happened=happened, expected=expected, fix=f"export {name}=..., and {key}='{redaction.reference(name)}'")
 
 
 def check_folder(folder: str, *, key: str) -> list[ConfigError]:
-    """Return what is wrong with the name of a folder, which everybody sees: a secret is in it."""
-    if (name := redaction.spelled_out("", folder)) is None:
+    """Return the error for a folder's name that contains a secret: everybody can see it."""
+    if (name := redaction.variable_for_secret("", folder)) is None:
         return []
     return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder's name that everybody may see")]
 
 
 def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
-    """Merge values into a schema one by one, so that every wrong one is found; return all fields, typed, or None where one is wrong."""
+    """Merge values into a schema one by one, so that every wrong one is found; return all fields, typed, or None after an error."""
     prefix, before = f"{section}." if section else "", len(errors)
     if not isinstance(values, Mapping):
         errors.append(ConfigError(key=section, happened=f"is {values!r}", expected="a group of keys"))
@@ -166,7 +166,7 @@ def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> 
                 continue
             value = schema.typed(inner, inner_values)
         if "float" in str(fields[name].type) and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)  # OmegaConf 2.4 warns where it does so itself
+            value = float(value)  # OmegaConf 2.4 warns when it does so itself
         try:
             merged[name] = value
         except OmegaConfBaseException:
@@ -178,11 +178,11 @@ def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> 
             errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {_kind(item)}"))
     if len(errors) > before:
         return None
-    found: Any = OmegaConf.to_container(merged)
+    content: Any = OmegaConf.to_container(merged)
     if kind is schema.DebugConfig:
-        faults = [_typed(schema.FaultConfig, fault, f"debug.faults.{place}", errors) for place, fault in enumerate(found["faults"])]
-        return {**found, "faults": [fault for fault in faults if fault is not None]}
-    return dict(found)
+        faults = [_typed(schema.FaultConfig, fault, f"debug.faults.{index}", errors) for index, fault in enumerate(content["faults"])]
+        return {**content, "faults": [fault for fault in faults if fault is not None]}
+    return dict(content)
 
 
 def _kind(item: dataclasses.Field[Any]) -> str:
@@ -214,15 +214,15 @@ def _check_name(name: Any) -> list[ConfigError]:
 
 
 def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield every node that is instantiated, with its key; the data's evaluation split as the second node that it is."""
+    """Yield every node that is instantiated, with its key; also those of the evaluation sets, which `data` and their changes define."""
     for name in schema.MADE:
         node = at(tree, name)
         if not isinstance(node, dict) or name == schema.EVALUATION_SETS:
             continue
         if name == "data":
             node = {key: value for key, value in node.items() if key != "eval"}
-        made = {f"{name}.{key}": each for key, each in node.items()} if name in schema.NODES else {name: node}
-        for key, inner in made.items():
+        components = {f"{name}.{key}": inner for key, inner in node.items()} if name in schema.NODES else {name: node}
+        for key, inner in components.items():
             if isinstance(inner, dict) and "_target_" not in inner:
                 yield inner, key
         for key, inner in nodes({name: node}):
@@ -234,15 +234,15 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
 
 
 def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the node of the evaluation set at a key, and those inside it that the training data does not have."""
-    there = dict(nodes({"data": node}))
+    """Yield the node of the evaluation set at a key, and its inner nodes that differ from the training data's."""
+    of_training = dict(nodes({"data": node}))
     for key, inner in nodes({at: split}):
-        if isinstance(inner, dict) and "_target_" in inner and there.get(key.replace(at, "data", 1)) != inner:
+        if isinstance(inner, dict) and "_target_" in inner and of_training.get(key.replace(at, "data", 1)) != inner:
             yield inner, key
 
 
 def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
-    """Find what stands at the top and is not read. Hydra takes such names from a YAML without asking."""
+    """Find names at the top that nothing reads. Hydra accepts them from a YAML silently."""
     known = [*schema.SECTIONS, *schema.TARGETS, *schema.NAMED, *schema.ROOT_KEYS]
     valid = [*known, *dict(nodes({name: tree[name] for name in known if name in tree}))]
     typed = texts(hydra.overrides.task) if hydra is not None else []
@@ -254,9 +254,9 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
         if name == "experiment" and option and isinstance(value, Mapping):
             yield _without_package(str(option), value, hydra)
             continue
-        is_secret = any(redaction.spelled_out(key, inner) for key, inner in leaves({name: value}))  # what was typed is not shown again
-        meant = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
-        advice = [_instead(text, valid) for text in meant if not is_secret]
+        is_secret = any(redaction.variable_for_secret(key, inner) for key, inner in leaves({name: value}))  # then it is not printed again
+        own_overrides = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
+        advice = [_instead(text, valid) for text in own_overrides if not is_secret]
         if name in CALLED_HERE:
             expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
@@ -267,7 +267,7 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
             advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
         else:
             expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"
-            if option and not meant:  # an experiment has chosen it: what is typed would be a second choice
+            if option and not own_overrides:  # an experiment has chosen it: a typed override would be a second choice
                 advice = [f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"]
             elif option:
                 advice = [override(f"{name}@extra.{name}", option, sign="+")]
@@ -278,16 +278,16 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
 
 
 def _instead(typed: str, valid: Iterable[str]) -> str:
-    """Return what to type for an override of a name that nothing reads."""
+    """Return the override to type instead of one whose name nothing reads."""
     key, equals, value = typed.lstrip("+").partition("=")
     close = nearest(key, valid)
     if close in (*schema.SECTIONS, *schema.TARGETS) and not value.isidentifier():
-        close = ""  # what a group is set to is the name of an option
+        close = ""  # a group's value is the name of an option
     return f"did you mean {shlex.quote(close + equals + value)}?" if close else shlex.quote(f"+extra.{key}{equals}{value}")
 
 
 def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig | None) -> ConfigError:
-    """Say why an experiment has no effect: without its first line Hydra puts what it holds below the name of its group."""
+    """Return the error for an experiment without effect: without that first line Hydra puts its keys below its group's name."""
     folders = [source.path for source in hydra.runtime.config_sources if source.schema == "file"] if hydra is not None else []
     files = [path for folder in folders if (path := Path(folder) / "experiment" / f"{option}.yaml").exists()]
     file = str(files[0]) if files else f"experiment/{option}.yaml"

@@ -1,7 +1,7 @@
-"""The section `cluster`: how many machines, where they meet, and what their processes find in their environment. Imports no torch.
+"""The section `cluster`: the number of machines, their rendezvous, and the environment of their processes. Imports no torch.
 
-What the config leaves null is read from the variables that torchrun itself reads (PET_*), that Kubernetes operators set, or that scripts
-for SLURM export; inside a step of SLURM from the step. docs/multinode.md has the table.
+Values that are null in the config are read from the variables that torchrun itself reads (PET_*), that Kubernetes operators set, or that
+scripts for SLURM export; inside a SLURM step, from the step. docs/multinode.md has the table.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ddp_train.system.slurm_step import slurm_step
 
 _Value = TypeVar("_Value")
 
-_PORT = 29500  # torchrun's own default; only where several machines are given MASTER_ADDR and no port
+_PORT = 29500  # torchrun's own default; only if several machines are given MASTER_ADDR and no port
 _ENDPOINTS_PORT = 29400  # torch's own default, for operators that give the host alone
-_STEPS_PORTS = range(10_000, 30_000)  # of SLURM's steps: below those that the kernel gives away
-_TRIED_PORTS = 8  # one after another, where others have taken the first
-LOOPBACK = "loopback"  # the rendezvous of one machine (`launch/agent/elastic.py`)
-ROUND = "round"  # that of one start of the ranks of several machines
-ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")  # what an agent of ours that is alone is told
+_STEPS_PORTS = range(10_000, 30_000)  # of SLURM's steps: below the kernel's ephemeral ports
+_TRIED_PORTS = 8  # one after another, if others have taken the first
+LOOPBACK = "loopback"  # the rendezvous backend of one machine (`launch/agent/elastic.py`)
+ROUND = "round"  # the backend for one start of the ranks of several machines
+ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")  # arguments for an agent that is alone
 _VARIABLES = {
     "nodes": ("PET_NNODES", "NNODES"),
     "node_rank": ("PET_NODE_RANK", "NODE_RANK"),
@@ -47,14 +47,13 @@ class Rendezvous:
     max_nodes: int
     node_rank: int | None
     host: str  # of the first machine; "" on one machine alone
-    ports: tuple[int, ...]  # one of these, the first that is free there
-    word: str  # that all machines have been given, and no other run; "": none
-    launch: str = ""  # what tells this start of the run from all others, where a step of SLURM says it
-    names: tuple[str, ...] = ()  # of the machines, where it says those
+    ports: tuple[int, ...]  # the first one that is free there is used
+    word: str  # a token that all machines of this run have, and no other run; "": none
+    launch: str = ""  # unique to this start of the run, inside a SLURM step
+    names: tuple[str, ...] = ()  # of the machines, inside a SLURM step
 
     @property
     def is_alone(self) -> bool:
-        """Whether this machine is the only one."""
         return self.max_nodes == 1
 
     @property
@@ -64,7 +63,7 @@ class Rendezvous:
 
 
 def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Rendezvous:
-    """Read where the machines meet from the config, or else from the environment; what neither says a step of SLURM does."""
+    """Read the rendezvous from the config, or else from the environment, or else from the SLURM step."""
     nodes, nodes_from = _setting("nodes", cluster, environment)
     min_nodes, max_nodes = _read(node_range, nodes or 1, nodes_from)
     word, _ = _setting("rendezvous_id", cluster, environment)
@@ -111,14 +110,14 @@ def hosts_of(cluster: ClusterConfig) -> list[str]:
 
 
 def processes_of_nodes(cluster: ClusterConfig) -> tuple[int, ...]:
-    """Return the number of processes on each machine, the first one first; one per GPU here, or two, where nobody says it."""
-    given = processes_given(cluster, os.environ) if cluster.launcher == "machines" else cluster.processes_per_node
+    """Return the number of processes on each machine, in order; by default one per GPU of this machine, or two."""
+    configured = processes_given(cluster, os.environ) if cluster.launcher == "machines" else cluster.processes_per_node
     own = [host_and_processes(text)[1] for text in cluster.hosts] if cluster.hosts else [None] * most_nodes(cluster)
-    return tuple(devices.processes_per_node(count or given, cluster.device) for count in own)
+    return tuple(devices.processes_per_node(count or configured, cluster.device) for count in own)
 
 
 def most_nodes(cluster: ClusterConfig) -> int:
-    """Return how many machines take part at most; 1 where the environment has no good number, which `rendezvous_of` will say."""
+    """Return the maximal number of machines; 1 if the environment has a bad number, which `rendezvous_of` reports."""
     if cluster.hosts:
         return len(cluster.hosts)
     nodes, _ = _setting("nodes", cluster, os.environ if cluster.launcher == "machines" else {})
@@ -129,35 +128,35 @@ def most_nodes(cluster: ClusterConfig) -> int:
 
 
 def max_restarts(cluster: ClusterConfig, environment: Mapping[str, str]) -> int:
-    """Return how often the run may start again; 0 where nobody says."""
+    """Return how often the run may start again; 0 by default."""
     restarts, source = _setting("max_restarts", cluster, environment)
     return _read(_number, restarts or 0, source)
 
 
 def processes_given(cluster: ClusterConfig, environment: Mapping[str, str]) -> int | None:
-    """Return the number of processes on this machine that the config or the environment gives; None for `auto` and the like."""
+    """Return the number of processes on this machine from the config or the environment; None: `auto` and the like."""
     processes, _ = _setting("processes_per_node", cluster, environment)
     return int(processes) if str(processes).isdigit() else None
 
 
 def environment_of(env: Mapping[str, Any], *, deterministic: bool = False, given: Container[str] = ()) -> dict[str, str]:
-    """Return `cluster.env` as text: what the ranks' processes find in their environment, whatever it was before.
+    """Return `cluster.env` as text: variables for the ranks, which override their environment.
 
-    A number is written as it is, true and false as 1 and 0; null leaves the variable as the user's environment has it.
+    True and false become 1 and 0; null keeps the variable from the user's environment.
 
     Args:
         deterministic: add what cuBLAS and NCCL need for the same bits each time; they read it once in a process. NVLS and NVLSTree add in
             an order that differs from call to call.
         given: the variables that the environment has; one that chooses NCCL's algorithms is left alone.
     """
-    ours = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"} if deterministic else {}
-    return {name: value for name, value in ours.items() if name != "NCCL_ALGO" or name not in given} | {
+    for_determinism = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"} if deterministic else {}
+    return {name: value for name, value in for_determinism.items() if name != "NCCL_ALGO" or name not in given} | {
         str(name): str(int(value)) if isinstance(value, bool) else str(reveal(value)) for name, value in env.items() if value is not None
     }
 
 
 def check_environment(cluster: ClusterConfig) -> Iterator[ConfigError]:
-    """Find what cannot be an environment variable, and what torchrun would set again."""
+    """Find names that cannot be environment variables, and variables that torchrun sets."""
     for name, value in cluster.env.items():
         key = f"cluster.env.{name}"
         if not str(name).replace("_", "").isalnum():
@@ -169,7 +168,7 @@ def check_environment(cluster: ClusterConfig) -> Iterator[ConfigError]:
 
 
 def _setting(name: str, cluster: ClusterConfig, environment: Mapping[str, str]) -> tuple[Any, str]:
-    """Return a value and where it stands: in the config, in the environment, or nowhere (None)."""
+    """Return a value and its source: the config, the environment, or none (None)."""
     value = getattr(cluster, name)
     if value is not None:
         return reveal(value), f"cluster.{name}"

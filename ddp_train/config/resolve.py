@@ -1,7 +1,7 @@
-"""From what Hydra composed to plain values: interpolations are resolved, but for those that stand for what no file may or can hold.
+"""Turns the composed config into plain values: interpolations are resolved, except those for values that no file may or can hold.
 
-A secret's `${oc.env:NAME}` stays as it is until a rank needs the value (redaction.py), and so does `${object:torch.float32}`: a type, a
-class or a function is named in a configuration, and had where the component is made (targets/target.py).
+A secret's `${oc.env:NAME}` stays until a rank needs the value (redaction.py), and so does `${object:torch.float32}`: a configuration names
+a type, a class or a function, and the object is looked up when the component is made (targets/target.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "")
     """Return a composed config, or one section of it, as plain containers.
 
     Args:
-        errors: takes every value that cannot be had.
-        section: what `config` is called, if it is one; a `???` in it stays, for what is typed later.
+        errors: gets an error for every value that cannot be resolved.
+        section: the name of the section that `config` is; a `???` in it stays, for a later override.
     """
     with _sealed():
         plain = _resolve(config, f"{section}." if section else "", errors, keeps_missing=bool(section))
@@ -60,7 +60,7 @@ def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError], *, keeps_
 
 @contextmanager
 def _sealed() -> Iterator[None]:
-    """Let a secret and the name of an object stand: not their value is for a file, another machine or a hash."""
+    """Keep references to secrets and objects unresolved while the block runs: files, other machines and hashes must not get the values."""
 
     def env(name: str, *default: Any, _node_: Any) -> Any:
         is_secret = redaction.is_secret_reference(name) or redaction.is_secret_key(str(_node_._get_full_key(None)))
@@ -75,8 +75,8 @@ def _sealed() -> Iterator[None]:
         OmegaConf.clear_resolver(RESOLVER)
 
 
-_MARK = "\0"  # around what was inside the braces; what looked like an interpolation would be resolved again
+_MARK = "\0"  # replaces the braces: text that looks like an interpolation would be resolved again
 
 
 def _unsealed(key: str, value: Any) -> Any:
-    return re.sub(f"{_MARK}(.*?){_MARK}", lambda found: f"${{{found[1]}}}", value) if isinstance(value, str) else value
+    return re.sub(f"{_MARK}(.*?){_MARK}", lambda match: f"${{{match[1]}}}", value) if isinstance(value, str) else value

@@ -20,7 +20,7 @@ from ddp_train.config.targets.target import evaluation_sets, own_keys
 from ddp_train.config.values import run_folders
 
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
-"""How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the one for which `optimizer.lr` was found.
+"""How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the batch for which `optimizer.lr` was tuned.
 
 Linear for SGD: a step over k times the samples at k times the rate goes as far as k small ones (Goyal et al. 2017, arXiv:1706.02677).
 Square root for Adam and its kin, which divide by the gradient's own size: it keeps the noise of their steps (Malladi et al. 2022,
@@ -32,7 +32,7 @@ arXiv:2205.10287).
 class RunConfig(RootConfig, Sections):
     """One run's configuration: everything resolved, our own sections typed, the nodes of components as plain containers."""
 
-    data: dict[str, Any]  # the data set's arguments, and `eval`: those that differ for evaluation, or None
+    data: dict[str, Any]  # the data set's arguments, and `eval`: the different ones for evaluation, or None
     model: dict[str, Any]
     objective: dict[str, Any]
     optimizer: dict[str, Any]
@@ -42,31 +42,30 @@ class RunConfig(RootConfig, Sections):
     metrics: dict[str, dict[str, Any] | None]
     callbacks: dict[str, dict[str, Any] | None]
 
-    tree: dict[str, Any]  # all of it as it is written to config.yaml, hashed and compared
+    tree: dict[str, Any]  # the whole configuration, as written to config.yaml, hashed and compared
     batch: BatchSizes
-    left_out: list[str] = field(default_factory=list)  # lines that say what of an option another target does not take
+    left_out: list[str] = field(default_factory=list)  # lines on arguments of an option that the user's own `_target_` does not take
 
     @classmethod
     def of(cls, tree: dict[str, Any], batch: BatchSizes, left_out: list[str] | None = None) -> RunConfig:
-        """Return the typed form of a tree that was checked."""
+        """Return the typed form of a checked tree."""
         root = {key: tree[key] for key in ROOT_KEYS}
-        parts = {name: tree[name] for name in (*TARGETS, *NAMED)}
-        return cls(
-            **root, **typed_sections({name: tree[name] for name in SECTIONS}), **parts, tree=tree, batch=batch, left_out=left_out or []
-        )
+        components = {name: tree[name] for name in (*TARGETS, *NAMED)}
+        sections = typed_sections({name: tree[name] for name in SECTIONS})
+        return cls(**root, **sections, **components, tree=tree, batch=batch, left_out=left_out or [])
 
     def evaluation_sets(self) -> list[str]:
-        """Return the keys of the evaluation sets, that without a name first; [] where nothing is evaluated."""
+        """Return the keys of the evaluation sets, the one without a name first; []: nothing is evaluated."""
         return list(evaluation_sets(self.tree))
 
     def rate_factor(self) -> float:
-        """Return what all rates of the optimizer are multiplied with (`optimizer.lr_scale`)."""
-        ours = own_keys(self.optimizer, "optimizer")
-        scale = ours.get("lr_scale")
-        return 1.0 if scale is None else LR_SCALES[scale](self.batch.global_batch_size / ours["base_batch_size"])
+        """Return the factor of all the optimizer's rates (`optimizer.lr_scale`)."""
+        options = own_keys(self.optimizer, "optimizer")
+        scale = options.get("lr_scale")
+        return 1.0 if scale is None else LR_SCALES[scale](self.batch.global_batch_size / options["base_batch_size"])
 
     def batch_notes(self) -> list[str]:
-        """Return what is said beside the sizes of the batch: what changes them, and which rates follow."""
+        """Return notes on the sizes of the batch: what changes them, and which rates follow."""
         node, factor = self.optimizer, self.rate_factor()
         if factor == 1.0:
             return self.batch.notes()
@@ -76,7 +75,7 @@ class RunConfig(RootConfig, Sections):
         return [*self.batch.notes(), f"all rates of the optimizer x {factor:g}{example} (optimizer.lr_scale={node['lr_scale']}, {ratio})"]
 
     def runs_before(self) -> list[Path]:
-        """Return the folders of the runs that have to be done before this one begins (`after`)."""
+        """Return the folders of the runs that must have completed before this one begins (`after`)."""
         return [] if self.after is None else [Path(folder).absolute() for folder in run_folders(self.after)]
 
     def on(self, world_size: int) -> RunConfig:
@@ -88,7 +87,7 @@ class RunConfig(RootConfig, Sections):
         return RunConfig.of({**self.tree, "trainer": {**self.tree["trainer"], "grad_accum_steps": accumulation}}, batch, self.left_out)
 
     def with_micro_batch(self, size: int) -> RunConfig:
-        """Return the same run with the micro-batch that `auto` has come to; its tree, and so its hash, is as it was composed."""
+        """Return the same run with the measured micro-batch (`auto`); its tree and hash stay as composed."""
         batch = self.batch.on(self.batch.world_size, micro_batch_size=size)
         return replace(self, loader=replace(self.loader, micro_batch_size=size), batch=batch)
 
@@ -96,8 +95,7 @@ class RunConfig(RootConfig, Sections):
         """Return config.yaml.
 
         Args:
-            answers: what its `auto`s have come to, by their keys, as plain values; the file has them in their places, and lists the keys
-                under `auto`.
+            answers: of its `auto`s, by their keys, as plain values; they replace the `auto`s, whose keys the file lists under `auto`.
         """
         if not answers:
             return self._yaml
@@ -108,7 +106,7 @@ class RunConfig(RootConfig, Sections):
         return _text(self.tree)
 
     def hash(self) -> str:
-        """Return the sha256 of what was composed: the same on all ranks and in all attempts, whatever the `auto`s come to."""
+        """Return the sha256 of the composed config: the same on all ranks and in all attempts, whatever the answers of its `auto`s."""
         return hashlib.sha256(self.yaml().encode()).hexdigest()
 
 
@@ -117,10 +115,10 @@ def _text(tree: Mapping[str, Any]) -> str:
 
 
 class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function returns it
-    """Writes a tree to the letter as OmegaConf does, which would first make objects of all that is in it: that takes twice as long."""
+    """Writes a tree exactly as OmegaConf does, which takes twice as long because it makes config objects first."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write a list again that stands in two places, as for two of the same content."""
+        """Write a list that is in two places twice, without an alias."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""The config.yaml of a run folder: what was composed, and what its `auto`s came to."""
+"""The config.yaml of a run folder: the composed config, and the answers of its `auto`s."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from ddp_train.system.files import write_atomic
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """Return what the config.yaml of a run folder was composed as: with its `auto`s."""
+    """Return the config of a run folder as composed, with its `auto`s."""
     saved, answered = _read(folder)
     return {str(name): value for name, value in auto.take(saved, "", answered).items()}
 
 
 def replaced_configs(folder: Path) -> list[dict[str, Any]]:
-    """Return what the run folder's config.yaml held before attempts under other settings."""
+    """Return the run folder's earlier configs, from before attempts with other settings."""
     return [_read(folder, path.name)[0] for path in sorted(folder.glob("config.*.yaml"))]
 
 
 def answered_config(folder: Path) -> dict[str, Any]:
-    """Return what the config.yaml of a run folder holds: with what its `auto`s came to."""
+    """Return the config of a run folder with the answers of its `auto`s."""
     return _read(folder)[0]
 
 
 def answers_of(folder: Path) -> dict[str, Any]:
-    """Return what the `auto`s of a run have come to, by their keys."""
+    """Return the answers of a run's `auto`s, by their keys."""
     saved, answered = _read(folder)
     values = dict(nodes(saved))
     return {key: values[key] for key in answered if key in values}
 
 
 def changes(checked: RunConfig, folder: Path) -> list[str]:
-    """Name what differs from the config of a run that is to be continued. An `auto` equals what it came to, in either of them."""
+    """Name the differences to the config of a run that is to be continued. An `auto` equals its answer, on either side."""
     return differences(auto.put(checked.tree, "", answers_before(checked, folder)), answered_config(folder))
 
 
 def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -> None:
-    """Complete config.yaml with what the `auto`s came to, now that the data is there (rank 0).
+    """Complete config.yaml with the answers of the `auto`s, when the data is there (rank 0).
 
-    ConfigError: the data says something else than when the run began.
+    ConfigError: the answers differ from those when the run began.
     """
-    found = {key: auto.plain(value) for key, value in answers.items()}
-    written, text = file.read_text(), checked.yaml(found)
-    if f"\n{ANSWERED}:" in written:  # there are answers of before
-        auto.refuse_changed(found, answers_before(checked, file.parent))
+    plain = {key: auto.plain(value) for key, value in answers.items()}
+    written, text = file.read_text(), checked.yaml(plain)
+    if f"\n{ANSWERED}:" in written:  # it has earlier answers
+        auto.refuse_changed(plain, answers_before(checked, file.parent))
     if written != text:
         write_atomic(file, text)  # nothing but answers differs: it replaces no other config
 
 
 def answers_before(checked: RunConfig, folder: Path) -> dict[str, Any]:
-    """Return what a run's config.yaml has for the `auto`s of a config; {} when there is none yet."""
+    """Return the answers in a run's config.yaml for the `auto`s of a config; {}: there is no such file yet."""
     if not (folder / "config.yaml").exists():
         return {}
     values = dict(nodes(answered_config(folder)))
@@ -67,7 +67,7 @@ def answers_before(checked: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def _read(folder: Path, name: str = "config.yaml") -> tuple[dict[str, Any], list[str]]:
-    """Return what config.yaml holds, and the keys in it that were `auto`."""
+    """Return the content of config.yaml, and the keys in it that were `auto`."""
     try:
         saved = OmegaConf.to_container(OmegaConf.load(folder / name))
     except Exception as error:  # OSError, or what the YAML parser raises

@@ -1,6 +1,6 @@
-"""The keys of our own sections, with their types and ranges. What a `_target_` node takes is its class's signature instead.
+"""The keys of our own sections, with their types and ranges. The schema of a `_target_` node is its class's signature instead.
 
-Their values stand in the YAML alone (conf/); here is no second one.
+Default values are in the YAML alone (conf/).
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ class RootConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """The section `trainer`."""
-
     max_steps: int | None = field(metadata={"min": 1})
     max_epochs: int | None = field(metadata={"min": 1})
     global_batch_size: int | None = field(metadata={"min": 1})
     grad_accum_steps: int | None = field(metadata={"min": 1})
-    batch_size_schedule: Any = field(metadata={"parse": forms.batch_changes})  # a step and a size, each
-    length_schedule: Any = field(metadata={"parse": forms.length_changes})  # a step and a length, each
+    batch_size_schedule: Any = field(metadata={"parse": forms.batch_changes})  # {first step: size}
+    length_schedule: Any = field(metadata={"parse": forms.length_changes})  # {first step: length}
     clip_grad_norm: float | None = field(metadata={"above": 0})
     optimizer_in_backward: bool
     log_every_steps: int = field(metadata={"min": 1})
@@ -50,8 +48,6 @@ class TrainerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
-    """The section `precision`."""
-
     float32_matmul_precision: str = field(metadata={"one_of": ("highest", "high", "medium")})
     cudnn_benchmark: bool
     channels_last: bool
@@ -59,8 +55,6 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationCheckpointingConfig:
-    """The section `activation_checkpointing`."""
-
     blocks: Any = field(metadata={"parse": forms.block_classes})  # auto or a list
     every: int = field(metadata={"min": 1})
     save_ops: list[str]
@@ -68,8 +62,6 @@ class ActivationCheckpointingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
-    """The section `compile`."""
-
     mode: str | None = field(metadata={"one_of": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")})
     regions: Any = field(metadata={"parse": forms.regions})  # auto, whole or a list
     backend: str
@@ -80,8 +72,6 @@ class CompileConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """The section `evaluation`."""
-
     every_steps: int | None = field(metadata={"min": 1})
     batch_size: int = field(metadata={"min": 1})
     max_batches: int | None = field(metadata={"min": 1})
@@ -92,8 +82,6 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """The section `health`."""
-
     on_nonfinite: str = field(metadata={"one_of": ("stop", "skip", "rewind")})
     spike_zscore: float | None = field(metadata={"above": 0})
     on_spike: str = field(metadata={"one_of": ("warn", "rewind")})
@@ -102,8 +90,6 @@ class HealthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """The section `profile`."""
-
     kind: str = field(metadata={"one_of": ("off", "trace", "memory")})
     start_step: int = field(metadata={"min": 0})
     steps: int = field(metadata={"min": 1})
@@ -112,8 +98,6 @@ class ProfileConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """The section `checkpoint`."""
-
     every_evaluation: bool
     every_minutes: float | None = field(metadata={"above": 0})
     every_steps: int | None = field(metadata={"min": 1})
@@ -126,8 +110,6 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """The section `cluster.slurm`."""
-
     account: str | None
     partition: str | None
     qos: str | None
@@ -144,8 +126,6 @@ class SlurmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """The section `cluster`."""
-
     launcher: str = field(metadata={"one_of": ("local", "machines", "slurm", "ssh")})
     agent: str = field(metadata={"one_of": ("own", "torch")})
     device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
@@ -172,8 +152,6 @@ class ClusterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """The section `sweep`."""
-
     parallel_jobs: int = field(metadata={"min": 1})
     on_failure: str = field(metadata={"one_of": ("continue", "stop", "retry")})
     max_retries: int = field(metadata={"min": 1})
@@ -183,8 +161,6 @@ class SweepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """The section `loader`."""
-
     micro_batch_size: Any = field(metadata={"parse": forms.micro_batch})  # a number or auto
     num_workers: int = field(metadata={"min": 0})
     drop_last: bool
@@ -222,9 +198,7 @@ class FaultConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DebugConfig:
-    """The section `debug`."""
-
-    faults: list[Any]  # FaultConfig, each
+    faults: list[Any]  # of FaultConfig
     max_steps: int | None = field(metadata={"min": 1})
     resume_after_steps: int | None = field(metadata={"min": 1})
     max_batches: int | None = field(metadata={"min": 1})
@@ -258,35 +232,35 @@ def subsection(item: dataclasses.Field[Any]) -> type | None:
 
 
 def keys_of(schema: type, prefix: str) -> list[str]:
-    """Return the dotted names of a section's keys, those of its own sections too."""
-    found = []
+    """Return the dotted names of a section's keys, those of inner sections too."""
+    names = []
     for item in dataclasses.fields(schema):
-        found += [f"{prefix}{item.name}", *(keys_of(inner, f"{prefix}{item.name}.") if (inner := subsection(item)) else ())]
-    return found
+        names += [f"{prefix}{item.name}", *(keys_of(inner, f"{prefix}{item.name}.") if (inner := subsection(item)) else ())]
+    return names
 
 
 def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
-    """Return a section that was checked as its dataclass, its own sections too."""
+    """Return a checked section as its dataclass, inner sections too."""
     sections = {item.name: inner for item in dataclasses.fields(schema) if (inner := subsection(item)) is not None}  # type: ignore[arg-type]
-    made: dict[str, Any] = {name: typed(inner, values[name]) for name, inner in sections.items()}
+    converted: dict[str, Any] = {name: typed(inner, values[name]) for name, inner in sections.items()}
     if schema is DebugConfig:
-        made["faults"] = [FaultConfig(**fault) for fault in values["faults"]]
-    return schema(**{**values, **made})
+        converted["faults"] = [FaultConfig(**fault) for fault in values["faults"]]
+    return schema(**{**values, **converted})
 
 
 _SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}
 EVENTS = ("start", "step", "evaluation", "save", "end")  # of callbacks (interfaces/run.py)
-NAMED = {"metrics": "writer", "callbacks": "callback"}  # sections that hold one component for each name, and what they hold
+NAMED = {"metrics": "writer", "callbacks": "callback"}  # sections with one component for each name -> what they hold
 
 EVALUATION_METRICS = "evaluation.metrics"
 EVALUATION_SETS = "evaluation.sets"
-NODES = (*NAMED, EVALUATION_METRICS)  # where components stand by names: those sections, and the metrics of the evaluation
+NODES = (*NAMED, EVALUATION_METRICS)  # sections with components by name: those, and the metrics of the evaluation
 
 TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 MADE = (*TARGETS, *NODES, EVALUATION_SETS, "loader.sampler", "loader.collate")
-"""Where something is made: all nodes with a `_target_` stand at these keys, or below."""
+"""Keys at which, or below which, all nodes with a `_target_` are."""
 NODE_KEYS = {"optimizer": ("groups", "layer_decay", "lr_scale", "base_batch_size"), "scheduler": ("every", "metric")}
-"""Keys of ours in a node that is made by a class of others; a class that has an argument of that name keeps it."""
+"""Our keys in a node of a third-party class; an argument of the class with that name takes precedence."""
 OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
-"""Where a key of ours stands that is easily taken for an argument of a data set or of the trainer."""
+"""The full key of names that are easily mistaken for arguments of a data set or of the trainer."""
 ROOT_KEYS = tuple(item.name for item in dataclasses.fields(RootConfig))

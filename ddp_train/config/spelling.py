@@ -1,4 +1,4 @@
-"""How overrides are written, and which valid name a wrong one is most like. What is advised here can be pasted. Imports no torch."""
+"""How overrides are written, and the valid name nearest to a wrong one. All advice can be pasted. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLED_HERE = {
     "criterion": "objective",
     "loss": "objective",
 }
-"""What other frameworks have at the top of a configuration, and where ours has it."""
+"""Top-level names of other frameworks, and our section for each."""
 
 _CALLED_ELSEWHERE = {
     "trainer.grad_accum_steps": ("accumulate_grad_batches", "gradient_accumulation_steps"),
@@ -39,15 +39,15 @@ _CALLED_ELSEWHERE = {
     "cluster.nodes": ("num_nodes",),
 }
 KEY_CALLED_HERE = {theirs: ours for ours, names in _CALLED_ELSEWHERE.items() for theirs in names}
-"""What other frameworks, or we before, call a key, and what it is here."""
+"""Names of keys in other frameworks, or in our earlier versions, and our key for each."""
 
 _WORDS = ("null", "true", "false", "nan", "inf")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the valid name most like the given one, or "" when none is close.
+    """Return the valid name nearest to `name`, or "" when none is close.
 
-    Of dotted names the last part counts, first among those of the same section: all names of a section are alike by their beginning.
+    Dotted names are compared by the last part, first within the same section: all names of a section share their beginning.
     """
     names = list(dict.fromkeys(names))
     section, _, last = name.rpartition(".")
@@ -56,33 +56,34 @@ def nearest(name: str, names: Iterable[str]) -> str:
     same = [other for other in names if section and "." in other and other.rpartition(".")[2] == last and not other.startswith("hydra.")]
     if len(same) == 1:  # in another section
         return same[0]
-    beside = {_last(other): other for other in reversed(names) if other.rpartition(".")[0] == section}
-    meant = [part for part in reversed(beside) if part.endswith(f"_{last}")] or get_close_matches(last, beside, n=1, cutoff=0.6)
-    if meant:
-        return beside[meant[0]]
+    siblings = {_last(other): other for other in reversed(names) if other.rpartition(".")[0] == section}
+    same_ending = [sibling for sibling in reversed(siblings) if sibling.endswith(f"_{last}")]
+    close = same_ending or get_close_matches(last, siblings, n=1, cutoff=0.6)
+    if close:
+        return siblings[close[0]]
     keys = [other for other in names if "." in other or not section]  # a key in a section is no group
     elsewhere = [other for other in keys if _last(other) == last] or [other for other in keys if _last(other).endswith(f"_{last}")]
-    alike = [other for other in names if other.count(".") == name.count(".")]  # a wrong section
-    return elsewhere[0] if elsewhere else next(iter(get_close_matches(name, alike, n=1, cutoff=0.8)), "")
+    same_depth = [other for other in names if other.count(".") == name.count(".")]  # a wrong section
+    return elsewhere[0] if elsewhere else next(iter(get_close_matches(name, same_depth, n=1, cutoff=0.8)), "")
 
 
 def override(key: str, value: Any, *, sign: str = "", was: str = "") -> str:
-    """Return an override as it is typed in a shell, with references in the place of secrets; `was`: the key that it stands at now."""
+    """Return an override as it is typed in a shell, with references instead of secrets; `was`: its present key."""
     return shlex.quote(f"{sign}{key}={text_of(without_secrets(key, without_secrets(was, value)))}")
 
 
 def without_secrets(key: str, value: Any) -> Any:
-    """Return a value as it may be shown: with a variable's name wherever it contains a secret in plain text."""
+    """Return a value for display: with a variable's name instead of every secret in plain text."""
     if isinstance(value, Mapping):
         return {name: without_secrets(f"{key}.{name}", inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [without_secrets(key, inner) for inner in value]
-    name = redaction.spelled_out(key, value)
+    name = redaction.variable_for_secret(key, value)
     return redaction.reference(name) if name else value
 
 
 def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
-    """Say that a key does not exist, and what to type instead: the nearest one, or none."""
+    """Return the error for a key that does not exist, with the nearest valid key, if there is one."""
     valid, section = list(dict.fromkeys(valid)), key.rpartition(".")[0]
     close = nearest(key, valid)
     expected = "" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}"
@@ -91,12 +92,12 @@ def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
 
 
 def removal(key: str, value: Any) -> str:
-    """Return what removes a key. Hydra does not find one that is null."""
+    """Return the override that removes a key. Hydra does not find one that is null."""
     return f"{key}=0 {shlex.quote(f'~{key}')}" if value is None else shlex.quote(f"~{key}")
 
 
 def text_of(value: Any) -> str:
-    """Return a value as Hydra's parser reads it back."""
+    """Write a value for Hydra's parser."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):

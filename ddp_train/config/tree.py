@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 
 def texts(overrides: Any) -> list[str]:
-    """Return overrides as they were typed: `${...}` in them is not what it stands for, which may be a secret."""
+    """Return overrides as typed, with `${...}` unresolved: the value may be a secret."""
     plain: Any = OmegaConf.to_container(overrides, resolve=False)
     return [str(text) for text in plain]
 
@@ -42,7 +42,7 @@ WITHOUT_EFFECT_ON_RESULTS = {
     "debug.max_steps": "an early end: it goes on as the whole run",
     "debug.resume_after_steps": "a stop, after which it goes on to the bit",
 }
-"""Keys and sections that leave the results of a run as they are, each with the reason. All others, a user's own too, change them."""
+"""Keys and sections that do not change a run's results, each with the reason. All others do, also a user's own."""
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -56,9 +56,9 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 
 
 def identity(tree: Mapping[str, Any], *, swept: Sequence[str] = ()) -> str:
-    """Return the hash of everything that changes the results: two runs with the same one compute the same.
+    """Return the hash of all keys that change the results: two runs with the same hash compute the same.
 
-    `swept`: keys that count all the same, by which the jobs of a sweep differ.
+    `swept`: keys that count in any case: the jobs of a sweep differ by them.
     """
     counted = ((key, value) for key, value in leaves(tree) if _changes_results(key) or any(_is_at(key, name) for name in swept))
     text = json.dumps(sorted(counted, key=itemgetter(0)), default=str)
@@ -66,31 +66,31 @@ def identity(tree: Mapping[str, Any], *, swept: Sequence[str] = ()) -> str:
 
 
 def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every node below, items of lists too."""
+    """Yield the dotted name and the value of every node in a tree, items of lists too."""
     for key, value in tree.items():
         yield f"{prefix}{key}", value
         if isinstance(value, list):
-            value = {str(place): item for place, item in enumerate(value) if isinstance(item, Mapping)}
+            value = {str(index): item for index, item in enumerate(value) if isinstance(item, Mapping)}
         if isinstance(value, Mapping):
             yield from nodes(value, f"{prefix}{key}.")
 
 
 def at(tree: Mapping[str, Any], key: str) -> Any:
-    """Return what stands at a dotted name; None where nothing does."""
-    found: Any = tree
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+    """Return the value at a dotted name, or None."""
+    node: Any = tree
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
 def changed(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
-    """Return a part of a tree with whatever `change` returns in the place of its values, given their dotted names."""
-    found = change(key, value)
-    if found is not value:
-        return found
+    """Return a part of a tree in which `change(dotted name, value)` replaces each value."""
+    new = change(key, value)
+    if new is not value:
+        return new
     if isinstance(value, Mapping):
-        return {part: changed(inner, f"{key}.{part}" if key else str(part), change) for part, inner in value.items()}
-    return [changed(inner, f"{key}.{place}", change) for place, inner in enumerate(value)] if isinstance(value, list) else value
+        return {name: changed(inner, f"{key}.{name}" if key else str(name), change) for name, inner in value.items()}
+    return [changed(inner, f"{key}.{index}", change) for index, inner in enumerate(value)] if isinstance(value, list) else value
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Values that a key has in several forms, and what they mean. For what is none of them each raises a ValueError: what was expected."""
+"""Parsers for values with several forms. For any other value each raises a ValueError with what was expected."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ EVERY_ATTEMPT = "every"
 
 
 def node_range(nodes: Any) -> tuple[int, int]:
-    """Return the fewest and the most machines that `2` or `1:4` means."""
+    """Return the minimal and maximal number of machines for `2` or `1:4`."""
     low, colon, high = str(nodes).partition(":")
-    numbers = [int(part) for part in (low, high if colon else low) if part.isdigit()]
+    numbers = [int(text) for text in (low, high if colon else low) if text.isdigit()]
     if isinstance(nodes, bool) or len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
         raise ValueError("a number of machines, or MIN:MAX such as 1:4 (in quotes in a YAML)")
     return numbers[0], numbers[1]
 
 
 def host_and_processes(text: Any) -> tuple[str, int | None]:
-    """Return the machine, and the processes on it, that `b:4` or `b` means."""
+    """Return the machine and its number of processes for `b:4` or `b`."""
     match = re.fullmatch(r"((?:[\w.-]+@)?(?:[\w.][\w.-]*|\[[0-9a-fA-F:]+\]))(?::([1-9]\d*))?", str(text), re.ASCII)
     if match is None or str(text).startswith("-"):
         raise ValueError("machines as ssh knows them, each with its number of processes where it has its own: [a,b:4,user@c]")
@@ -32,25 +32,25 @@ def host_list(hosts: Any) -> list[str]:
     if not isinstance(hosts, Sequence) or isinstance(hosts, str):
         raise ValueError("a list of machines: [a,b:4,c]")
     names = [host_and_processes(host)[0] for host in hosts]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"each machine once; {twice[0]} is there more often")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"each machine once; {repeated[0]} is there more often")
     return names
 
 
 def seconds_of(walltime: Any) -> int:
-    """Return the seconds that `12:00:00`, `2-00:00:00` or a number of minutes means."""
+    """Return the seconds for `12:00:00`, `2-00:00:00` or a number of minutes."""
     expected = "HH:MM:SS, D-HH:MM:SS or a number of minutes"
     if isinstance(walltime, int) and walltime >= 3600:  # YAML reads 12:00:00 as 43200; a longer time in minutes has days
         raise ValueError(f'{expected}; in a YAML in quotes: "{walltime // 3600}:{walltime // 60 % 60:02}:{walltime % 60:02}"')
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d))|(\d+)", str(walltime))
     if match is None or isinstance(walltime, bool):
         raise ValueError(expected)
-    days, hours, minutes, seconds, whole_minutes = (int(part or 0) for part in match.groups())
+    days, hours, minutes, seconds, whole_minutes = (int(group or 0) for group in match.groups())
     return 60 * (60 * (24 * days + hours) + minutes + whole_minutes) + seconds
 
 
 def batch_changes(value: Any) -> list[tuple[int, int]]:
-    """Return from which step on the global batch has which size, ascending."""
+    """Return pairs (first step, size of the global batch from there on), ascending."""
     expected = "the first step, counted from 0, and the size from there on: {1000: 128, 5000: 256}"
     changes = _by_step(value, expected)
     if not all(step > 0 and type(size) is int and size > 0 for step, size in changes):
@@ -59,7 +59,7 @@ def batch_changes(value: Any) -> list[tuple[int, int]]:
 
 
 def length_changes(value: Any) -> list[tuple[int, int]]:
-    """Return from which step on windows are cut into pieces of which length, ascending."""
+    """Return pairs (first step, tokens of a piece from there on), ascending."""
     expected = "the first step, counted from 0, and the tokens of a piece from there on: {0: 256, 2000: 512, 5000: 1024}"
     changes = _by_step(value, expected)
     if not changes:
@@ -76,14 +76,14 @@ def _by_step(value: Any, expected: str) -> list[tuple[int, Any]]:
 
 
 def micro_batch(value: Any) -> Any:
-    """Return how many samples a rank takes at a time: a number, or `auto`."""
+    """Return the micro-batch size: a number, or `auto`."""
     if value != "auto" and (type(value) is not int or value < 1):
         raise ValueError("at least 1; or auto: as many as fit the device, with trainer.global_batch_size")
     return value
 
 
 def block_classes(value: Any) -> Any:
-    """Return the blocks of a model that a config means: `auto`, or the names of classes."""
+    """Return the classes of a model's blocks: `auto`, or their names."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     if value != "auto" and not (is_list and all(isinstance(name, str) and name.isidentifier() for name in value)):
         raise ValueError("auto, or the classes of the model's blocks: [Block]")
@@ -91,7 +91,7 @@ def block_classes(value: Any) -> Any:
 
 
 def regions(value: Any) -> Any:
-    """Return what of a model is compiled piece by piece: `auto`, `whole`, or the names of classes."""
+    """Return the parts of a model that are compiled: `auto`, `whole`, or the names of classes."""
     try:
         return value if value == "whole" else block_classes(value)
     except ValueError:
@@ -107,7 +107,7 @@ def run_folders(value: Any) -> list[str]:
 
 
 def attempt_number(value: Any) -> Any:
-    """Return in which attempt a fault happens: a number of restarts, or `every`."""
+    """Return the attempt in which a fault happens: a number of restarts, or `every`."""
     if value != EVERY_ATTEMPT and not (type(value) is int and value >= 0):
         raise ValueError(f"how often the ranks have been started again before, from 0, or {EVERY_ATTEMPT}")
     return value

@@ -1,1 +1,1 @@
-"""What a process stands on: the operating system, what of torch is private, what is a secret, the phase of a rank. Imports no torch."""
+"""Access to the operating system, torch's private names, secrets, and the phase of a rank: for all rooms above. Imports no torch."""

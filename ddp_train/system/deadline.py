@@ -1,4 +1,4 @@
-"""Waiting by asking again and again, until the answer is yes or the time is over."""
+"""Polling: ask again and again until the answer is yes or the time is over."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 def wait_until(is_so: Callable[[], bool], *, within_s: float, every_s: float, first_s: float | None = None) -> bool:
     """Ask until the answer is yes; tell whether it was in time. It is asked once at least.
 
-    Who waits, and for what, is the caller's: reports of a failure or a hang show its line, not this one's.
+    Reports of a failure or a hang show the caller's line, which says what it waits for, not this one.
 
     Args:
-        every_s: between two times, or the longest of these waits.
-        first_s: the first wait, of which each is twice the one before: for what is soon so, as a rule. None: `every_s`.
+        every_s: seconds between two checks, or the longest wait.
+        first_s: the first wait; each later one is twice as long, for a condition that is usually true soon. None: `every_s`.
     """
     deadline = time.monotonic() + within_s
     wait_s = every_s if first_s is None else first_s

@@ -1,7 +1,7 @@
 """Which GPUs this machine has, read without importing torch.
 
-NVIDIA's management library is asked: it comes with the driver, and starts no CUDA. Names and numbers:
-https://docs.nvidia.com/deploy/nvml-api. Where it is not there, there is no driver, or a container has left it out.
+NVIDIA's management library is asked: it comes with the driver, and starts no CUDA. Its names and numbers are on
+https://docs.nvidia.com/deploy/nvml-api. Without the library there is no driver, or a container has left it out.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ _TEXT_BYTES = 96  # the longest that the library asks for
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU."""
-
     uuid: str  # GPU-...
     name: str = ""  # NVIDIA H100 80GB HBM3
-    mig: tuple[str, ...] | None = None  # UUIDs of its parts (MIG-...); None: it is not to be parted
+    mig: tuple[str, ...] | None = None  # UUIDs of its MIG devices (MIG-...); None: MIG is off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ def ask_driver() -> GpuInventory | None:
 def gpus() -> list[str]:
     """Return the names (for CUDA_VISIBLE_DEVICES) of the GPUs that a process started now would see.
 
-    Workers count again with torch; this only decides how many of them to start, and where.
+    Ranks count again with torch; this only decides how many of them to start, and where.
     """
     machine = _machine()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -69,8 +67,8 @@ def gpus() -> list[str]:
         return _chosen(visible, machine.gpus)
     if all(gpu.mig is None for gpu in machine.gpus):
         return [str(number) for number in range(len(machine.gpus))]
-    whole = [gpu.uuid for gpu in machine.gpus if gpu.mig is None]
-    return whole or [part for gpu in machine.gpus for part in gpu.mig or ()][:1]  # CUDA shows a process one part
+    without_mig = [gpu.uuid for gpu in machine.gpus if gpu.mig is None]
+    return without_mig or [uuid for gpu in machine.gpus for uuid in gpu.mig or ()][:1]  # CUDA shows a process one MIG device
 
 
 def why_none() -> str:
@@ -114,35 +112,35 @@ def _machine() -> GpuInventory:
 
 
 def _chosen(visible: str, machine: Sequence[Gpu]) -> list[str]:
-    """Return the names in CUDA_VISIBLE_DEVICES that count, by CUDA's rules.
+    """Return the valid names in CUDA_VISIBLE_DEVICES, by CUDA's rules.
 
-    A name is a number (what follows its digits does not matter), a UUID or the beginning of one. The first that means nothing ends the
-    list. One that comes twice leaves no GPU at all. Of a parted GPU a process sees one part, and nothing else.
+    A name is a number (text after its digits is ignored), a UUID or the beginning of one. The first invalid name ends the
+    list. A repeated name leaves no GPU at all. Of a GPU with MIG a process sees one MIG device, and nothing else.
     """
     uuids = [gpu.uuid for gpu in machine]
-    parts = [part for gpu in machine for part in gpu.mig or ()]
+    mig_uuids = [uuid for gpu in machine for uuid in gpu.mig or ()]
     names: list[str] = []
-    meant: list[int] = []
+    indices: list[int] = []
     for name in map(str.strip, visible.split(",")):
         if name.startswith("MIG-"):
-            return names or ([name] if _only(parts, name) >= 0 else [])
+            return names or ([name] if _only(mig_uuids, name) >= 0 else [])
         number = re.match(r"\+?\d+", name)
         index = int(number[0]) if number else _only(uuids, name) if name.startswith("GPU-") else -1
         if index < 0 or index >= len(machine):
             break
         if machine[index].mig is not None:
             return names or ([name] if machine[index].mig else [])
-        if index in meant:
+        if index in indices:
             return []
         names.append(name)
-        meant.append(index)
+        indices.append(index)
     return names
 
 
 def _only(uuids: Sequence[str], beginning: str) -> int:
-    """Return which of these alone begins so; -1: none, or several."""
-    found = [index for index, uuid in enumerate(uuids) if uuid.startswith(beginning)]
-    return found[0] if len(found) == 1 else -1
+    """Return the index of the only UUID that begins so; -1: none does, or several do."""
+    matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(beginning)]
+    return matches[0] if len(matches) == 1 else -1
 
 
 def _torch_has_cuda() -> bool:
@@ -158,7 +156,7 @@ def _load_nvml() -> Any:
 
 
 def _read(library: Any) -> GpuInventory:
-    number, found, problems = ctypes.c_uint(), [], []
+    number, gpus, problems = ctypes.c_uint(), [], []
     if code := library.nvmlDeviceGetCount_v2(ctypes.byref(number)):
         return GpuInventory(problem=library.nvmlErrorString(code).decode())
     for index in range(number.value):
@@ -167,21 +165,21 @@ def _read(library: Any) -> GpuInventory:
             problems.append(f"GPU {index}: {library.nvmlErrorString(code).decode()}")
         else:
             uuid, name = _text(library.nvmlDeviceGetUUID, handle), _text(library.nvmlDeviceGetName, handle)
-            found.append(Gpu(uuid=uuid, name=name, mig=_parts(library, handle)))
-    return GpuInventory(gpus=tuple(found), driver=_text(library.nvmlSystemGetDriverVersion), problem="; ".join(problems))
+            gpus.append(Gpu(uuid=uuid, name=name, mig=_mig_uuids(library, handle)))
+    return GpuInventory(gpus=tuple(gpus), driver=_text(library.nvmlSystemGetDriverVersion), problem="; ".join(problems))
 
 
-def _parts(library: Any, gpu: ctypes.c_void_p) -> tuple[str, ...] | None:
+def _mig_uuids(library: Any, gpu: ctypes.c_void_p) -> tuple[str, ...] | None:
     mode, pending, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
     if library.nvmlDeviceGetMigMode(gpu, ctypes.byref(mode), ctypes.byref(pending)) or not mode.value:
         return None  # off, or a GPU that has no such mode
     library.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(most))
-    parts = []
+    uuids = []
     for index in range(most.value):
-        part = ctypes.c_void_p()
-        if not library.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index, ctypes.byref(part)):  # else there is none at this place
-            parts.append(_text(library.nvmlDeviceGetUUID, part))
-    return tuple(parts)
+        device = ctypes.c_void_p()
+        if not library.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index, ctypes.byref(device)):  # else there is none with this index
+            uuids.append(_text(library.nvmlDeviceGetUUID, device))
+    return tuple(uuids)
 
 
 def _text(read: Callable[..., int], *arguments: Any) -> str:

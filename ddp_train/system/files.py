@@ -16,8 +16,8 @@ from ddp_train.system.redaction import redact, redact_all
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file that is either all there or not there. Secrets do not get in, and a link in its place is replaced, not followed."""
-    with _written_beside(path, text) as temporary:
+    """Write a file atomically, without secrets. A link at this path is replaced, not followed."""
+    with _temporary_file(path, text) as temporary:
         os.replace(temporary, path)
 
 
@@ -27,8 +27,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def create_json(path: Path, content: Mapping[str, Any]) -> bool:
-    """Write one JSON object unless the file is there; tell whether it was written. Of many ranks and threads exactly one succeeds."""
-    with _written_beside(path, _json(content)) as temporary:
+    """Write one JSON object unless the file exists; tell whether it was written. Of many ranks and threads exactly one succeeds."""
+    with _temporary_file(path, _json(content)) as temporary:
         try:
             os.link(temporary, path)  # unlike rename, link refuses to replace
         except FileExistsError:
@@ -45,11 +45,11 @@ def read_json(path: Path) -> Any:
         raise DataError(happened=happened, expected="the file as it was written", fix=fix) from None
 
 
-def tail(path: Path, most: int) -> str:
-    """Return the end of a text file, so many bytes at most; "" where it cannot be read."""
+def tail(path: Path, max_bytes: int) -> str:
+    """Return at most the last `max_bytes` of a text file; "": it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
             return file.read().decode(errors="replace")
     except OSError:
         return ""
@@ -57,7 +57,7 @@ def tail(path: Path, most: int) -> str:
 
 @contextlib.contextmanager
 def appears_whole(path: Path) -> Iterator[Path]:
-    """Give a path for a file or a folder that takes the place of `path` when all is written; nothing is left of a half of it."""
+    """Yield a path for a file or a folder, and rename it to `path` when the block ends; after an error nothing of it is left."""
     partial = path.with_name(f".partial_{path.name}")
     _remove(partial)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def _remove(path: Path) -> None:
 class GrowingFile:
     """Appends lines to a file, at once or as soon as there is space again; while the disk is full they wait in memory.
 
-    `path`: what lies there goes on, without the lines that `keeps` refuses.
+    `path`: an existing file is continued, without the lines that `keeps` refuses.
     """
 
     def __init__(self, path: Path, *, keeps: Callable[[str], bool]) -> None:
@@ -87,7 +87,6 @@ class GrowingFile:
         self._write_waiting()
 
     def append(self, line: str) -> None:
-        """Add one line."""
         self._waiting += f"{line}\n".encode()
         self._write_waiting()
 
@@ -111,7 +110,7 @@ class GrowingFile:
         if self._file is None:
             self._file = self._open()
         while self._waiting:
-            written = os.write(self._file.fileno(), self._waiting)  # where little space is left, a part of it
+            written = os.write(self._file.fileno(), self._waiting)  # only a part where little space is left
             self._waiting = self._waiting[written:]
         return self._file
 
@@ -123,8 +122,8 @@ class GrowingFile:
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, text: str) -> Iterator[Path]:
-    """Give a file with the text, in the folder of `path`, which no other process has; it is gone afterwards."""
+def _temporary_file(path: Path, text: str) -> Iterator[Path]:
+    """Yield a new file with the text in the folder of `path`; it is removed afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)

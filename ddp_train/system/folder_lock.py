@@ -1,14 +1,14 @@
-"""One run per folder: who holds it, kept by a lock of the kernel and, where that does not reach, by a lease.
+"""One run per folder: a lock of the kernel and, where that does not reach, a lease keep it.
 
-The lock (flock on the folder itself) is the truth on one machine: it ends with the last process that has it, however that ends, so a dead
-holder never needs clearing away. `.holder.json` says who has it. On a file system that several machines share the lock may be of one
-machine alone (NFS without locking, Lustre with localflock); there the holder's file is refreshed, and another machine waits until it has
-not been refreshed for three intervals. A process of its own does so:
+The lock (flock on the folder itself) decides on one machine: the kernel drops it with the last process that has it, so a dead holder never
+needs clearing away. `.holder.json` says who has it. On a file system that several machines share, the lock may hold on one machine alone
+(NFS without locking, Lustre with localflock); there a lease process refreshes the holder's file, and another machine waits until the file
+was not refreshed for three intervals:
 
     python -m ddp_train.system.folder_lock FILE INTERVAL_S
 
-It lasts as long as the holder's agents, which may outlive the holder. Its standard input is a pipe whose other end goes where the lock
-goes: to the holder, to what is forked from it and to its agents (`descriptors`). When the last of them has ended, the pipe is at its end.
+The lease process lasts as long as the holder's agents, which may outlive the holder. Its standard input is a pipe, whose other end is open
+in the same processes as the lock: the holder, its forks and its agents (`descriptors`). When the last of them has ended, the pipe ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FLOCK = "hhqqi0q"  # struct flock of Linux: type, whence, start, length (0: to 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who works in a folder."""
+    """The process that works in a folder."""
 
     host: str
     pid: int
@@ -60,7 +60,7 @@ class Holder:
 class _Held:
     folder: Path
     descriptor: int
-    owner: int  # the process that took it; those forked from it, and its agents, have copies of the descriptor
+    owner: int  # the process that took it; its forks and its agents have copies of the descriptor
     lease: subprocess.Popen[bytes] | None  # where other machines may see the folder
 
 
@@ -68,9 +68,9 @@ _held: list[_Held] = []
 
 
 def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
-    """Keep a folder for this process and its agents, which get its descriptor, until the last of them ends, however it ends.
+    """Lock a folder for this process and its agents, which inherit the descriptor, until the last of them ends.
 
-    `within_s`: how long to wait for one that is just ending.
+    `within_s`: how long to wait for a run that is just ending.
     ConfigError: another run holds it; the message says who.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself is locked: no file that could be left behind
@@ -87,7 +87,7 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Tell whether a process works in a folder, without taking it for a moment: a run that starts just then must not find it taken."""
+    """Tell whether a process works in a folder, without locking it for a moment: a run that starts just then must not find it locked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK or _is_leased(folder)
@@ -98,7 +98,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Return who says that they work in a folder; `is_held` tells whether they still do."""
+    """Return the holder that a folder names; `is_held` tells whether it still works there."""
     try:
         return Holder(**json.loads((folder / HOLDER).read_text()))
     except (OSError, ValueError, TypeError):
@@ -111,16 +111,13 @@ def is_here(holder: Holder) -> bool:
 
 
 def descriptors() -> list[int]:
-    """Return what an agent has to get: what the locks of this process are on, and what their leases wait on.
-
-    Both last as long as any process has them open.
-    """
-    leases = [each.lease.stdin.fileno() for each in _held if each.lease is not None and each.lease.stdin is not None]
-    return [*(each.descriptor for each in _held), *leases]
+    """Return the descriptors that an agent inherits: locked folders and the pipes of leases; both last while any process has them open."""
+    leases = [held.lease.stdin.fileno() for held in _held if held.lease is not None and held.lease.stdin is not None]
+    return [*(held.descriptor for held in _held), *leases]
 
 
 def release() -> None:
-    """Give up every folder that this process holds. A forked process gives up its copies alone."""
+    """Unlock every folder that this process holds. A forked process closes its copies alone."""
     while _held:
         held = _held.pop()
         is_owner, lease = held.owner == os.getpid(), held.lease
@@ -130,7 +127,7 @@ def release() -> None:
                 lease.kill()
                 lease.wait()
             else:
-                lease.returncode = 0  # the owner's child, which is not ours to wait for
+                lease.returncode = 0  # the owner's child, which this process cannot wait for
         if is_owner:
             with contextlib.suppress(OSError):
                 (held.folder / HOLDER).unlink()
@@ -142,16 +139,16 @@ def _lock(descriptor: int, folder: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: the lease of a process that runs here is as good as a lock
+    except OSError:  # a file system without locks: a live holder on this machine counts as a lock
         return not _is_alive(holder_of(folder))
     return True
 
 
 def _record_lock(descriptor: int, command: int, kind: int) -> int:
-    """Set a lock of the other kind that the kernel has, or ask whether one is set; return the answer (F_UNLCK: no).
+    """Set a record lock (the kernel's other kind), or ask whether one is set; return the answer (F_UNLCK: no).
 
-    flock can only be looked at by taking it. This second lock excludes no process and can be looked at (fcntl(2), open file description
-    locks); it is forked and ends as flock's does.
+    flock can only be asked for by taking it. This second lock excludes no process and can be asked for (fcntl(2), open file description
+    locks); forks inherit it, and it ends as flock's does.
 
     OSError: the file system has no such locks.
     """
@@ -175,7 +172,7 @@ def _lease(file: Path) -> subprocess.Popen[bytes] | None:
 
 
 def _is_leased(folder: Path) -> bool:
-    """Tell whether another machine holds a folder, by the clock of the file system."""
+    """Tell whether another machine has a valid lease on a folder, by the clock of the file system."""
     holder = holder_of(folder)
     if holder is None or is_here(holder):
         return False
@@ -183,7 +180,7 @@ def _is_leased(folder: Path) -> bool:
     try:
         probe.touch()
         return probe.stat().st_mtime - (folder / HOLDER).stat().st_mtime < _STALE_AFTER * REFRESH_S
-    except OSError:  # it has just been given up, or nothing can be written here, which is said soon enough
+    except OSError:  # it has just been released, or nothing can be written here, which is reported soon
         return False
     finally:
         with contextlib.suppress(OSError):
@@ -216,12 +213,12 @@ def is_shared(folder: Path) -> bool:
         return False
     resolved = folder.resolve()
     kinds = {Path(before.split()[4].replace("\\040", " ")): after.split()[0] for before, after in mounts}
-    return kinds[max((place for place in kinds if resolved.is_relative_to(place)), key=lambda place: len(place.parts))].startswith(_SHARED)
+    return kinds[max((mount for mount in kinds if resolved.is_relative_to(mount)), key=lambda mount: len(mount.parts))].startswith(_SHARED)
 
 
 def _refresh(file: str, interval_s: float) -> None:
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # for the holder, which still has to save
+        signal.signal(number, signal.SIG_IGN)  # the signal is for the holder, which still has to save
     while not select.select([0], [], [], interval_s)[0]:
         with contextlib.suppress(OSError):
             os.utime(file)  # the time of the file server, not ours

@@ -1,11 +1,11 @@
-"""A process that imports, and waits: what is forked from it starts in a moment.
+"""A process that imports modules and waits for requests: its forks start at once.
 
-    its owner --(socket: open files, the first of which is the request)--> the fork server --> does what was asked for, a child of the owner
-                                                       | before that, it forks the next server, which the kernel gives to the owner
+    its owner --(socket: open files, the first of which is the request)--> the fork server --> serves the request, as a child of the owner
+                                                       | before that, it forks the next server, which the kernel makes a child of the owner
 
-Only a process with one thread may be forked like this: a lock that another thread holds just then stays locked in the child for ever. A
-fork server has one, and has done nothing but import. Where an import has started more, it leaves no clone. Its owner may have any number:
-it forks nothing.
+Only a process with one thread may be forked like this: a lock that another thread holds at that moment stays locked in the child for ever.
+A fork server has one thread, and has only imported. If an import has started more threads, it forks no clone. Its owner may have any
+number of threads: it forks nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
 from ddp_train.system import handover
-from ddp_train.system.process import STOP_SIGNALS, Child, adopts, close_all_but, die_with_parent, file_in_memory, fork, num_threads
+from ddp_train.system.process import STOP_SIGNALS, Child, close_all_but, die_with_parent, file_in_memory, fork, num_threads, set_subreaper
 
 _PID = struct.Struct("!Q")
 _MAX_FILES = 253  # that the kernel takes at once
-Entry = Callable[[dict[str, Any]], int]  # does what a request asks for, in the process that was asked, and returns its exit code
+Entry = Callable[[dict[str, Any]], int]  # serves a request in the fork server's process, and returns the exit code
 
 
 class ForkServer:
-    """The owner's end.
+    """The owner's end of a fork server.
 
     Args:
-        door: the line to it, and to those that follow it.
-        is_loaded: it has nothing to import: the next one is there at once.
+        waiting: the process that waits for a request.
+        door: the socket to it, and to its clones.
+        is_loaded: it has nothing to import: the next one is ready at once.
     """
 
     def __init__(self, waiting: Child, door: socket.socket, *, is_loaded: bool) -> None:
@@ -46,30 +47,30 @@ class ForkServer:
         self._door, self._is_loaded = door, is_loaded
 
     def is_there(self) -> bool:
-        """Tell whether a process waits. May wait itself, for one that imports still and was asked before."""
+        """Tell whether a process waits for a request. Blocks while a process that was asked before still imports."""
         if self._waiting is None:
             self._waiting = self._next()
         return self._waiting is not None and self._waiting.exit_code() is None
 
     def start(self, request: Mapping[str, Any], *, files: Sequence[int] = (), imports: Sequence[str] = (), is_last: bool = False) -> Child:
-        """Let the process that waits do what is asked for, as soon as it has the imports, and return that child.
+        """Send a request to the waiting process, which serves it after the imports; return that child.
 
         Args:
-            request: anything that JSON has. `files` is added to it.
-            files: descriptors that it gets, with the same numbers.
-            imports: what it imports first, and those that follow it have too.
-            is_last: nothing else will be asked for.
+            request: any JSON object; `files` is added to it.
+            files: descriptors that it inherits, with the same numbers.
+            imports: modules to import first; later clones have them too.
+            is_last: no request follows.
         """
         assert self._waiting is not None, "is_there() was not asked"
         child, self._waiting = self._waiting, None
         if not is_last:
-            adopts(True)
-        asked = {"request": request, "files": list(files), "imports": list(imports), "is_last": is_last}
-        text = file_in_memory(json.dumps(asked).encode())
+            set_subreaper(True)
+        message = {"request": request, "files": list(files), "imports": list(imports), "is_last": is_last}
+        text = file_in_memory(json.dumps(message).encode())
         try:
-            socket.send_fds(self._door, [b"?"], [text, *files])  # never waits, however long the text is: it may import still
+            socket.send_fds(self._door, [b"?"], [text, *files])  # never blocks, even for a long text: the process may still import
         except OSError:
-            child.signal(signal.SIGKILL)  # it has died, as a rule; its exit code says so
+            child.signal(signal.SIGKILL)  # usually it has died; its exit code says so
         finally:
             os.close(text)
         if is_last:
@@ -79,7 +80,7 @@ class ForkServer:
         return child
 
     def end(self) -> None:
-        """End the process that waits, at once."""
+        """Kill the waiting process."""
         self._door.close()
         if self._waiting is not None:
             self._waiting.signal(signal.SIGKILL)
@@ -87,22 +88,22 @@ class ForkServer:
             self._waiting = None
 
     def _next(self) -> Child | None:
-        """Return the one that follows the one that was asked; None where that could not be."""
+        """Return the clone of the process that got the last request; None: there is none."""
         try:
-            said = self._door.recv(_PID.size, socket.MSG_WAITALL)
+            answer = self._door.recv(_PID.size, socket.MSG_WAITALL)
         except OSError:
-            said = b""
-        adopts(False)  # what others leave without a parent is none of ours
-        return Child(_PID.unpack(said)[0]) if len(said) == _PID.size else None
+            answer = b""
+        set_subreaper(False)  # orphans of others are not ours
+        return Child(_PID.unpack(answer)[0]) if len(answer) == _PID.size else None
 
 
 def spawn_fork_server(environment: Mapping[str, str], imports: Sequence[str], *, command: Sequence[str] = ()) -> ForkServer:
     """Start a fresh interpreter that calls `run_fork_server`, in a session of its own.
 
     Args:
-        environment: all that it has; it is told more.
-        imports: what it imports while there is no request, in this order.
-        command: what is run, in the place of `interpreter`.
+        environment: its whole environment; FORK_SERVER is added.
+        imports: modules that it imports while there is no request, in this order.
+        command: the command to run instead of `interpreter()`.
     """
     door, theirs = socket.socketpair()
     theirs.set_inheritable(True)
@@ -120,9 +121,9 @@ def spawn_fork_server(environment: Mapping[str, str], imports: Sequence[str], *,
 
 
 def fork_as_server(entry: Entry, *, without: Sequence[int] = ()) -> ForkServer:
-    """Fork this process, which must have one thread: what is forked waits with all that is imported here.
+    """Fork this process, which must have one thread: the fork waits for a request, with all modules of this process.
 
-    `without`: descriptors that it closes: a lock would last, and a port be taken, as long as it has them.
+    `without`: descriptors that it closes: a lock or a port would stay taken as long as it has them.
     """
     door, theirs = socket.socketpair()
     owner = os.getpid()
@@ -139,7 +140,7 @@ def fork_as_server(entry: Entry, *, without: Sequence[int] = ()) -> ForkServer:
 
 
 def run_fork_server(entry: Entry) -> int:
-    """Import, wait, do what is asked for, and return the exit code of that.
+    """Import modules, wait for a request, serve it and return its exit code.
 
     The request gets `loaded_with`, the environment in which this process has imported.
     """
@@ -149,14 +150,14 @@ def run_fork_server(entry: Entry) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     door = socket.socket(fileno=int(descriptor))
     door.set_inheritable(False)
-    close_all_but(0, 1, 2, door.fileno())  # files of others, whose end it would keep away
+    close_all_but(0, 1, 2, door.fileno())  # copies of files of others, which would keep their end-of-file away
     loaded_with, imports = dict(os.environ), sys.argv[1:]
     sys.argv[1:] = []
     return _serve(door, int(owner), lambda request: entry({**request, "loaded_with": loaded_with}), imports)
 
 
 def import_for_good(names: Iterable[str]) -> None:
-    """Import modules without collecting garbage meanwhile, which takes a fifth of the time: what they make stays."""
+    """Import modules without garbage collection, which takes a fifth of the time: their objects stay."""
     gc.disable()
     try:
         for name in names:
@@ -172,37 +173,37 @@ def interpreter() -> list[str]:
 
 
 def _serve(door: socket.socket, owner: int, entry: Entry, imports: Sequence[str] = ()) -> int:
-    """Import while nothing is asked for, and do what is; each process that is asked leaves a clone that waits in its place."""
-    ahead = list(imports)
+    """Import while there is no request, then serve one; each process that gets a request forks a clone to wait in its place."""
+    pending = list(imports)
     while True:
-        while ahead and not select.select([door], [], [], 0)[0]:
-            with suppress(Exception):  # told where it is needed
-                import_for_good([ahead.pop(0)])
+        while pending and not select.select([door], [], [], 0)[0]:
+            with suppress(Exception):  # raised again where it is needed
+                import_for_good([pending.pop(0)])
         if (received := _receive(door)) is None:
             return 0
-        asked, files = received
+        message, files = received
         problem: Exception | None = None
         try:
-            import_for_good(asked["imports"])
+            import_for_good(message["imports"])
         except Exception as error:
             problem = error
-        if asked["is_last"] or not _leave_a_clone(owner):
+        if message["is_last"] or not _fork_clone(owner):
             if problem is not None:
                 raise problem
-            _place(files, asked["files"], door)
-            return entry({**asked["request"], "files": asked["files"]})
+            _restore_numbers(files, message["files"], door)
+            return entry({**message["request"], "files": message["files"]})
         for descriptor in files:
             os.close(descriptor)
         door.sendall(_PID.pack(os.getpid()))
 
 
-def _leave_a_clone(owner: int) -> bool:
-    """Fork a process that becomes a child of the owner; return True in it, and False in this one, also where there is none."""
+def _fork_clone(owner: int) -> bool:
+    """Fork a process that becomes a child of the owner; return True in it, and False in this one, also if the fork failed."""
     if num_threads() > 1:
         return False
     try:
         between = os.fork()
-    except OSError:  # no process more is to be had
+    except OSError:  # the limit of processes is reached
         return False
     if between:
         os.waitpid(between, 0)
@@ -210,7 +211,7 @@ def _leave_a_clone(owner: int) -> bool:
     try:
         between = os.getpid()
         if os.fork():
-            os._exit(0)  # the kernel gives the clone to the owner, who adopts (`start`)
+            os._exit(0)  # the kernel makes the clone a child of the owner, which is a subreaper (`start`)
     except OSError:
         os._exit(1)
     while os.getppid() == between:
@@ -221,7 +222,7 @@ def _leave_a_clone(owner: int) -> bool:
 
 
 def _receive(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return a request with its files; None: the owner has gone, or needs nothing."""
+    """Return a request with its files; None: the owner has ended, or needs nothing."""
     try:
         _, received, _, _ = socket.recv_fds(door, 1, _MAX_FILES)
     except OSError:
@@ -229,12 +230,12 @@ def _receive(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     if not received:
         return None
     with open(received[0], "rb") as text:
-        text.seek(0)  # where it stands is shared
+        text.seek(0)  # the position is shared
         return json.load(text), list(received[1:])
 
 
-def _place(files: Sequence[int], numbers: Sequence[int], door: socket.socket) -> None:
-    """Give files that were received the numbers that they had, and close the line."""
+def _restore_numbers(files: Sequence[int], numbers: Sequence[int], door: socket.socket) -> None:
+    """Give received files the descriptor numbers that they had, and close the socket."""
     door.close()
     above = max(numbers, default=0) + 1
     moved = [fcntl(descriptor, F_DUPFD_CLOEXEC, above) for descriptor in files]

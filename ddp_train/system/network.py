@@ -1,4 +1,4 @@
-"""Which of this machine's interfaces leads to another one. Asks the kernel; sends nothing."""
+"""This machine's network interfaces, and which of them leads to another machine. Asks the kernel; sends nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SIOCGIFCONF = 0x8912  # of Linux: all IPv4 addresses with the names of their in
 _IFREQ = struct.Struct("16s 4x 4s 16x")  # name, family and port, address, the rest of the union
 _MAX_ADDRESSES = 1024
 
-WAITING = 16_384  # how many may wait to be connected where thousands come at once; the kernel allows as many as net.core.somaxconn says
+WAITING = 16_384  # how many connections may wait to be accepted where thousands come at once; net.core.somaxconn limits it
 
 
 def address_towards(host: str) -> str:
     """Return the address that this machine has for a host; "" where that is this machine's loopback, or no route leads there."""
     with suppress(OSError):
-        for family, kind, protocol, _, place in socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM):
+        for family, kind, protocol, _, target in socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(place)  # of UDP: chooses a route and an address, and no more
+                probe.connect(target)  # of UDP: chooses a route and an address, and no more
                 address = str(probe.getsockname()[0]).partition("%")[0]
                 return "" if ipaddress.ip_address(address).is_loopback else address
     return ""
@@ -31,16 +31,16 @@ def address_towards(host: str) -> str:
 
 def interface_of(address: str) -> str | None:
     """Return the name of the interface that has an address; None: no interface has it."""
-    return next((name for name, found in _addresses() if str(found) == address), None)
+    return next((name for name, own in _addresses() if str(own) == address), None)
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return this machine's interfaces and their addresses, without those of IPv6 that lead no further than the next cable."""
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    """Return this machine's interfaces and their addresses, without link-local ones of IPv6."""
+    by_name: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     for name, address in _addresses():
         if address.version == 4 or not address.is_link_local:
-            found.setdefault(name, []).append(str(address))
-    return found
+            by_name.setdefault(name, []).append(str(address))
+    return by_name
 
 
 def _addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:

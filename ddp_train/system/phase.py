@@ -1,8 +1,8 @@
-"""Where this rank is: which phase of which step. The loop tells its listeners (the watchdog, the fault injector).
+"""The phase and the step that this rank is in. The loop calls the listeners (the watchdog, the fault injector).
 
     start -> data -> step -> data -> step -> evaluation -> save -> data -> ... -> end
 
-Told on the hot path: a listener is a few plain operations, no lock, no request, no wait.
+Listeners are called on the hot path: a few plain operations each, no lock, no request, no wait.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What a rank is at."""
-
     START = "start"  # until the first batch is asked for
     DATA = "data"  # waiting for the micro-batches of a step
     STEP = "step"  # forward, backward and the optimizer's step
-    EVALUATION = "evaluation"  # told for each batch
+    EVALUATION = "evaluation"  # entered again for each batch
     SAVE = "save"
-    END = "end"  # all steps are taken: the last words are written
+    END = "end"  # all steps are taken: the result is written
 
 
 Listener = Callable[[Phase, int], None]  # gets the phase that begins, and the number of steps taken before it
@@ -28,21 +26,21 @@ DeviceListener = Callable[[int, bool], None]
 
 
 class PhaseTracker:
-    """Tells the listeners of one rank what it is at."""
+    """Calls the listeners of one rank at each phase."""
 
     def __init__(self) -> None:
         self.phase, self.step = Phase.START, 0
-        self.count = 0  # of what was told: a change of it is progress
+        self.count = 0  # of calls: a change of it is progress
         self._listeners: list[Listener] = []
         self._device_listeners: list[DeviceListener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Tell `listener` every phase from now on, in the order of these calls; and the present one, at once."""
+        """Call `listener` at every phase from now on, in the order of registration; and at once, with the present phase."""
         self._listeners.append(listener)
         listener(self.phase, self.step)
 
     def forget(self, listener: Listener) -> None:
-        """Tell `listener` no more."""
+        """Stop calling `listener`."""
         self._listeners.remove(listener)
 
     def move(self) -> None:
@@ -57,7 +55,7 @@ class PhaseTracker:
             listener(phase, step)
 
     def listen_to_device(self, listener: DeviceListener) -> None:
-        """Tell `listener` what is seen of the device from now on; on the CPU that is nothing."""
+        """Call `listener` whenever the device's progress is seen; never on the CPU."""
         self._device_listeners.append(listener)
 
     def see_device(self, step: int, *, is_awaited: bool) -> None:

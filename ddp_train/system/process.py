@@ -1,4 +1,4 @@
-"""Processes: ties between them, so that nothing of ours outlives the process that started it, and what the kernel says of them.
+"""Processes: ties between them, so that no process of ours outlives its parent, and the kernel's facts about them.
 
 The only reader of /proc/PID.
 """
@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LARGEST_BLOCKS = (1 << 30, 32 << 20)  # bytes; an older glibc takes no more than the second
 HAS_SHARED_MEMORY = hasattr(os, "memfd_create")  # a Python that was built for an old glibc has none
-"""Whether there are files in memory: other processes find them by our pid, and none is left behind."""
+"""Whether there are files in memory: other processes find them by our pid, and they end with this process."""
 
 
 def be_private() -> None:
@@ -41,7 +41,7 @@ def be_private() -> None:
 
 
 def allow_open_files() -> int:
-    """Let this process have as many open files as this user may have (by default it is 1,024 on most systems); return how many."""
+    """Raise this process's limit of open files (1,024 by default on most systems) to the user's; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # of macOS, whose hard limit is more than its kernel gives
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -71,33 +71,33 @@ class Child:
         return self._exit_code
 
     def signal(self, number: int) -> None:
-        """Send it a signal. Handlers of signals call this too: it asks for no exit code, which the main thread may be doing right now."""
+        """Send it a signal. Signal handlers call this too: it never waits for the child, which the main thread may be doing."""
         if self._exit_code is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 def fork(work: Callable[[], int]) -> Child:
-    """Start a process that does `work`, exits with what it returns and ends with this one.
+    """Fork a process that runs `work`, exits with its return value and ends with this one.
 
-    It has this one's modules, and none of its handlers for stop signals. This process should have no other thread.
+    It has this process's modules, and no handlers for stop signals. This process should have no other thread.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    # The child would run our handlers for one that comes before it has dropped them.
+    # The child would run our handlers for a signal that comes before it has dropped them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
-            _become(work, parent)
+            _run_forked(work, parent)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # who started this process may hold some back until it listens
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # the parent may have blocked some until this process listens
     return Child(pid)
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End this process at once, from any thread, when everything is written.
+    """End this process at once, from any thread, after flushing streams and logs.
 
     Nothing waits for the main thread, and neither the process group nor what C++ has is destroyed: gloo's threads, where they still run
     then, abort the process (one run in twenty with four ranks), and a run that is done would count as failed.
@@ -127,7 +127,7 @@ def outlive_parent() -> None:
 
 
 def wait_for_ends(pids: Iterable[int], *, within_s: float, others_within_s: float) -> None:
-    """Wait until these children have ended: all of them, or the first and the others for a while, or none in time.
+    """Wait until all these children have ended; after the first one's end, only `others_within_s` for the others.
 
     Args:
         pids: those whose exit code was read already are left out.
@@ -135,7 +135,7 @@ def wait_for_ends(pids: Iterable[int], *, within_s: float, others_within_s: floa
         others_within_s: after the first.
     """
     deadline = time.monotonic() + within_s
-    with suppress(OSError, AttributeError), ExitStack() as opened:  # a kernel, or a Python, that has none
+    with suppress(OSError, AttributeError), ExitStack() as opened:  # a kernel or a Python without pidfd
         waiting = select.poll()
         running = set()
         for pid in pids:
@@ -152,9 +152,9 @@ def wait_for_ends(pids: Iterable[int], *, within_s: float, others_within_s: floa
     time.sleep(others_within_s)  # it cannot see an end: the caller looks for one
 
 
-def adopts(does: bool) -> None:
-    """Let this process be the parent of those below it whose parent has ended, or not any more."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(does))
+def set_subreaper(enabled: bool) -> None:
+    """Let this process become the parent of descendants whose parent has ended, or not any more."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(enabled))
 
 
 def _prctl(option: int, value: int) -> None:
@@ -176,10 +176,10 @@ def keep_freed(environment: Mapping[str, str]) -> None:
 
 
 def close_all_but(*descriptors: int) -> None:
-    """Close what this process has open. Those that are open are asked for: there may be a thousand million numbers."""
-    for each in set(map(int, os.listdir("/proc/self/fd"))).difference(descriptors):
-        with suppress(OSError):  # the one with which they were listed
-            os.close(each)
+    """Close this process's other files. Only open numbers are visited: there may be a thousand million."""
+    for descriptor in set(map(int, os.listdir("/proc/self/fd"))).difference(descriptors):
+        with suppress(OSError):  # the descriptor of the listing itself
+            os.close(descriptor)
 
 
 def num_threads() -> int:
@@ -188,20 +188,20 @@ def num_threads() -> int:
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process takes of the machine's now, what it shares with others included."""
+    """Return this process's resident memory in bytes, shared pages included."""
     return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def has_free_processor() -> bool:
-    """Tell whether a process that this one starts now would have a processor to itself, instead of taking turns with this one."""
+    """Tell whether a process that this one starts now would have a processor to itself."""
     running = re.search(r" (\d+)/", _read("/proc/loadavg"))  # on the whole machine, this process too
     return len(os.sched_getaffinity(0)) > (int(running[1]) if running else 1)
 
 
 def loaded_libraries() -> set[str]:
     """Return the paths of the shared libraries that this process has loaded."""
-    places = (line.split(maxsplit=5)[5:] for line in _read("/proc/self/maps").splitlines())
-    return {place[0] for place in places if place and ".so" in place[0]}
+    paths = (line.split(maxsplit=5)[5:] for line in _read("/proc/self/maps").splitlines())
+    return {path[0] for path in paths if path and ".so" in path[0]}
 
 
 def state_of(pid: int) -> str:
@@ -215,7 +215,7 @@ def is_alive(pid: int) -> bool:
 
 
 def exit_code_of(pid: int) -> int | None:
-    """Return the exit code (negative: the signal) of a process that has ended and that its parent has not asked yet; else None."""
+    """Return the exit code (negative: the signal) of a zombie (ended, and its parent has not waited for it yet); else None."""
     stat = _stat(pid)
     return os.waitstatus_to_exitcode(int(stat[49])) if stat[0] in ("Z", "X") else None
 
@@ -226,16 +226,16 @@ def parent_of(pid: int) -> int:
 
 
 def start_of(pid: int) -> str:
-    """Return when a process began, so that a number given out again is not mistaken for it; "" when it is gone."""
+    """Return when a process began, so that a reused pid is not mistaken for it; "" when it is gone."""
     return _stat(pid)[19]  # in clock ticks since the machine started
 
 
 def descendants(pid: int) -> list[int]:
     """Return the pids of a process's children, of their children, and so on."""
-    found = []
+    pids = []
     for task in Path("/proc").glob(f"{pid}/task/*/children"):
-        found += [each for child in map(int, _read(task).split()) for each in (child, *descendants(child))]
-    return found
+        pids += [pid for child in map(int, _read(task).split()) for pid in (child, *descendants(child))]
+    return pids
 
 
 def open_files(pid: int) -> Iterator[tuple[str, str]]:
@@ -247,7 +247,7 @@ def open_files(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def file_in_memory(content: bytes) -> int:
-    """Return the descriptor of a file without a name that has a content."""
+    """Return the descriptor of a new unnamed file with this content."""
     if HAS_SHARED_MEMORY:
         descriptor = os.memfd_create("request")
     else:
@@ -259,7 +259,7 @@ def file_in_memory(content: bytes) -> int:
 
 
 def open_memory(pid: int, name: str) -> int | None:
-    """Return a descriptor to read another process's file in memory with; None: it has none of that name, or has ended."""
+    """Return a descriptor for reading another process's file in memory; None: it has none of that name, or has ended."""
     for path, file in open_files(pid):
         if file.startswith(f"/memfd:{name} "):
             with suppress(OSError):  # closed meanwhile
@@ -268,18 +268,18 @@ def open_memory(pid: int, name: str) -> int | None:
 
 
 def command_line(pid: int) -> str:
-    """Return what a process was started with; "" where it cannot be read."""
+    """Return a process's command line; "": it cannot be read."""
     return _read(f"/proc/{pid}/cmdline").replace("\0", " ")
 
 
 def handles_signal(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler for a signal, which would end it otherwise."""
+    """Tell whether a process has a handler for a signal, which would otherwise end it."""
     handled = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
     return handled is not None and bool(int(handled[1], 16) >> (number - 1) & 1)
 
 
 def pid_namespace() -> int:
-    """Return what tells apart the containers of one machine, each of which counts its processes from 1; 0 where there are none."""
+    """Return the pid namespace's number, which differs between containers of one machine; 0: there are none."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -287,7 +287,7 @@ def pid_namespace() -> int:
 
 
 def boot_id() -> str:
-    """Return the name of this machine's life since it was started; the machine's own name where the kernel gives none."""
+    """Return the kernel's id of this boot of the machine; the machine's name where there is none."""
     return _read("/proc/sys/kernel/random/boot_id").strip() or os.uname().nodename
 
 
@@ -297,7 +297,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _read(path: str | Path) -> str:
-    """Return what the kernel writes there; "" for nothing, or nothing any more."""
+    """Return the text of a kernel's file; "": it is empty, or has gone."""
     try:
         with open(path, errors="replace") as file:  # a third of the time that `Path` takes: it is read at every log step
             return file.read()
@@ -305,8 +305,8 @@ def _read(path: str | Path) -> str:
         return ""
 
 
-def _become(work: Callable[[], int], parent: int) -> NoReturn:
-    """Do the work of a forked process, and leave without the tidying that is its parent's."""
+def _run_forked(work: Callable[[], int], parent: int) -> NoReturn:
+    """Run `work` in a forked process, and exit without the parent's clean-up."""
     code = 1
     try:
         die_with_parent(parent)

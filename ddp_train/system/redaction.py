@@ -1,7 +1,7 @@
-"""Secrets: what is one, how to keep it out of a config, and how to take it out of text. Lowest layer: whatever writes asks here.
+"""Secrets: how to recognise one, keep it out of a config, and remove it from text. Lowest layer: everything that writes uses this.
 
-Two ways to know one: by the name of its key, and by its value, which is that of an environment variable with such a name. A config holds
-`${oc.env:NAME}` in its place; the value stays in the environment until `reveal` puts it into an argument, in the rank that needs it.
+A secret is known by the name of its key, or by its value: that of an environment variable with such a name. A config holds `${oc.env:NAME}`
+in its place; the value stays in the environment until `reveal` puts it into an argument, in the rank that needs it.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ def is_secret_reference(name: str) -> bool:
 
 
 def reference(name: str) -> str:
-    """Return what stands in a config for a secret."""
+    """Return the text that replaces a secret in a config."""
     return f"${{oc.env:{name}}}"
 
 
 def references(value: str) -> list[str]:
-    """Return the variables whose secrets a config value takes."""
+    """Return the variables that a config value refers to."""
     return list(dict.fromkeys(_REFERENCE.findall(value)))
 
 
-def spelled_out(key: str, value: object) -> str | None:
-    """Return the name of an environment variable to hold a secret that a config value spells out; None where it holds none."""
+def variable_for_secret(key: str, value: object) -> str | None:
+    """Return the name of an environment variable for a secret that a config value contains in plain text; None: it contains none."""
     if not isinstance(value, str):
         return None
     name = next((name for secret, name in _secrets().items() if secret in value), None)
@@ -85,22 +85,22 @@ def reveal(value: Any) -> Any:
         for name in references(value):
             if len(secret := os.environ[name]) >= _SHORTEST:
                 _seen[secret] = name  # it stands where a secret does, whatever the variable is called
-        return _REFERENCE.sub(lambda found: os.environ[found[1]], value)
+        return _REFERENCE.sub(lambda match: os.environ[match[1]], value)
     if isinstance(value, Mapping):
         return {name: reveal(inner) for name, inner in value.items()}
     return [reveal(inner) for inner in value] if isinstance(value, list) else value
 
 
 def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
-    """Return text without the values of secret environment variables (`secrets`), and without the passwords of URLs."""
+    """Return text without the values of secret environment variables (`secrets`) and the passwords of URLs."""
     secrets = _secrets() if secrets is None else secrets
     if secrets:
         text = _pattern(tuple(secrets)).sub(HIDDEN, text)
-    return _URL.sub(lambda found: found[0] if "${" in found[0] else f"{found['start']}{HIDDEN}@", text) if "://" in text else text
+    return _URL.sub(lambda match: match[0] if "${" in match[0] else f"{match['start']}{HIDDEN}@", text) if "://" in text else text
 
 
 def redact_code(text: str) -> str:
-    """Redact source code and tracebacks: also literals that are assigned to a name like a secret's."""
+    """Redact source code and tracebacks: also literals that are assigned to a secret name."""
     text = redact(text)
     return _ASSIGNED.sub(rf"\g<start>{HIDDEN}", text) if _NAMED.search(text) else text
 
@@ -124,7 +124,7 @@ def _words(name: str) -> list[str]:
 def _secrets() -> Mapping[str, str]:
     """Return the values that the environment has, or had, under names of secrets, and the passwords of URLs in it."""
     global _scanned
-    # Asked for every text that is written. What lies behind os.environ is compared in microseconds; reading through it decodes everything.
+    # Called for every text that is written: comparing the dict behind os.environ takes microseconds, reading os.environ decodes everything.
     environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
     if environment != _scanned:
         now = dict(environment)
@@ -133,10 +133,10 @@ def _secrets() -> Mapping[str, str]:
                 continue
             if is_secret_variable(name) and not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value))):
                 _seen[value] = name  # but not the path of a file that holds one
-            elif "://" in value and (found := _URL.search(value)) and len(found["password"]) >= _SHORTEST:
-                _seen[found["password"]] = name
-        _scanned = now  # last: another thread that asks meanwhile looks for itself
-    return _seen.copy()  # which stays as it is while other threads see more
+            elif "://" in value and (match := _URL.search(value)) and len(match["password"]) >= _SHORTEST:
+                _seen[match["password"]] = name
+        _scanned = now  # last: another thread that calls meanwhile scans too
+    return _seen.copy()  # a copy: other threads may add more
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""What SLURM tells a task of a step about where it is. The batch script has most of these variables too, and is none."""
+"""What SLURM tells a task about its step. The batch script has most of these variables too, and is no such task."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _FIRST_OF_SLURMS_OWN = 0xFFFFFF00  # steps with such numbers are the batch scrip
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmStep:
-    """One step, as a task of it sees it."""
+    """One step of a SLURM job, from a task's environment."""
 
-    id: str  # job, step, and how often the job was started again: no other start of anything has it
+    id: str  # job, step, and how often the job was started again: unique to this start
     index: int  # of this node among those of the step
     hosts: tuple[str, ...]
     most_tasks: int  # on one node
@@ -21,7 +21,7 @@ class SlurmStep:
 
 
 def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
-    """Return the step that started this process; None: none did."""
+    """Return the step that started this process; None: no step did."""
     number, hosts = environment.get("SLURM_STEP_ID", ""), environment.get("SLURM_STEP_NODELIST", "")
     if not number.isdigit() or int(number) >= _FIRST_OF_SLURMS_OWN or not hosts:
         return None

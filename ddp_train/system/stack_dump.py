@@ -1,7 +1,7 @@
-"""Python stacks of a process that is stuck, a line about what it was doing, and whether Python itself still runs: others ask for them.
+"""Python stacks of a stuck process, a line about its work, and whether Python still runs in it: other processes ask for them.
 
-faulthandler writes the stacks from inside the handler of a signal, in C: also while a thread holds the interpreter's lock for ever, and in
-a deadlock. A process that is stopped, or waits inside the kernel, cannot answer.
+faulthandler writes the stacks from a signal handler, in C: also while a thread holds the interpreter's lock for ever, and in
+a deadlock. A process that is stopped or waits inside the kernel cannot answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def answer() -> None:
-    """Let others ask for this process's stacks, and whether its main thread runs Python. Called once, in that thread."""
+    """Let other processes ask for this process's stacks, and whether its main thread runs Python. Called once, in that thread."""
     if HAS_SHARED_MEMORY:
         faulthandler.register(_SIGNAL, file=os.memfd_create(_STACKS), all_threads=True)
         answers = os.memfd_create(_ANSWERS)
@@ -46,7 +46,7 @@ class Note:
 
 
 def note_of(pid: int) -> str:
-    """Return the note of a process; "" where it has none."""
+    """Return the note of a process; "": it has none."""
     if (descriptor := open_memory(pid, _NOTE)) is None:
         return ""
     with open(descriptor, "rb") as file:
@@ -61,14 +61,14 @@ def ask(pids: Iterable[int], *, within_s: float = 1.0) -> dict[int, str]:
 def in_native_code(pids: Iterable[int], *, within_s: float = 0.5) -> set[int]:
     """Return the processes whose main thread is inside native code that does not return: a kernel launch, a read of a GPU, a collective.
 
-    Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Who can tell
-    nothing of this is left out.
+    Python runs its signal handlers between bytecodes, and where it waits itself: for a lock, a socket, the end of a sleep. Processes that
+    cannot answer are left out.
     """
     return {pid for pid, text in _answers(pids, _SIGNAL_TO_PYTHON, _ANSWERS, within_s).items() if not text}
 
 
 def _answers(pids: Iterable[int], number: int, name: str, within_s: float) -> dict[int, str]:
-    """Send a signal to those who have a handler for it, and return what each writes into its file; "" for nothing."""
+    """Send a signal to the processes that handle it, and return what each one writes into its file; "": nothing."""
     files, sizes = {}, {}
     for pid in pids:
         if handles_signal(pid, number) and (descriptor := open_memory(pid, name)) is not None:
@@ -78,15 +78,15 @@ def _answers(pids: Iterable[int], number: int, name: str, within_s: float) -> di
     def are_written() -> bool:
         for pid, descriptor in files.items():
             sizes[pid].append(os.fstat(descriptor).st_size)
-        return all(len(each) > 2 and each[0] < each[-1] == each[-2] for each in sizes.values())
+        return all(len(seen) > 2 and seen[0] < seen[-1] == seen[-2] for seen in sizes.values())
 
     wait_until(are_written, within_s=within_s, every_s=_POLL_S)
-    found = {}
+    texts = {}
     for pid, descriptor in files.items():
         before, now = sizes[pid][0], os.fstat(descriptor).st_size
-        found[pid] = os.pread(descriptor, now - before, before).decode(errors="replace")
+        texts[pid] = os.pread(descriptor, now - before, before).decode(errors="replace")
         os.close(descriptor)
-    return found
+    return texts
 
 
 def main_thread(text: str) -> list[FrameSummary]:
@@ -95,5 +95,5 @@ def main_thread(text: str) -> list[FrameSummary]:
     if not threads:
         return []
     # The kernel gives a signal to the main thread unless that blocks it; and faulthandler writes the oldest thread last.
-    chosen = next((part for part in threads if part.startswith("Current")), threads[-1])
+    chosen = next((thread for thread in threads if thread.startswith("Current")), threads[-1])
     return [FrameSummary(file, int(line), name) for file, line, name in reversed(_FRAME.findall(chosen))]

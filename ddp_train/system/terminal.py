@@ -1,4 +1,4 @@
-"""Streams to a terminal that may be closed, or to a pipe that has no reader any more: then they go quiet, and the work goes on."""
+"""Streams to a terminal that may be closed, or a pipe whose reader may end: they go quiet, and the work goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_train.system.redaction import redact
 
 
 class Terminal(io.TextIOWrapper):
-    """A text stream that never raises OSError and shows no secrets. What it cannot show is lost; the logs of the ranks have it.
+    """A text stream that never raises OSError and shows no secrets. Text that it cannot show is lost; the ranks' logs have it.
 
     Args:
         descriptor: where it writes.
@@ -22,7 +22,7 @@ class Terminal(io.TextIOWrapper):
     """
 
     def __init__(self, descriptor: int, *, owns: bool = True, log: int | None = None) -> None:
-        self.screen: TextIO | None = None  # what shows text instead, while a progress line stands below it
+        self.screen: TextIO | None = None  # shows the text instead, above a progress line
         self._log = log
         binary = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=owns))
         super().__init__(binary, errors="backslashreplace", line_buffering=True)
@@ -56,12 +56,12 @@ class Terminal(io.TextIOWrapper):
 
     def _go_quiet(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())  # for what is buffered, and all that comes
+        os.dup2(nowhere, self.fileno())  # for buffered text, and all that follows
         os.close(nowhere)
 
 
 def open_closed() -> None:
-    """Give standard streams that the caller has closed (`>&-`) to /dev/null: the next file that is opened would get their number."""
+    """Open /dev/null for standard streams that the caller has closed (`>&-`): the next file that is opened would get their number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -70,13 +70,13 @@ def open_closed() -> None:
 
 
 def outlive() -> None:
-    """Let this process outlive its terminal."""
+    """Replace the standard streams, so that this process survives its terminal."""
     sys.stdout, sys.stderr = Terminal(1, owns=False), Terminal(2, owns=False)
 
 
 @contextmanager
 def outlived() -> Iterator[None]:
-    """Let this process outlive its terminal while the block runs. A notebook that called us has its own streams back afterwards."""
+    """Like `outlive`, while the block runs. A notebook that called us gets its own streams back afterwards."""
     before = sys.stdout, sys.stderr
     outlive()
     try:

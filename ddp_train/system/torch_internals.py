@@ -1,7 +1,7 @@
-"""What of torch is replaced or private, in one table: where it is used, and what is done where a version of torch lacks it.
+"""All private names of torch that we use or replace, in one table, each with what is done where a version of torch lacks it.
 
-Such names may go with any release. `missing` is asked when an agent and a rank start, and what it finds is said in a line. docs/versions.md
-has the versions that were run. This module imports no torch: it looks at what is imported already.
+Such names may go with any release. An agent and a rank call `missing` when they start, and print its lines. docs/versions.md
+lists the tested versions. This module imports no torch: it inspects modules that are imported already.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PLAIN_AGENT = "cluster.agent=torch: torchrun's own agent"
 _OWN_STEP = "torch's own AdamW takes the step"
 _NO_COMPILE = "compile=off"
 _NO_CHECKPOINTING = "activation_checkpointing=off"
-_NONE = "no run without it: a name that torch's own packages and many others use"
+_NONE = "no run without it: torch's own packages and many others use it"
 
 _ELASTIC = "torch.distributed.elastic"
 INTERNALS = {
@@ -63,17 +63,19 @@ OF_CHECKPOINTING = [name for name, without in INTERNALS.items() if without is _N
 
 
 def missing(names: Iterable[str] = INTERNALS) -> list[str]:
-    """Return a line for each name that this torch lacks, of those whose module is imported."""
+    """Return a line for each of these names that this torch lacks, if its module is imported."""
     return [f"torch {_version()} has no {name}; instead: {INTERNALS[name]}" for name in names if _is_missing(name)]
 
 
 def newer_than_passed() -> str:
     """Return a line where torch is newer than what the tests were run with; else ""."""
-    found = _version()
-    numbers, passed = ([int(part) for part in version.split(".")[:2]] for version in (found or "0.0", PASSED[1]))
+    installed = _version()
+    numbers, passed = ([int(part) for part in version.split(".")[:2]] for version in (installed or "0.0", PASSED[1]))
     if numbers <= passed:
         return ""
-    return f"{found} is newer than {PASSED[1]}, the newest that the tests were run with; where an agent behaves oddly: cluster.agent=torch"
+    return (
+        f"{installed} is newer than {PASSED[1]}, the newest that the tests were run with; where an agent behaves oddly: cluster.agent=torch"
+    )
 
 
 def _version() -> str:
@@ -83,13 +85,13 @@ def _version() -> str:
 def _is_missing(name: str) -> bool:
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
-        if (found := sys.modules.get(".".join(parts[:count]))) is None:
+        if (target := sys.modules.get(".".join(parts[:count]))) is None:
             continue
         if count < len(parts) - 1 and parts[count].lstrip("_").islower():  # one of torch's modules that was not imported; else a class
             return False
         for part in parts[count:]:
-            if not hasattr(found, part):
+            if not hasattr(target, part):
                 return True
-            found = getattr(found, part)
+            target = getattr(target, part)
         return False
     return False

@@ -1,6 +1,6 @@
-"""What torchrun's agent tells each of its ranks in the environment: the only reader of these variables.
+"""The environment variables that torchrun's agent sets for each rank: the only reader of them.
 
-What an agent itself is told (PET_*, and MASTER_ADDR where a cluster sets it) is read in `config/cluster.py`.
+`config/cluster.py` reads those for the agent itself (PET_*, and MASTER_ADDR where a cluster sets it).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from functools import partial
 
 VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets for each rank, whatever stands there before."""
+"""torchrun overwrites these for each rank."""
 
 
 def is_torchrun_worker(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether a torchrun agent started the process with this environment: this one.
+    """Tell whether a torchrun agent started the process with this environment (by default this one).
 
     RANK alone does not say so: a Kubernetes operator sets it for the whole pod.
     """
@@ -42,12 +42,12 @@ def is_last_attempt() -> bool:
 
 
 def error_file() -> str:
-    """Return the file in which an agent of torch's looks for the reason of this rank's end; "": it asks for none."""
+    """Return the file in which torch's agent looks for this rank's error; "": there is none."""
     return os.environ.get("TORCHELASTIC_ERROR_FILE", "")
 
 
 def joining_hangs(agent: str, environment: Mapping[str, str]) -> bool:
-    """Tell whether torch 2.13 waits for ever when a machine joins the run of this torchrun, whose command line is given."""
+    """Tell whether torch 2.13 waits for ever when a machine joins the run of the torchrun with this command line."""
     nodes = re.search(r"--nnodes[= ](\d+):(\d+)", agent) or re.fullmatch(r"(\d+):(\d+)", environment.get("PET_NNODES", ""))
     return nodes is not None and nodes[1] != nodes[2] and environment.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
 

@@ -41,7 +41,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     for text in dict.fromkeys([*overrides, *whole(overrides)[0]]):  # as they came, and as they were meant
         key, equals, value = text.partition("=")
         key, value = (key.lstrip("+~-").strip(), value.strip("'\" ")) if equals else ("", text)
-        name = redaction.spelled_out(key, value)
+        name = redaction.variable_for_secret(key, value)
         errors += [plain_secret(key, name)] if name else []
     if errors:
         raise ConfigErrors(errors)

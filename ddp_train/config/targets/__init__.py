@@ -1,1 +1,1 @@
-"""What a `_target_` names: its class, its arguments, and the nodes of the evaluation data. Imports no torch."""
+"""Checks of `_target_` nodes: the class, its arguments, and the nodes of the evaluation data. Imports no torch."""

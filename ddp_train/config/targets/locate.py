@@ -1,9 +1,8 @@
-"""Import what a `_target_` names, or have what stands in for it, and say what it is and takes.
+"""Import the object that a `_target_` names, or read a stand-in for it from the source; tell its arguments and bases.
 
-What stands in for a class or function of ddp_train or torch is read from its source where only its place, name, arguments and bases are
-asked for (`target.py`): importing it would import torch, which takes seconds. Only what is plain in the source is read: one definition by
-its name, perhaps handed on by other modules, with arguments whose defaults are literals. Everything else, and every other package, is
-imported.
+A stand-in for a class or function of ddp_train or torch is read from its source when only its module, name, arguments and bases are needed
+(`target.py`): importing it would import torch, which takes seconds. Only plain source is read: a single definition by its name, perhaps
+re-exported by other modules, with literals as defaults of arguments. Everything else, and every other package, is imported.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from typing import Any, NamedTuple
 from ddp_train import FOLDER
 
 _ROOTS = ("ddp_train", "torch")
-_REQUIRED = {*_ROOTS, "numpy", "rich", "tensorboard", "xxhash"}  # of pyproject.toml: what a module of ours may import, and it is there
-_HANDED_ON = 8  # times at most, from module to module
+_REQUIRED = {*_ROOTS, "numpy", "rich", "tensorboard", "xxhash"}  # of pyproject.toml: modules of ours can always import these
+_MAX_REEXPORTS = 8  # from module to module
 _INSTALLED = ("site-packages", "dist-packages")
-_TYPES = {name: vars(collections.abc)[name] for name in ("Sequence", "Iterable", "Mapping")}  # that `target.fits` tells apart
+_TYPES = {name: vars(collections.abc)[name] for name in ("Sequence", "Iterable", "Mapping")}  # types that `target.fits` distinguishes
 
 
 class NeedsImport(BaseException):
-    """Something is to be imported where nothing may be. No Exception: those are told as what is wrong with a component."""
+    """An import is needed where none is allowed. No Exception: those are reported as errors of a component."""
 
 
 _imports = True
@@ -55,41 +54,41 @@ def locate(path: str) -> Any:
     """Import the object that a dotted path names.
 
     Raises:
-        ImportError: a module does not exist or does not have the name; the message says which, with the nearest name there is.
+        ImportError: a module does not exist or does not have the name; the message names it, and the nearest name.
         NeedsImport: see `importing_nothing`.
     """
     if not _imports:
         raise NeedsImport(path)
     parts = path.split(".")
-    if parts[0] == "__main__":  # of a script, or of a notebook's cells
+    if parts[0] == "__main__":  # a script, or a notebook's cells
         fix = f"put it into a file (in a notebook: %%writefile my_file.py) and name my_file.{parts[-1]}"
         raise ImportError(f"the processes that train are not the program that has it; {fix}")
     for length in range(len(parts), 0, -1):
         module_name = ".".join(parts[:length])
         try:
-            found: Any = importlib.import_module(module_name)
+            located: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
                 raise  # the module exists; something that it imports does not
             continue
         for name in parts[length:]:
-            if not hasattr(found, name):
-                close = difflib.get_close_matches(name, dir(found), n=1)
+            if not hasattr(located, name):
+                close = difflib.get_close_matches(name, dir(located), n=1)
                 hint = f"; did you mean {'.'.join(parts[: parts.index(name)])}.{close[0]}?" if close else ""
                 raise ImportError(f"{module_name} has no {name!r}{hint}")
-            found = getattr(found, name)
-        return found
+            located = getattr(located, name)
+        return located
     hint = f"; a path begins with its module, as my_file.{path}" if len(parts) == 1 else ""
     raise ImportError(f"there is no module {parts[0]!r} here (looked in the current folder and in the installed packages){hint}")
 
 
 def look_up(path: str) -> Any:
-    """Return the object that a dotted path names, or what stands in for it where only its arguments are asked for."""
+    """Return the object that a dotted path names, or a stand-in, which is enough for its arguments."""
     return stand_in(path) or locate(path)
 
 
 def look_up_or_none(path: Any) -> Any:
-    """Return what a `_target_` names; None where `check_target` says what is wrong with it."""
+    """Return the object that a `_target_` names; None: `check_target` reports an error."""
     try:
         return look_up(path) if isinstance(path, str) else None
     except Exception:  # a user's module may raise anything while it is imported
@@ -97,7 +96,7 @@ def look_up_or_none(path: Any) -> Any:
 
 
 def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types that a callable's arguments are annotated with; {} where they cannot be read."""
+    """Return the annotated types of a callable's arguments; {}: they cannot be read."""
     try:
         return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except Exception:  # names that exist only for type checkers, and worse: then types are not checked
@@ -105,29 +104,29 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def class_of(path: str) -> type:
-    """Return the class that a dotted path names, or that its function says it returns: what it is derived from, its plain attributes.
+    """Return the class that a dotted path names, or that its function is annotated to return, with its bases and plain attributes.
 
-    `object` where that is not known.
+    `object`: the class is not known.
     """
     try:
         target = look_up(path)
-        found = target if inspect.isclass(target) else typing.get_type_hints(target).get("return")
-    except Exception:  # what is wrong with it is said elsewhere
+        cls = target if inspect.isclass(target) else typing.get_type_hints(target).get("return")
+    except Exception:  # errors are reported elsewhere
         return object
-    return found if inspect.isclass(found) else object
+    return cls if inspect.isclass(cls) else object
 
 
 def takes(target: Callable[..., Any], name: str) -> bool:
-    """Tell whether a callable may be given an argument of this name: it has one, or takes any."""
+    """Tell whether a callable accepts an argument of this name: it has one, or takes any (`**kwargs`)."""
     try:
-        parameters = [inspect.signature(target, follow_wrapped=is_followed).parameters for is_followed in (True, False)]
+        signatures = [inspect.signature(target, follow_wrapped=is_followed).parameters for is_followed in (True, False)]
     except (TypeError, ValueError):  # some C extensions have no signature
         return True
-    return any(name in each or any(item.kind is item.VAR_KEYWORD for item in each.values()) for each in parameters)
+    return any(name in items or any(item.kind is item.VAR_KEYWORD for item in items.values()) for items in signatures)
 
 
 def accepts(target: Callable[..., Any], name: str) -> bool:
-    """Tell whether a callable has an argument of this name; a class that passes on others (`**kwargs`) has its bases' too."""
+    """Tell whether a callable has an argument of this name; a class with `**kwargs` also has its bases' arguments."""
     bases = target.__mro__ if inspect.isclass(target) else ()
     for make in [target, *(vars(base)["__init__"] for base in bases if "__init__" in vars(base))]:
         try:
@@ -142,27 +141,27 @@ def accepts(target: Callable[..., Any], name: str) -> bool:
 
 
 def stand_in(path: str) -> Any | None:
-    """Return what stands in for the object that a dotted path names; None where it has to be imported."""
+    """Return a stand-in for the object that a dotted path names; None: it must be imported."""
     if "torch" in sys.modules or path.partition(".")[0] not in _ROOTS:
-        return None  # what is there costs nothing
+        return None  # modules that are already imported are used directly
     return read(path)
 
 
 class _Unclear(Exception):
-    """The source does not say it plainly."""
+    """The source is not plain enough to read."""
 
 
 class _Module(NamedTuple):
-    """The source of a module: what its top level defines, and under which names it imports what."""
+    """The source of a module: its top-level definitions and imports."""
 
     name: str
     defined: dict[str, list[ast.stmt]]
-    imported: dict[str, tuple[str, str]]  # name -> module, and what of it ("": the module itself)
+    imported: dict[str, tuple[str, str]]  # name -> module, and the name in it ("": the module itself)
 
 
 @cache
 def read(path: str) -> Any | None:
-    """Return what stands in for an object, also where it could be had for nothing."""
+    """Return a stand-in for an object from its source, also if it could be imported at no cost; None: the source is not plain."""
     module_path, _, name = path.rpartition(".")
     try:
         module, node = _definition(_module(module_path), name)
@@ -176,7 +175,7 @@ def read(path: str) -> Any | None:
 
 @cache
 def _module(name: str) -> _Module:
-    """Read a module of ours or of torch. _Unclear: it is none of those, or no file of Python."""
+    """Read a module of ours or of torch. Raises _Unclear: it is another module, or no Python file."""
     root, *parts = name.split(".")
     top = FOLDER if root == FOLDER.name else _installed(root)
     file = top.joinpath(*parts, "__init__.py")
@@ -186,7 +185,7 @@ def _module(name: str) -> _Module:
         raise _Unclear(name)
     module = _Module(name, {}, {})
     statements = ast.parse(file.read_bytes()).body
-    if root == FOLDER.name and not all(map(_is_sure, statements)):
+    if root == FOLDER.name and not all(map(_cannot_fail, statements)):
         raise _Unclear(name)
     for node in statements:
         for target in _names_of(node):
@@ -197,14 +196,14 @@ def _module(name: str) -> _Module:
                 module.imported[alias.asname or first] = (alias.name if alias.asname else first, "")
         elif isinstance(node, ast.ImportFrom):
             source = resolve_name("." * node.level + (node.module or ""), package)
-            module.imported.update({each.asname or each.name: (source, each.name) for each in node.names})
+            module.imported.update({alias.asname or alias.name: (source, alias.name) for alias in node.names})
     return module
 
 
-def _is_sure(node: ast.stmt) -> bool:
-    """Tell whether a statement on the top level of a module of ours cannot fail, as one can that needs an optional package."""
+def _cannot_fail(node: ast.stmt) -> bool:
+    """Tell whether a top-level statement of a module of ours cannot fail, as an import of an optional package can."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
-        packages = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+        packages = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         return all(name.partition(".")[0] in _REQUIRED | sys.stdlib_module_names for name in packages)
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     is_for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
@@ -224,46 +223,46 @@ def _names_of(node: ast.stmt) -> Iterator[str]:
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         yield node.target.id
     elif isinstance(node, ast.Assign):
-        yield from (each.id for each in node.targets if isinstance(each, ast.Name))
+        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
     else:  # it may define anything
-        yield from (each.name for each in ast.walk(node) if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
+        yield from (inner.name for inner in ast.walk(node) if isinstance(inner, (ast.ClassDef, ast.FunctionDef)))
 
 
-def _definition(module: _Module, name: str, *, handed_on: int = 0) -> tuple[_Module, ast.stmt]:
-    """Find the one statement that defines a name, in the module where it stands."""
+def _definition(module: _Module, name: str, *, reexports: int = 0) -> tuple[_Module, ast.stmt]:
+    """Find the only statement that defines a name, and its module."""
     if len(nodes := module.defined.get(name, [])) == 1 and name not in module.imported:
         return module, nodes[0]
-    if nodes or name not in module.imported or not module.imported[name][1] or handed_on == _HANDED_ON:
+    if nodes or name not in module.imported or not module.imported[name][1] or reexports == _MAX_REEXPORTS:
         raise _Unclear(f"{module.name}.{name}")
     source, its_name = module.imported[name]
-    return _definition(_module(source), its_name, handed_on=handed_on + 1)
+    return _definition(_module(source), its_name, reexports=reexports + 1)
 
 
 def _derived(module: _Module, node: ast.ClassDef, members: dict[str, Any]) -> type:
-    """Return a class with its plain attributes and its bases; those of torch have none: their names say what they are."""
-    bases = tuple(_lineage(module, base) for base in node.bases[:1])  # of several the first: it is the one to be, others are added to it
-    plain = [each for each in node.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)]
-    said = {name: each.value.value for each in plain for name in _names_of(each) if isinstance(each.value, ast.Constant)}
-    return type(node.name, bases, {**said, **members, "__module__": module.name, "__qualname__": node.name})
+    """Return a class with its plain attributes and its bases; bases of torch have none themselves: their names are enough."""
+    bases = tuple(_lineage(module, base) for base in node.bases[:1])  # only the first: others are mixins
+    plain = [statement for statement in node.body if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)]
+    attributes = {name: line.value.value for line in plain for name in _names_of(line) if isinstance(line.value, ast.Constant)}
+    return type(node.name, bases, {**attributes, **members, "__module__": module.name, "__qualname__": node.name})
 
 
 def _lineage(module: _Module, node: ast.expr) -> type:
     """Return the class that an expression in a module names, with its bases as far as they are ours."""
     first, _, rest = ast.unparse(node).partition(".")
     if (not rest and first in module.defined) or module.imported.get(first, ("",))[0].partition(".")[0] == FOLDER.name:
-        home, found = _definition(module, first)
-        return _derived(home, found, {}) if isinstance(found, ast.ClassDef) else object
+        home, definition = _definition(module, first)
+        return _derived(home, definition, {}) if isinstance(definition, ast.ClassDef) else object
     source, its_name = module.imported.get(first, ("builtins", first))
     *parts, name = ".".join(filter(None, (source, its_name, rest))).split(".")
     return type(name, (), {"__module__": ".".join(parts)})
 
 
 def _constructor(module: _Module, node: ast.ClassDef) -> tuple[_Module, ast.FunctionDef | None]:
-    """Find `__init__` in a class or in the one that it is derived from; None: it has none."""
-    own = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-    if not (node.decorator_list or node.keywords or "__new__" in own):
-        if "__init__" in own or not node.bases:
-            return module, own.get("__init__")
+    """Find `__init__` in a class or its base; None: there is none."""
+    methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
+    if not (node.decorator_list or node.keywords or "__new__" in methods):
+        if "__init__" in methods or not node.bases:
+            return module, methods.get("__init__")
         if len(node.bases) == 1 and isinstance(node.bases[0], ast.Name):
             home, base = _definition(module, node.bases[0].id)
             if isinstance(base, ast.ClassDef):
@@ -274,22 +273,23 @@ def _constructor(module: _Module, node: ast.ClassDef) -> tuple[_Module, ast.Func
 def _function(module: _Module, node: ast.stmt) -> Any:
     if not isinstance(node, ast.FunctionDef) or node.decorator_list:
         raise _Unclear(module.name)
-    given = node.args
-    for default in filter(None, (*given.defaults, *given.kw_defaults)):
+    arguments = node.args
+    for default in filter(None, (*arguments.defaults, *arguments.kw_defaults)):
         ast.literal_eval(default)  # one that is no literal is a ValueError
-    made: dict[str, Any] = {}
-    exec(f"from __future__ import annotations\ndef {node.name}({ast.unparse(given)}): ...", made)
-    found, every = made[node.name], [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
-    found.__module__ = module.name
-    found.__annotations__ = {each.arg: _type(each.annotation, module) for each in every if each.annotation is not None}
+    namespace: dict[str, Any] = {}
+    exec(f"from __future__ import annotations\ndef {node.name}({ast.unparse(arguments)}): ...", namespace)
+    function = namespace[node.name]
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *filter(None, (arguments.vararg, arguments.kwarg))]
+    function.__module__ = module.name
+    function.__annotations__ = {item.arg: _type(item.annotation, module) for item in every if item.annotation is not None}
     if node.returns is not None:
         with suppress(_Unclear):
-            found.__annotations__["return"] = _lineage(module, node.returns)
-    return found
+            function.__annotations__["return"] = _lineage(module, node.returns)
+    return function
 
 
 def _type(node: ast.expr, module: _Module) -> Any:
-    """Return the type that an annotation names, without what it holds. A class that is not Python's own is an empty one of that name."""
+    """Return the type that an annotation names, without its arguments. A class that is not a builtin becomes an empty one of that name."""
     if isinstance(node, ast.Constant):
         return _type(ast.parse(node.value, mode="eval").body, module) if isinstance(node.value, str) else type(node.value)
     if isinstance(node, ast.BinOp):
@@ -300,13 +300,13 @@ def _type(node: ast.expr, module: _Module) -> Any:
         raise _Unclear(f"{module.name}.{first}")  # a name that exists only for type checkers, say
     if isinstance(node, ast.Subscript) and name in ("Literal", "Optional", "Union"):
         inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        members = [ast.literal_eval(each) if name == "Literal" else _type(each, module) for each in inside]
-        made: Any = getattr(typing, name)
-        return made[members[0] if name == "Optional" else tuple(members)]
+        members = [ast.literal_eval(member) if name == "Literal" else _type(member, module) for member in inside]
+        special_form: Any = getattr(typing, name)
+        return special_form[members[0] if name == "Optional" else tuple(members)]
     if not rest and name != "Tensor":  # which would read all of torch/__init__.py
-        found: ast.stmt | None = None
+        definition: ast.stmt | None = None
         with suppress(_Unclear):
-            module, found = _definition(module, first)
-        if isinstance(found, (ast.Assign, ast.AnnAssign)) and isinstance(found.value, (ast.Subscript, ast.BinOp, ast.Name)):
-            return _type(found.value, module)
+            module, definition = _definition(module, first)
+        if isinstance(definition, (ast.Assign, ast.AnnAssign)) and isinstance(definition.value, (ast.Subscript, ast.BinOp, ast.Name)):
+            return _type(definition.value, module)
     return _TYPES.get(name) or getattr(builtins, name, None) or type(name, (), {})

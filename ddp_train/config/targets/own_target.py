@@ -1,8 +1,8 @@
-"""A `_target_` of the user's own in the place of an option's: what of the option stays, and what goes.
+"""A user's own `_target_` instead of an option's: which arguments of the option are kept, and which are left out.
 
-`model._target_=my_package.MyModel` leaves the chosen option's other arguments where they are: those of another class. What the new one
-takes by name is kept, the rest is left out, and one line says so. What was typed, or given another value in an experiment, is never left
-out: where the new class does not take it, that is an error. Imports no torch itself.
+`model._target_=my_package.MyModel` keeps the chosen option's other arguments, which are for another class. Those that the new class takes
+by name are kept, the others are left out, and one line says so. A typed value, or one that an experiment has changed, is never left out: if
+the new class does not take it, that is an error. Imports no torch itself.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _EVAL = "eval"
 
 
 def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | None) -> tuple[dict[str, Any], list[str]]:
-    """Return a configuration whose nodes fit their own targets, and a line for each from which something was left out.
+    """Return a configuration whose nodes fit their own targets, and a line for each node from which an argument was left out.
 
-    `hydra`: the node that knows the options; None: of a configuration of which they were dropped before.
+    `hydra`: has the chosen options; None: the configuration was treated before.
     """
     kept, lines = dict(tree), list[str]()
     for section in TARGETS:
@@ -37,13 +37,13 @@ def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | No
             continue
         target = look_up_or_none(node.get("_target_"))
         if target is not None:
-            kept[section] = _without_what_is_not_taken(node, option, target, _typed(hydra, section))
+            kept[section] = _with_accepted_arguments(node, option, target, _typed(hydra, section))
             lines += _lines(section, node, kept[section], option)
     return changed(kept, "", _partial), lines
 
 
 def _partial(key: str, node: Any) -> Any:
-    """Return a node with `_partial_`, where the run calls what it names later, with what it has only then."""
+    """Return a node with `_partial_: true` if the run calls its target later, with further arguments."""
     if (key in COMPLETED or calls_functions(key)) and isinstance(node, Mapping) and "_partial_" not in node:
         target = look_up_or_none(node.get("_target_"))
         if target is not None and (key in COMPLETED or _needs_arguments(target, node)):
@@ -52,7 +52,7 @@ def _partial(key: str, node: Any) -> Any:
 
 
 def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
-    """Tell whether a function lacks arguments: it is the loss itself, say, and makes none."""
+    """Tell whether a function lacks arguments: it is a loss itself, say, and does not return one."""
     if inspect.isclass(target):
         return False
     try:
@@ -63,28 +63,28 @@ def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
     return any(item.default is item.empty and item.name not in node for item in parameters if item.kind in positional)
 
 
-def _without_what_is_not_taken(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
-    hints, stays, kept = hints_of(target), {*DIRECTIVES, *(key for keys in NODE_KEYS.values() for key in keys)}, {}
+def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
+    hints, always_kept, kept = hints_of(target), {*DIRECTIVES, *(key for keys in NODE_KEYS.values() for key in keys)}, {}
     for name, value in node.items():
-        is_the_options = name not in typed and _is_the_options(name, value, option)
+        is_from_option = name not in typed and _is_from_option(name, value, option)
         if name == _EVAL and isinstance(value, Mapping) and isinstance(option.get(_EVAL), Mapping):
-            inner = {each.removeprefix(f"{_EVAL}.") for each in typed if each.startswith(f"{_EVAL}.")}
-            changes = _without_what_is_not_taken(value, option[_EVAL], target, inner)
-            is_told = inner or any(not _is_the_options(each, changes[each], option[_EVAL]) for each in changes)
-            # What was dropped may be what told the splits apart: no evaluation then, rather than one on the training data.
-            kept[name] = changes if is_told or len(changes) == len(value) else None
-        elif not is_the_options or name in stays or (accepts(target, name) and (name not in hints or fits(value, hints[name]))):
+            inner = {key.removeprefix(f"{_EVAL}.") for key in typed if key.startswith(f"{_EVAL}.")}
+            changes = _with_accepted_arguments(value, option[_EVAL], target, inner)
+            is_changed = inner or any(not _is_from_option(key, changes[key], option[_EVAL]) for key in changes)
+            # A dropped argument may have distinguished the splits: then there is no evaluation, rather than one on the training data.
+            kept[name] = changes if is_changed or len(changes) == len(value) else None
+        elif not is_from_option or name in always_kept or (accepts(target, name) and (name not in hints or fits(value, hints[name]))):
             kept[name] = value
     return kept
 
 
-def _is_the_options(name: str, value: Any, option: Mapping[str, Any]) -> bool:
-    """Tell whether a value is the option's own, and not one that an experiment has put there."""
+def _is_from_option(name: str, value: Any, option: Mapping[str, Any]) -> bool:
+    """Tell whether a value is from the option, and not from an experiment."""
     return name in option and (value == option[name] or "${" in str(option[name]))
 
 
 def _lines(section: str, node: Mapping[str, Any], kept: Mapping[str, Any], option: Mapping[str, Any]) -> Iterator[str]:
-    """Say what was left out, and what of the option is still there."""
+    """Yield the line about left-out and kept arguments of the option."""
     left_out = [name for name in node if name not in kept]
     is_unevaluated = kept.get(_EVAL, {}) is None and node.get(_EVAL) is not None
     if not left_out and not is_unevaluated:
@@ -96,21 +96,21 @@ def _lines(section: str, node: Mapping[str, Any], kept: Mapping[str, Any], optio
 
 
 def _typed(hydra: DictConfig, section: str) -> set[str]:
-    """Return the arguments of a node that stand on the command line, dotted below it."""
+    """Return the arguments of a node that were typed, by their dotted names below it."""
     keys = [text.lstrip("+~").partition("=")[0].strip() for text in texts(hydra.overrides.task)]
-    parts = [key.removeprefix(f"{section}.") for key in keys if key.startswith(f"{section}.")]
-    return {".".join(part.split(".")[:length]) for part in parts for length in range(1, 1 + len(part.split(".")))}
+    names = [key.removeprefix(f"{section}.") for key in keys if key.startswith(f"{section}.")]
+    return {".".join(name.split(".")[:length]) for name in names for length in range(1, 1 + len(name.split(".")))}
 
 
 def _option(hydra: DictConfig, section: str) -> dict[str, Any]:
-    """Return what the chosen option of a group has for its section, with the options that it is based on; {} where there is none."""
+    """Return the section in the chosen option of a group, with the options that it is based on; {}: there is none."""
     choice = hydra.runtime.choices.get(section)
     folders = [folder for source in hydra.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
     return _read(folders, section, str(choice), ()) if choice else {}
 
 
 def folder_of(schema: str, path: str) -> Path | None:
-    """Return where a source of YAML lies; None for Hydra's own and for what is no folder."""
+    """Return the folder of a config source; None: Hydra's own, or no folder."""
     if schema == "file":
         return Path(path)
     if schema == "pkg" and path != "hydra.conf":
@@ -125,8 +125,8 @@ def _read(folders: list[Path], section: str, option: str, above: tuple[str, ...]
     content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     if not isinstance(content, Mapping):
         return {}
-    based_on = [each for each in content.get("defaults") or () if isinstance(each, str) and each != "_self_"]
-    inherited = [_read(folders, section, each.removesuffix(".yaml"), (*above, option)) for each in based_on]
+    based_on = [name for name in content.get("defaults") or () if isinstance(name, str) and name != "_self_"]
+    inherited = [_read(folders, section, name.removesuffix(".yaml"), (*above, option)) for name in based_on]
     own = content.get(section) if file.read_text().lstrip().startswith("# @package _global_") else content
-    parts = [*inherited, {name: value for name, value in (own or {}).items() if name != "defaults"}]
-    return {name: value for part in parts for name, value in part.items()}
+    layers = [*inherited, {name: value for name, value in (own or {}).items() if name != "defaults"}]
+    return {name: value for layer in layers for name, value in layer.items()}

@@ -1,6 +1,6 @@
-"""Check a `_target_` node against the thing it names: importable, and called with arguments that it takes.
+"""Check a `_target_` node: its target can be imported, and takes the arguments.
 
-A node's schema is its class's signature, so a third-party class is checked as ours are, before any process starts.
+A node's schema is its class's signature, so third-party classes are checked like ours, before any process starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, 
 from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
 
-AUTO = "auto"  # stands for a value that only the data or the run knows (auto.py)
+AUTO = "auto"  # a value that only the data or the run knows (auto.py)
 
 _OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
 FACTS = {
@@ -33,18 +33,18 @@ FACTS = {
     "scheduler": ("total_steps", "steps_per_epoch"),
     "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "tracker", "epoch", "steps_per_epoch"),
 }
-"""What an `auto` can take, by section. A data set may have more facts than these."""
+"""Facts that can answer an `auto`, by section. A data set may have more."""
 
-COMPLETED = ("optimizer", "scheduler")  # nodes whose first argument is given when the run has it: parameters or the model, the optimizer
+COMPLETED = ("optimizer", "scheduler")  # nodes whose first argument the run adds later: parameters or the model, the optimizer
 
 GIVEN = {
     "optimizer": ("params", "model"),
     "scheduler": ("optimizer",),
     "loader.sampler": ("data_source", "dataset", "labels", "seed", "global_batch_size"),
 }
-"""What the run gives by name where it is missing, also in nodes inside: the schedulers of a SequentialLR have the same optimizer."""
+"""Arguments that the run adds by name if they are missing, also to inner nodes: a SequentialLR's schedulers share the optimizer."""
 
-DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # what Hydra's instantiate reads itself
+DIRECTIVES = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # read by Hydra's instantiate itself
 
 _TOOLS = ("os", "posix", "subprocess", "shutil", "sys", "socket", "importlib", "runpy")
 _BUILTINS = ("eval", "exec", "compile", "open", "input", "print", "exit", "quit", "__import__")
@@ -52,14 +52,14 @@ _BUILTINS = ("eval", "exec", "compile", "open", "input", "print", "exit", "quit"
 RESOLVER = "object"
 """`${object:torch.float32}`: a type, a class or a function as an argument, by its name, and not called.
 
-It stays text in config.yaml, in the hash and between processes: `training/instantiate.py` puts the object in its place.
+It stays text in config.yaml, in the hash and between processes: `training/instantiate.py` replaces it by the object.
 """
 
 
 def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     """Return what is wrong with one node (not with the nodes inside it).
 
-    Arguments that are filled at run time count as given: those that are `auto`, and what completes a `_partial_` node.
+    Arguments that the run fills count as given: `auto`s, and those that complete a `_partial_` node.
     """
     path = node.get("_target_")
     if not isinstance(path, str) or not path:
@@ -81,9 +81,9 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
 
 
 def _why(error: Exception) -> str:
-    """Return an exception in words, with the line of the user's that raised it, where one did."""
-    of_others = ("site-packages", "dist-packages", "frozen", str(FOLDER), sysconfig.get_path("stdlib"))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not any(part in frame.filename for part in of_others)]
+    """Describe an exception, with the user's line that raised it, if there is one."""
+    library_paths = ("site-packages", "dist-packages", "frozen", str(FOLDER), sysconfig.get_path("stdlib"))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not any(path in frame.filename for path in library_paths)]
     where = f"\n    {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
 
@@ -91,35 +91,35 @@ def _why(error: Exception) -> str:
 def _check_arguments(
     node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: dict[str, inspect.Parameter]
 ) -> Iterator[ConfigError]:
-    ours_here = own_keys(node, key)
-    given = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in ours_here}
+    own = own_keys(node, key)
+    arguments = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in own}
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
     is_data = key in ("data", "data.eval") or key.startswith(f"{EVALUATION_SETS}.")
-    for name in given:
+    for name in arguments:
         ours = KEY_CALLED_HERE.get(name) or OWN_KEYS.get(name)
-        is_ours = is_data and name in OWN_KEYS and name != "batch_size"  # which must not be passed on unseen
+        is_ours = is_data and name in OWN_KEYS and name != "batch_size"  # which must not be passed on silently
         if name not in named and (is_ours or not (takes_any or takes(target, name))):
             close = [f"{key}.{other}" for other in difflib.get_close_matches(name, named, n=1)]
-            sign = "" if close and close[0].rpartition(".")[2] in given else "+"
+            sign = "" if close and close[0].rpartition(".")[2] in arguments else "+"
             if ours and (is_data or not close):
                 close, sign = [ours], ""
-            better = override(close[0], given[name], sign=sign, was=f"{key}.{name}") if close else ""
+            better = override(close[0], arguments[name], sign=sign, was=f"{key}.{name}") if close else ""
             happened = f"{path} has no argument {name!r}"
-            fix = f"did you mean {better}?" if close else f"remove it: {removal(f'{key}.{name}', given[name])}"
+            fix = f"did you mean {better}?" if close else f"remove it: {removal(f'{key}.{name}', arguments[name])}"
             yield ConfigError(key=f"{key}.{name}", happened=happened, expected=", ".join(named) or "no argument", fix=fix)
     positional = len(node.get("_args_") or ())
-    missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in given]
-    if key in COMPLETED:  # when the run has what comes first
+    missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in arguments]
+    if key in COMPLETED:  # the run adds the first one
         missing = [name for name in missing if name != named[positional]]
-    elif node.get("_partial_") or _wraps(target):  # by the class that gets it; by whoever calls what it returns
+    elif node.get("_partial_") or _wraps(target):  # the caller adds the rest
         missing = []
     missing = [name for name in missing if name not in given_in(key)]
     for name in missing:
         value = AUTO if not is_data and name in FACTS.get(key.partition(".")[0], ()) else "VALUE"
         yield ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}")
     hints = hints_of(target)
-    for name, value in given.items():
+    for name, value in arguments.items():
         is_default = name in parameters and value == parameters[name].default
         if name in hints and not is_default and not fits(value, hints[name]):
             wants_text = str in _members(hints[name]) and not isinstance(value, (list, Mapping))
@@ -129,24 +129,24 @@ def _check_arguments(
 
 
 def _wraps(target: Callable[..., Any]) -> bool:
-    """Tell whether an object is called in a function's place, with a part of its arguments, as stages of WebDataset are."""
+    """Tell whether an object wraps a function and needs only some of its arguments, as stages of WebDataset."""
     return hasattr(target, "__wrapped__") and not inspect.isclass(target) and not inspect.isroutine(target)
 
 
 def given_in(key: str) -> tuple[str, ...]:
-    """Return the names of the arguments that the run gives to a node, or to one inside."""
+    """Return the names of the arguments that the run adds to a node or its inner nodes."""
     return next((names for section, names in GIVEN.items() if f"{key}.".startswith(f"{section}.")), ())
 
 
 def refuse(target: Any) -> str:
-    """Return why what a `_target_` names is no component: it guards against mistakes, and is no boundary (docs/security.md)."""
+    """Return why a target is no component, or "". This guards against mistakes, and is no security boundary (docs/security.md)."""
     module, name = str(getattr(target, "__module__", "")), str(getattr(target, "__qualname__", ""))
     is_tool = module.partition(".")[0] in _TOOLS or (module in ("builtins", "io", "_io") and name in _BUILTINS)
     return f"is {module}.{name}, a tool of Python's and no component" if is_tool else ""
 
 
 def name_in(value: Any) -> str | None:
-    """Return the dotted name of the object that a value stands for; None: for itself. ValueError: the object is a part of a text."""
+    """Return the dotted name in a value `${object:NAME}`; None: another value. ValueError: it is only a part of a text."""
     match = re.search(r"\$\{object:([^{}]*)\}", value) if isinstance(value, str) else None
     if match and match[0] != value:
         raise ValueError(f"is {value!r}, and an object is no part of a text")
@@ -154,12 +154,12 @@ def name_in(value: Any) -> str | None:
 
 
 def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield what is wrong with each `${object:NAME}`: nothing lies there, or it is a tool."""
+    """Yield an error for each wrong `${object:NAME}`: there is no such object, or it is a tool."""
     for key, value in leaves(tree):
-        for place, each in enumerate(value if isinstance(value, list) else [value]):
-            at = f"{key}.{place}" if isinstance(value, list) else key
+        for index, item in enumerate(value if isinstance(value, list) else [value]):
+            at = f"{key}.{index}" if isinstance(value, list) else key
             try:
-                name = name_in(each)
+                name = name_in(item)
                 reason = refuse(locate(name)) if name is not None else ""
             except ValueError as error:
                 yield ConfigError(key=at, happened=str(error), expected="${object:NAME} alone, as a whole argument")
@@ -171,25 +171,25 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def own_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return what of a node is ours and not an argument of its class: `optimizer.groups`, `scheduler.every` and the like."""
+    """Return a node's keys that are ours and no arguments of its class: `optimizer.groups`, `scheduler.every` and the like."""
     target = look_up(node["_target_"])
     return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and not accepts(target, name)}
 
 
 def calls_functions(key: str) -> bool:
-    """Tell whether the run calls a function that this node names, with what it has then: a loss, a metric, a collate function."""
+    """Tell whether the run may call this node's function itself: a loss, a metric, a collate function."""
     return key in ("objective", "loader.collate") or (key.startswith(f"{EVALUATION_METRICS}.") and key.count(".") == 2)
 
 
 def admits_text(hint: Any) -> bool:
-    """Tell whether a hint speaks of text."""
+    """Tell whether a type hint admits text."""
     return any(member is str or AUTO in typing.get_args(member) for member in _members(hint))
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Tell whether a plain YAML value may be passed for a hint; in doubt it may. A node with a `_target_` may become anything."""
-    is_made = isinstance(value, Mapping) and "_target_" in value
-    if value == AUTO or is_made or (isinstance(value, str) and value.startswith(f"${{{RESOLVER}:")):
+    """Tell whether a YAML value fits a type hint; in doubt it does. A node with a `_target_` fits every hint."""
+    is_node = isinstance(value, Mapping) and "_target_" in value
+    if value == AUTO or is_node or (isinstance(value, str) and value.startswith(f"${{{RESOLVER}:")):
         return True
     return any(_fits_one(value, member) for member in _members(hint))
 
@@ -223,35 +223,35 @@ def _spell(hint: Any) -> str:
 
 
 def evaluation_split(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node that makes the evaluation data, of the section `data`, whose `eval` has what differs."""
+    """Return the node of the evaluation data: the section `data` with the changes in its `eval`."""
     return merged({name: value for name, value in data.items() if name != "eval"}, data["eval"])
 
 
 def evaluation_sets(tree: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return what differs for each evaluation set, by its key: `data.eval` first, then each of `evaluation.sets`; {}: there is none."""
+    """Return the changes for each evaluation set, by its key: `data.eval` first, then each of `evaluation.sets`; {}: there is none."""
     data, evaluation = tree.get("data"), tree.get("evaluation")
-    found = {"data.eval": data.get("eval") if isinstance(data, Mapping) else None}
+    changes_by_key = {"data.eval": data.get("eval") if isinstance(data, Mapping) else None}
     named = evaluation.get("sets") if isinstance(evaluation, Mapping) else None
-    found |= {f"{EVALUATION_SETS}.{name}": changes for name, changes in (named or {}).items()}
-    return {key: changes for key, changes in found.items() if isinstance(changes, Mapping)}
+    changes_by_key |= {f"{EVALUATION_SETS}.{name}": changes for name, changes in (named or {}).items()}
+    return {key: changes for key, changes in changes_by_key.items() if isinstance(changes, Mapping)}
 
 
 def split_at(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the node of the evaluation set at a key. A named one with a `_target_` of its own is whole: nothing of `data` is in it."""
+    """Return the node of the evaluation set at a key. A named set with its own `_target_` inherits nothing from `data`."""
     changes = evaluation_sets(tree)[key]
     is_whole = key != "data.eval" and "_target_" in changes
     return {**changes} if is_whole else evaluation_split({**tree["data"], "eval": changes})
 
 
 def set_name(key: str) -> str:
-    """Return what the evaluation set at a key is called; "" for `data.eval`."""
+    """Return the name of the evaluation set at a key; "" for `data.eval`."""
     return "" if key == "data.eval" else key.removeprefix(f"{EVALUATION_SETS}.")
 
 
 def merged(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node with changes in it: groups of keys are merged, lists and values are replaced.
+    """Return a node with changes: groups of keys are merged, lists and values are replaced.
 
-    One that names another `_target_` takes over what that has by name, and nothing else: the rest were arguments of another class.
+    With another `_target_` the node keeps only the arguments that this class has by name: the others were for another class.
     """
     kept = dict(node)
     if changes.get("_target_", node.get("_target_")) != node.get("_target_"):

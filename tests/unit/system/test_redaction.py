@@ -23,13 +23,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("key", ["wandb.api_key", "db.password", "hf_token", "x.apiKey", "token", "key", "s3.secret-key"])
 def test_names_of_secrets(key: str) -> None:
     assert redaction.is_secret_key(key)
-    assert redaction.spelled_out(key, "0123456789")
+    assert redaction.variable_for_secret(key, "0123456789")
 
 
 @pytest.mark.parametrize("key", ["data.pad_token", "image_key", "num_tokens", "token_files", "tokenizer", "monkey", "sort_key", "key.of"])
 def test_words_of_machine_learning_are_no_secrets(key: str) -> None:
     assert not redaction.is_secret_key(key)
-    assert redaction.spelled_out(key, "0123456789") is None
+    assert redaction.variable_for_secret(key, "0123456789") is None
 
 
 def test_a_value_is_hidden_in_every_way_to_write_it() -> None:
@@ -87,8 +87,8 @@ def test_who_asks_while_the_environment_is_looked_through_gets_all_of_it(monkeyp
 
 def test_a_reference_is_no_secret_and_is_revealed_where_it_is_needed() -> None:
     url = "https://${oc.env:UNIT_USER}:${oc.env:UNIT_API_KEY}@host"
-    assert redaction.spelled_out("data.url", url) is None
+    assert redaction.variable_for_secret("data.url", url) is None
     assert redaction.redact(url) == url
     assert redaction.reveal({"a": ["${oc.env:UNIT_API_KEY}"]}) == {"a": [SECRET]}
-    assert redaction.spelled_out("note", f"see {SECRET}") == "UNIT_API_KEY"
-    assert redaction.spelled_out("data.url", "https://me:plain@host") == "URL_PASSWORD"
+    assert redaction.variable_for_secret("note", f"see {SECRET}") == "UNIT_API_KEY"
+    assert redaction.variable_for_secret("data.url", "https://me:plain@host") == "URL_PASSWORD"

@@ -46,7 +46,7 @@ def needs_nothing(path: str) -> bool:
     """Tell whether the module of one of ours imports nothing that may be absent."""
     found = find_spec(path.rpartition(".")[0])
     assert found is not None and found.origin is not None
-    return all(map(locate._is_sure, ast.parse(Path(found.origin).read_text()).body))
+    return all(map(locate._cannot_fail, ast.parse(Path(found.origin).read_text()).body))
 
 
 def test_what_is_read_is_what_importing_gives() -> None:
