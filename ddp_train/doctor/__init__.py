@@ -1,7 +1,7 @@
-"""`ddp-train doctor`: are these machines fit for this run? A program that ranks call (`Job.program`), however they were started.
+"""`ddp-train doctor`: are these machines fit for this run? Ranks run it (`Job.program`), however they were started.
 
-checkup      what the ranks do, together; the only one that needs torch
-machine      what each machine finds out about itself and about its way to the others, and how long that may take
-problems     what is wrong, each with its host and what to do
-table        all of it on one screen, where the odd one out stands by itself
+checkup      what the ranks do together; the only module that needs torch
+machine      how a machine examines itself and the network to the others, and how long that may take
+problems     what is wrong, with the host of each problem and the fix
+table        the result on one screen: a line for each fact, and the machines that differ
 """

@@ -1,7 +1,7 @@
-"""What the ranks do for `ddp-train doctor`: the first of each machine examines it, all ranks add known values, and rank 0 shows the result.
+"""The ranks' part of `ddp-train doctor`: a machine's first rank examines it, all ranks sum known values, rank 0 shows the result.
 
-Everything is told through the store in which the ranks met, and each wait has a limit (`machine`): what is wrong with a machine is often
-that a process group with it would never open. So the group is opened in a thread that may be left behind.
+All messages go through the store in which the ranks met, and each wait has a limit (`machine`): often the fault of a machine is that no
+process group with it would ever open. So the group is opened in a thread that may be left behind.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ddp_train.config.targets.locate import locate
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.distributed.world import World, open_world
-from ddp_train.doctor.machine import LOOK_WITHIN_S, MEET_WITHIN_S, Examination, MachineReport, PeerReport, sums_within_s
-from ddp_train.doctor.problems import Examined, Measurement, blocks_all_reduce, problems
+from ddp_train.doctor.machine import ANSWER_WITHIN_S, EXAMINE_WITHIN_S, Examination, MachineReport, PeerReport, sums_within_s
+from ddp_train.doctor.problems import ClusterReport, Measurement, blocks_all_reduce, problems
 from ddp_train.doctor.table import screen
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
 from ddp_train.launch.job import Job
@@ -44,16 +44,16 @@ _ALL_REDUCE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 _LINK_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # five times at 10 Mbit/s: eight seconds
 _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 
-_Said = TypeVar("_Said")
+_Answer = TypeVar("_Answer")
 
 
 def quick(attempt: Attempt, rank: int, size: int, job: Job) -> int:
-    """Examine the machines of a job (`Job.program`), and return the exit code. Collective, as `full`, which also measures speeds."""
+    """Examine the machines of a job (`Job.program`), and return the exit code. Collective."""
     return _Checkup(attempt, rank, size, job, is_full=False).run()
 
 
 def full(attempt: Attempt, rank: int, size: int, job: Job) -> int:
-    """As `quick`, and how fast each rank computes and the machines send."""
+    """As `quick`; also measure how fast each rank computes and the machines send."""
     return _Checkup(attempt, rank, size, job, is_full=True).run()
 
 
@@ -83,67 +83,68 @@ class _Checkup:
                 examination.close()
 
     def _judge(self, examination: Examination) -> int:
-        """Hear what all have to say, judge it, show it, and tell the verdict (rank 0)."""
-        machines = self._collect("machine", range(self._count), MachineReport.from_json, within_s=LOOK_WITHIN_S)
+        """Collect all reports, judge and show them, and send the verdict (rank 0)."""
+        machines = self._collect("machine", range(self._count), MachineReport.from_json, within_s=EXAMINE_WITHIN_S)
         began = time.time()
-        self._store.set("met", json.dumps({number: machine.address for number, machine in machines.items()}))
+        self._store.set("addresses", json.dumps({number: machine.address for number, machine in machines.items()}))
         others = [number for number in machines if number != self._machine]
-        clocks = self._collect("heard", others, lambda text: _ahead(float(text), began=began, heard=time.time()), within_s=MEET_WITHIN_S)
+        clocks = self._collect("clock", others, lambda text: _ahead(float(text), began, time.time()), within_s=ANSWER_WITHIN_S)
         self._probe_peers(examination)
-        ways = self._collect("way", machines, PeerReport.from_json, within_s=MEET_WITHIN_S)
-        examined = Examined(
+        peers = self._collect("peers", machines, PeerReport.from_json, within_s=ANSWER_WITHIN_S)
+        report = ClusterReport(
             count=self._count,
             processes=self._size,
             folder=self._job.run_folder.shown(),
             machines=machines,
-            ways=ways,
+            peers=peers,
             clocks={self._machine: 0.0, **clocks},
-            measured=None,
+            measurements=None,
             downloads=getattr(locate(self._job.config.data["_target_"]), "downloads", False),
             expects_equal=self._job.config.cluster.processes_per_node is None,
         )
-        tries_sums = not blocks_all_reduce(examined)
-        self._store.set("next", "sums" if tries_sums else "verdict")
-        if tries_sums:
+        measures = not blocks_all_reduce(report)
+        self._store.set("next", "sums" if measures else "verdict")
+        if measures:
             threading.Thread(target=self._measure, daemon=True).start()
-            measured = self._collect("sum", range(self._size), lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s)
-            examined = replace(examined, measured=measured)
-        found = problems(examined)
-        print(screen(examined, found, seconds=time.monotonic() - self._begun), flush=True)
-        code = ENVIRONMENT_REFUSES if found else DONE
+            sums = self._collect("sum", range(self._size), lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s)
+            report = replace(report, measurements=sums)
+        errors = problems(report)
+        print(screen(report, errors, seconds=time.monotonic() - self._begun), flush=True)
+        code = ENVIRONMENT_REFUSES if errors else DONE
         with suppress(OSError):  # the folder may be the very fault
             write_json(self._job.run_folder.doctor, {"exit_code": code})
             Result(status=Status.COMPLETED).write(self._job.run_folder.result)  # nothing starts the examination again
-        self._store.set("verdict", json.dumps({"code": code, "problems": len(found), "host": examined.name(0)}))
+        self._store.set("verdict", json.dumps({"code": code, "problems": len(errors), "host": report.name(0)}))
         return code
 
     def _follow(self, examination: Examination | None) -> int:
-        """Do what rank 0 says, and return its verdict (other ranks)."""
-        if self._wait("met", within_s=LOOK_WITHIN_S + MEET_WITHIN_S) and examination is not None:
-            self._store.set(f"heard/{self._machine}", str(time.time()))
+        """Do what rank 0 asks, and return its verdict (other ranks)."""
+        if self._wait("addresses", within_s=EXAMINE_WITHIN_S + ANSWER_WITHIN_S) and examination is not None:
+            self._store.set(f"clock/{self._machine}", str(time.time()))
             self._probe_peers(examination)
-        if self._wait("next", within_s=3 * MEET_WITHIN_S) == "sums":
+        if self._wait("next", within_s=3 * ANSWER_WITHIN_S) == "sums":
             threading.Thread(target=self._measure, daemon=True).start()
-        if not (told := self._wait("verdict", within_s=self._sums_within_s + MEET_WITHIN_S)):
+        if not (answer := self._wait("verdict", within_s=self._sums_within_s + ANSWER_WITHIN_S)):
             print("doctor   rank 0 has come to no verdict; its terminal may say why", flush=True)
             return ENVIRONMENT_REFUSES
-        verdict = json.loads(told)
+        verdict = json.loads(answer)
         if verdict["code"] != DONE and examination is not None:
             print(f"doctor   {verdict['problems']} to mend; the terminal of {verdict['host']} names them", flush=True)
         return int(verdict["code"])
 
     def _probe_peers(self, examination: Examination) -> None:
-        addresses = {int(number): address for number, address in json.loads(self._store.get("met")).items()}
-        self._store.set(f"way/{self._machine}", examination.probe_peers(addresses).to_json())
+        addresses = {int(number): address for number, address in json.loads(self._store.get("addresses")).items()}
+        self._store.set(f"peers/{self._machine}", examination.probe_peers(addresses).to_json())
 
     def _measure(self) -> None:
-        """Add known values with the others, and tell what came of it: in a thread, since they may wait for ever."""
+        """Sum known values with all ranks, and report the outcome: in a thread, since the sum may block for ever."""
         store = join_store_again(self._attempt.prefix)  # while a thread waits in a store, no other can use its connection
         try:
-            found = self._sums(dist.PrefixStore("sums", store))
+            measurement = self._sums(dist.PrefixStore("sums", store))
         except Exception as error:  # whatever torch, gloo, NCCL or CUDA raise
-            found = Measurement(rank=self._rank, machine=self._machine, wrong=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        store.set(f"sum/{self._rank}", json.dumps(asdict(found)))
+            wrong = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            measurement = Measurement(rank=self._rank, machine=self._machine, wrong=wrong)
+        store.set(f"sum/{self._rank}", json.dumps(asdict(measurement)))
 
     def _sums(self, store: dist.Store) -> Measurement:
         timeout = timedelta(seconds=self._sums_within_s)
@@ -164,15 +165,15 @@ class _Checkup:
         return {"matmul_tflops": matmul_tflops, "all_reduce_gb_s": all_reduce_gb_s, "link_mb_s": link_mb_s}
 
     def _link(self, world: World, num_bytes: int) -> float | None:
-        """Send to the next machine and receive from the one before, all at once; return the speed of the second (first ranks)."""
+        """Send to the next machine while receiving from the one before; return the speed of receiving (first ranks)."""
         firsts = [rank for rank, (node, local) in enumerate(world.gather((self._machine, world.local_rank))) if local == 0]
         if world.local_rank != 0:
             world.barrier()
             return None
-        place = firsts.index(self._rank)
-        after, before = firsts[(place + 1) % len(firsts)], firsts[place - 1]
+        position = firsts.index(self._rank)
+        after, before = firsts[(position + 1) % len(firsts)], firsts[position - 1]
         out, into = (torch.zeros(num_bytes // 4, device=world.device) for _ in range(2))
-        best = float("inf")  # what else runs on the machines disturbs single times
+        best = float("inf")  # other processes on the machines disturb single times
         for _ in range(_TIMES):
             started = time.monotonic()
             receives, *sends = dist.batch_isend_irecv([dist.P2POp(dist.irecv, into, before), dist.P2POp(dist.isend, out, after)])
@@ -184,34 +185,34 @@ class _Checkup:
         world.barrier()
         return num_bytes / 1e6 / best
 
-    def _collect(self, what: str, numbers: Collection[int], read: Callable[[str], _Said], *, within_s: float) -> dict[int, _Said]:
-        """Return what has been said under these numbers, as far as it came in time."""
-        said: dict[int, _Said] = {}
+    def _collect(self, kind: str, numbers: Collection[int], read: Callable[[str], _Answer], *, within_s: float) -> dict[int, _Answer]:
+        """Return the answers with these numbers that came in time."""
+        answers: dict[int, _Answer] = {}
 
         def is_complete() -> bool:
             for number in numbers:
-                if number not in said and self._store.check([f"{what}/{number}"]):
-                    said[number] = read(self._store.get(f"{what}/{number}").decode())
-            return len(said) == len(numbers)
+                if number not in answers and self._store.check([f"{kind}/{number}"]):
+                    answers[number] = read(self._store.get(f"{kind}/{number}").decode())
+            return len(answers) == len(numbers)
 
         wait_until(is_complete, within_s=within_s, every_s=_POLL_S)
-        return said
+        return answers
 
     def _wait(self, key: str, *, within_s: float) -> str:
-        """Return what rank 0 says under a key; "" when the time is over, or rank 0 has gone."""
+        """Return rank 0's message; "": none came in time, or rank 0 has ended."""
         with suppress(dist.DistError):
             return wait_for(self._store, key, within_s=within_s)
         return ""
 
 
-def _ahead(clock: float, *, began: float, heard: float) -> float:
-    """Return by how many seconds a machine's clock is ahead. It heard between these times: a busy one that was late has no other clock."""
-    ahead = clock - min(max(clock, began), heard)
+def _ahead(clock: float, began: float, answered: float) -> float:
+    """Return by how many seconds a machine's clock is ahead; it read its clock between `began` and `answered`."""
+    ahead = clock - min(max(clock, began), answered)
     return clock - began if abs(ahead) > SKEW_S else ahead
 
 
 def check_sums(world: World, device: torch.device) -> str:
-    """Add and collect known values with all ranks; return what came out otherwise than it must, "" for nothing. Collective."""
+    """Sum and gather known values with all ranks; return the first wrong result, or "". Collective."""
     for dtype in (torch.int64, torch.float32):  # small integers are exact in both, in whatever order they are added
         rows = [_values(rank, dtype, device) for rank in range(world.size)]
         summed = world.sum(rows[world.rank].clone())
@@ -227,12 +228,12 @@ def _values(rank: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return (torch.arange(_NUM_VALUES, device=device) % 97 * (rank % 8 + 1)).to(dtype)  # 20,000 ranks add up to less than 2**24
 
 
-def _difference(found: Tensor, expected: Tensor, what: str) -> str:
-    places = (found != expected).nonzero()
-    if not len(places):
+def _difference(values: Tensor, expected: Tensor, name: str) -> str:
+    wrong = (values != expected).nonzero()
+    if not len(wrong):
         return ""
-    place = int(places[0])
-    return f"{what} has {found[place].item()} at place {place}, where {expected[place].item()} is right; {len(places)} values are wrong"
+    index = int(wrong[0])
+    return f"{name} has {values[index].item()} at index {index}, where {expected[index].item()} is right; {len(wrong)} values are wrong"
 
 
 def _matmul(device: torch.device, size: int) -> float:
@@ -242,7 +243,7 @@ def _matmul(device: torch.device, size: int) -> float:
 
 
 def _seconds(work: Callable[[], Any], device: torch.device) -> float:
-    """Return how long it takes once it is warm: the median of some times."""
+    """Return how long the work takes once it is warm: the median of some times."""
     times, module = [], torch.get_device_module(device)
     for _ in range(_TIMES + 1):
         module.synchronize(device)

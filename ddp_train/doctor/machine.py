@@ -1,4 +1,4 @@
-"""What a machine finds out about itself, and about its way to the others. `problems` judges it."""
+"""A machine's examination of itself and of the network to the others. `problems` judges the reports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ddp_train.launch.node.slot import listen
 from ddp_train.system import handover, network
 from ddp_train.system.deadline import wait_until
 
-LOOK_WITHIN_S = 60.0
-MEET_WITHIN_S = 30.0
+EXAMINE_WITHIN_S = 60.0
+ANSWER_WITHIN_S = 30.0
 _SUMS_WITHIN_S = {"cpu": 30.0, "cuda": 60.0}  # eight CUDA contexts at once take up to 15, NCCL over 64 ranks up to 30
 _SUMS_OF_A_RANK_S = 0.5
 _SPEEDS_WITHIN_S = 60.0
@@ -31,7 +31,7 @@ _BEGINS_WITHIN_S = 110.0  # from a job's begin until its ranks have met: Python,
 
 _CONNECT_S = 5.0  # a packet that is lost is sent again after one second and after three
 _SHARED_WITHIN_S = 10.0  # a network file system may show late what another machine has written
-_MAX_REACHED = 32  # of many machines each tries so many of those after it
+_MAX_REACHED = 32  # each machine tries to connect to at most so many after it
 _SHARED_MEMORY = Path("/dev/shm")
 _INFINIBAND = Path("/sys/class/infiniband")
 
@@ -39,27 +39,27 @@ Address = Sequence[Any]  # host and port
 
 
 def sums_within_s(device: str, ranks: int, *, is_full: bool) -> float:
-    """Return how long the sums may take: only what gives no answer is waited for so long."""
+    """Return the longest wait for the sums; only ranks without an answer take so long."""
     return _SUMS_WITHIN_S[device] + _SUMS_OF_A_RANK_S * ranks + _SPEEDS_WITHIN_S * is_full
 
 
 def most_minutes(device: str, ranks: int, *, is_full: bool) -> int:
-    """Return in how many minutes an examination has ended, also where nothing answers."""
-    seconds = _BEGINS_WITHIN_S + LOOK_WITHIN_S + 3 * MEET_WITHIN_S + sums_within_s(device, ranks, is_full=is_full)
+    """Return after how many minutes an examination ends at the latest."""
+    seconds = _BEGINS_WITHIN_S + EXAMINE_WITHIN_S + 3 * ANSWER_WITHIN_S + sums_within_s(device, ranks, is_full=is_full)
     return math.ceil(seconds / 60)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineReport:
-    """What a machine says before it has heard of the others."""
+    """A machine's report about itself."""
 
     facts: Facts
-    address: Address  # where the others may try to reach it
-    writes: str  # why it cannot write into the run's folder; "": it can
+    address: Address  # where the others connect
+    write_error: str  # why it cannot write into the run's folder; "": it can
     free_bytes: int  # on the file system of that folder
     shared_memory_bytes: int | None  # /dev/shm as a whole; None: there is none
     open_files: int  # how many a process may have open
-    locked_bytes: int | None  # how much memory a process may lock; None: as much as it likes
+    locked_bytes: int | None  # how much memory a process may lock; None: no limit
     adapters: Mapping[str, str] = field(default_factory=dict)  # of InfiniBand (or RoCE) -> the state of its ports: "ACTIVE"
     network: str = ""  # NCCL_NET, as the ranks have it
     nccl: Sequence[str] = ()  # the interfaces that NCCL may take; empty: no GPU is used
@@ -80,11 +80,11 @@ class MachineReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerReport:
-    """What a machine says when it has heard of the others."""
+    """A machine's report about its network to the others."""
 
     gloo: str  # the interface that gloo takes
-    unresolved: Sequence[str] = ()  # names that mean nothing here, of the first machine and its own
-    unreached: Mapping[int, str] = field(default_factory=dict)  # machine -> why no connection to it came about
+    unresolved: Sequence[str] = ()  # host names that do not resolve here: the first machine's and its own
+    unreached: Mapping[int, str] = field(default_factory=dict)  # machine -> why a connection to it failed
     unseen: Sequence[int] = ()  # machines whose file in the run's folder it does not see
 
     def to_json(self) -> str:
@@ -97,13 +97,13 @@ class PeerReport:
 
 
 class Examination:
-    """The examination of this machine; one process of each does it.
+    """The examination of this machine, by one process on it.
 
     Args:
-        job: what the ranks would run; its folder is where they try to write.
+        job: the run; its folder is where the machines try to write.
         number: which machine this is.
         count: how many there are.
-        first: the name or the address of the first machine, as this one was told; "": there is no other.
+        first: name or address of the first machine; "": there is no other.
     """
 
     def __init__(self, job: Job, *, number: int, count: int, processes: int, first: str) -> None:
@@ -112,16 +112,16 @@ class Examination:
         self._listener: socket.socket | None = None
 
     def examine(self) -> MachineReport:
-        """Look at this machine, write its file into the run's folder, and listen for the others."""
-        # As its node program has told them: from its own command line, and its own `cluster.env`.
-        told = Facts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
-        facts = told or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
+        """Examine this machine, write its file into the run's folder, and listen for the others."""
+        # The node program's facts: from its own command line, and its own `cluster.env`.
+        reported = Facts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
+        facts = reported or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        writes, free, shared = _refusal(self._write), _file_system(self._job.run_folder.root), _file_system(_SHARED_MEMORY)
+        write_error, free, shared = _refusal(self._write), _file_system(self._job.run_folder.root), _file_system(_SHARED_MEMORY)
         return MachineReport(
             facts=facts,
             address=self._listen(),
-            writes=writes,
+            write_error=write_error,
             free_bytes=free.f_bavail * free.f_frsize if free else 0,
             shared_memory_bytes=shared.f_blocks * shared.f_frsize if shared else None,
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -132,7 +132,7 @@ class Examination:
         )
 
     def probe_peers(self, addresses: Mapping[int, Address]) -> PeerReport:
-        """Try the way to the others, by the addresses of all machines."""
+        """Connect to the others, by the addresses of all machines."""
         others = [number % self._count for number in range(self._number + 1, self._number + self._count)]
         tried = [other for other in others if other in addresses][:_MAX_REACHED]
 
@@ -140,18 +140,18 @@ class Examination:
             socket.create_connection((host, port), timeout=_CONNECT_S).close()
 
         with ThreadPoolExecutor(max_workers=max(1, len(tried))) as pool:
-            reached = list(pool.map(lambda other: _refusal(partial(connect, *addresses[other])), tried))
+            refusals = list(pool.map(lambda other: _refusal(partial(connect, *addresses[other])), tried))
         names = (self._first, socket.gethostname()) if others else ()
         wait_until(lambda: all(self._file_of(other).exists() for other in others), within_s=_SHARED_WITHIN_S, every_s=0.1)
         return PeerReport(
             gloo=self._gloo(addresses),
             unresolved=[name for name in names if _refusal(partial(socket.getaddrinfo, name.strip("[]"), None))],
-            unreached={other: why for other, why in zip(tried, reached, strict=True) if why},
+            unreached={other: why for other, why in zip(tried, refusals, strict=True) if why},
             unseen=[other for other in others if not self._file_of(other).exists()],
         )
 
     def close(self) -> None:
-        """Listen no more, and remove this machine's file."""
+        """Stop listening, and remove this machine's file."""
         if self._listener is not None:
             self._listener.close()
         with suppress(OSError):
@@ -161,21 +161,20 @@ class Examination:
         return self._job.run_folder.root / f"machine_{number}"
 
     def _write(self) -> None:
-        """Write this machine's file into the run's folder."""
         with self._file_of(self._number).open("wb") as stream:
             stream.write(bytes(1 << 16))
             stream.flush()
             os.fsync(stream.fileno())
 
     def _listen(self) -> Address:
-        """Listen, and return where the others may find this machine: they connect, and nothing is said."""
+        """Listen, and return the address for the others, which connect and send nothing."""
         self._listener = listen("", 0)
         named = network.interfaces().get(self._environment.get(GLOO, "").partition(",")[0])
         host = (named or [""])[0] or (network.address_towards(self._first) if self._first else "")
         return [host or self._first, self._listener.getsockname()[1]]
 
     def _gloo(self, addresses: Mapping[int, Address]) -> str:
-        """Return the interface that gloo takes: the one that is given, or the one on the way to another machine."""
+        """Return the interface that gloo takes: the configured one, or the one on the way to another machine."""
         if self._environment.get(GLOO):
             return self._environment[GLOO]
         for other, (host, _) in addresses.items():
@@ -185,7 +184,7 @@ class Examination:
 
 
 def _refusal(attempt: Callable[[], object]) -> str:
-    """Try something, and return why the system refuses it; "" where it does not."""
+    """Try something, and return why the system refuses it, or ""."""
     try:
         attempt()
     except OSError as error:
@@ -202,9 +201,9 @@ def _file_system(path: Path) -> os.statvfs_result | None:
 
 def _adapters() -> dict[str, str]:
     """Return the adapters for InfiniBand and RoCE, with the states of their ports."""
-    found = {}
+    adapters = {}
     with suppress(OSError):
         for adapter in sorted(_INFINIBAND.iterdir()):
             states = [file.read_text().split(":")[-1].strip() for file in sorted(adapter.glob("ports/*/state"))]
-            found[adapter.name] = ", ".join(states)
-    return found
+            adapters[adapter.name] = ", ".join(states)
+    return adapters

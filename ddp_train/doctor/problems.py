@@ -1,4 +1,4 @@
-"""What is wrong with the machines of a run: each problem with its host, what it is, and what to do."""
+"""What is wrong with the machines of a run: the host of each problem, what it is, and the fix."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ _ADVICE = {  # by the beginning of a sentence
     "": "the same command on each machine; only cluster.node_rank is another one",
 }
 
-_Found = tuple[int | str, str, str]  # which machine, or the names of several; what is wrong; what to do
+_Finding = tuple[int | str, str, str]  # which machine, or the names of several; what is wrong; the fix
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a rank says of its sums with the others."""
+    """A rank's report about its sums with the others."""
 
     rank: int
     machine: int
     device: str = ""
-    wrong: str = ""  # what came out otherwise than it must
+    wrong: str = ""  # the first wrong result, or the error
     matmul_tflops: float | None = None
     all_reduce_gb_s: float | None = None
     link_mb_s: float | None = None  # from the machine before this one; of the first rank of a machine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examined:
-    """All that the machines have said, as it is judged."""
+class ClusterReport:
+    """All reports of the machines."""
 
     count: int  # of machines
     processes: int  # of ranks
     folder: str
     machines: Mapping[int, MachineReport]
-    ways: Mapping[int, PeerReport]
-    clocks: Mapping[int, float]  # by how many seconds each is ahead of the first one's
-    measured: Mapping[int, Measurement] | None  # by rank; None: it was not tried
-    downloads: bool = False  # the data set fetches what is missing
+    peers: Mapping[int, PeerReport]
+    clocks: Mapping[int, float]  # seconds that a machine's clock is ahead of the first one's
+    measurements: Mapping[int, Measurement] | None  # by rank; None: it was not tried
+    downloads: bool = False  # the data set downloads missing files
     expects_equal: bool = True  # no number of processes was given: each machine should have as many GPUs as the others
 
     def name(self, number: int | str) -> str:
-        """Return what to call a machine, or several that have a name already."""
+        """Return a machine's name; names of several machines are returned as they are."""
         if isinstance(number, str):
             return number
         if number not in self.machines:
@@ -74,97 +74,97 @@ class Examined:
 
     @cached_property
     def usual(self) -> int:
-        """The first machine of those that are alike and most: who differs from it is the odd one out."""
-        alike = {number: fingerprint(machine.facts) for number, machine in sorted(self.machines.items())}
-        usual = most_common(list(alike.values()))
-        return next(number for number, each in alike.items() if each == usual)
+        """The first machine of the largest group of equal ones; others are compared with it."""
+        fingerprints = {number: fingerprint(machine.facts) for number, machine in sorted(self.machines.items())}
+        usual = most_common(list(fingerprints.values()))
+        return next(number for number, own in fingerprints.items() if own == usual)
 
 
-def problems(examined: Examined) -> list[UserError]:
-    """Return everything that is wrong, each with the host as its key; [] for machines that are fit."""
-    silent = [number for number in range(examined.count) if number not in examined.machines]
-    found: list[_Found] = [(number, "has said nothing", "its terminal or its log says why") for number in silent]
-    for part in (_told, _data, _limits, _folder, _clock, _network, _odd, _sums, _speed) if examined.machines else ():
-        found += part(examined)
-    return [UserError(key=examined.name(where), happened=what, fix=advice) for where, what, advice in found]
+def problems(report: ClusterReport) -> list[UserError]:
+    """Return everything that is wrong, with the host as the key; []: the machines are fit."""
+    silent = [number for number in range(report.count) if number not in report.machines]
+    findings: list[_Finding] = [(number, "has said nothing", "its terminal or its log says why") for number in silent]
+    for check in (_differences, _data, _limits, _folder, _clock, _network, _outliers, _sums, _speed) if report.machines else ():
+        findings += check(report)
+    return [UserError(key=report.name(where), happened=what, fix=advice) for where, what, advice in findings]
 
 
-def blocks_all_reduce(examined: Examined) -> bool:
-    """Tell whether something is wrong that a process group would only wait for."""
-    facts = [machine.facts for machine in examined.machines.values()]
-    is_whole = len(facts) == len(examined.ways) == examined.count
-    lacks = any(problem.startswith((GLOO, NCCL)) for each in facts for problem in each.problems)
-    is_mixed = len({each.device == "cpu" for each in facts}) > 1  # some would open gloo alone
-    is_short = any(each.device != "cpu" and each.device_count < each.processes for each in facts)
-    return not is_whole or lacks or is_mixed or is_short or any(way.unreached for way in examined.ways.values())
+def blocks_all_reduce(report: ClusterReport) -> bool:
+    """Tell whether something is wrong that would let a process group wait for ever."""
+    facts = [machine.facts for machine in report.machines.values()]
+    is_whole = len(facts) == len(report.peers) == report.count
+    lacks = any(problem.startswith((GLOO, NCCL)) for machine in facts for problem in machine.problems)
+    is_mixed = len({machine.device == "cpu" for machine in facts}) > 1  # some would open gloo alone
+    is_short = any(machine.device != "cpu" and machine.device_count < machine.processes for machine in facts)
+    return not is_whole or lacks or is_mixed or is_short or any(peer.unreached for peer in report.peers.values())
 
 
-def _told(examined: Examined) -> Iterator[_Found]:
-    """What the machines have told, against the usual one."""
-    usual = examined.machines[examined.usual].facts
-    for number, machine in sorted(examined.machines.items()):
+def _differences(report: ClusterReport) -> Iterator[_Finding]:
+    """Problems that a machine has found itself, and differences between its facts and the usual machine's."""
+    usual = report.machines[report.usual].facts
+    for number, machine in sorted(report.machines.items()):
         for sentence in [*machine.facts.problems, *differences(usual, machine.facts)]:
             yield number, sentence, next(advice for beginning, advice in _ADVICE.items() if sentence.startswith(beginning))
 
 
-def _data(examined: Examined) -> Iterator[_Found]:
-    """Data that is nowhere; what is missing on one machine is a difference."""
-    for key in () if examined.downloads else examined.machines[examined.usual].facts.data:
-        if all(machine.facts.data.get(key) is None for machine in examined.machines.values()):
-            hosts = ", ".join(examined.name(number) for number in sorted(examined.machines))
+def _data(report: ClusterReport) -> Iterator[_Finding]:
+    """Data that is missing on all machines; missing on one machine, it is a difference."""
+    for key in () if report.downloads else report.machines[report.usual].facts.data:
+        if all(machine.facts.data.get(key) is None for machine in report.machines.values()):
+            hosts = ", ".join(report.name(number) for number in sorted(report.machines))
             yield hosts, f"{key}: there is nothing at this path", f"put the data there, or {key}=PATH"
 
 
-def _odd(examined: Examined) -> Iterator[_Found]:
+def _outliers(report: ClusterReport) -> Iterator[_Finding]:
     """Each machine that has another value than most; of two the first is right."""
-    machines = dict(sorted(examined.machines.items()))
+    machines = dict(sorted(report.machines.items()))
     facts = [machine.facts for machine in machines.values()]
 
-    def odd(values: Sequence[Any], what: str, advice: str) -> Iterator[_Found]:
+    def outliers(values: Sequence[Any], what: str, advice: str) -> Iterator[_Finding]:
         usual = most_common(values)
         return ((number, what.format(own=own, usual=usual), advice) for number, own in zip(machines, values, strict=True) if own != usual)
 
     what = "runs as user {own}, the others as {usual}: they cannot read each other's files"
-    yield from odd([each.uid for each in facts], what, "the same user, with the same number, on each machine")
+    yield from outliers([machine.uid for machine in facts], what, "the same user, with the same number, on each machine")
     what = "has {own}, the others have {usual}: all wait for the slowest at each step"
-    yield from odd([each.device for each in facts], what, "machines of one kind; cluster.device says what is used")
+    yield from outliers([machine.device for machine in facts], what, "machines of one kind; cluster.device says what is used")
     what = "has the NVIDIA driver {own}, the others have {usual}"
-    yield from odd([each.driver or "none" for each in facts], what, "the same driver on each machine")
+    yield from outliers([machine.driver or "none" for machine in facts], what, "the same driver on each machine")
     what = "has {own} active adapters for InfiniBand, the others have {usual}"
-    yield from odd([each.active_adapters for each in machines.values()], what, "ibstat there says which port is down")
-    if examined.expects_equal:
+    yield from outliers([machine.active_adapters for machine in machines.values()], what, "ibstat there says which port is down")
+    if report.expects_equal:
         advice = "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so"
-        gpus = [each.device_count if each.device != "cpu" else 0 for each in facts]
-        yield from odd(gpus, "has {own} GPUs, the others have {usual}", advice)
+        gpus = [machine.device_count if machine.device != "cpu" else 0 for machine in facts]
+        yield from outliers(gpus, "has {own} GPUs, the others have {usual}", advice)
 
 
-def _folder(examined: Examined) -> Iterator[_Found]:
+def _folder(report: ClusterReport) -> Iterator[_Finding]:
     """The run's folder: every machine sees what the others write there."""
-    writers = {number for number, machine in examined.machines.items() if not machine.writes}
-    unseen = {number: set(way.unseen) & writers for number, way in examined.ways.items()}
+    writers = {number for number, machine in report.machines.items() if not machine.write_error}
+    unseen = {number: set(peer.unseen) & writers for number, peer in report.peers.items()}
     if not any(unseen.values()):
         return
-    # Who shares the folder with most of the others is right; a machine that does not share it with that one is named.
+    # The machine that shares the folder with most others is right; each one that does not share it with that machine is named.
     apart = Counter(machine for number, others in unseen.items() for other in others for machine in (number, other))
-    right = min(sorted(examined.ways), key=lambda number: apart[number])
-    what = f"does not share {examined.folder} with {examined.name(right)}: what one writes there the other does not see"
-    for number in sorted(set(examined.ways) - {right}):
+    right = min(sorted(report.peers), key=lambda number: apart[number])
+    what = f"does not share {report.folder} with {report.name(right)}: what one writes there the other does not see"
+    for number in sorted(set(report.peers) - {right}):
         if right in unseen[number] or number in unseen[right]:
             yield number, what, "hydra.run.dir=FOLDER on a file system that every machine has mounted (NFS, Lustre), and mounted there"
 
 
-def _limits(examined: Examined) -> Iterator[_Found]:
-    """What a machine has too little of, or does not let a process have."""
-    for number, machine in sorted(examined.machines.items()):
+def _limits(report: ClusterReport) -> Iterator[_Finding]:
+    """Resources that a machine lacks, or does not let a process use."""
+    for number, machine in sorted(report.machines.items()):
         if machine.facts.device != "cpu" and machine.facts.device_count < machine.facts.processes:
             what = f"{machine.facts.processes} processes want a GPU each; it shows {machine.facts.device_count}"
             yield number, what, "nvidia-smi there says which are missing, and dmesg why; or fewer cluster.processes_per_node"
-        if machine.writes:
+        if machine.write_error:
             advice = "hydra.run.dir=FOLDER on a file system that every machine can write to"
-            yield number, f"cannot write into {examined.folder}: {machine.writes}", advice
+            yield number, f"cannot write into {report.folder}: {machine.write_error}", advice
         elif machine.free_bytes < _MIN_FREE_BYTES:
             advice = "remove old runs, checkpoint.keep_last=1, or hydra.run.dir=FOLDER elsewhere"
-            yield number, f"{machine.free_bytes / _MIB:.0f} MiB are free where {examined.folder} lies", advice
+            yield number, f"{machine.free_bytes / _MIB:.0f} MiB are free where {report.folder} lies", advice
         if (size := machine.shared_memory_bytes) is None or size < _MIN_SHARED_BYTES:
             what = "there is no /dev/shm" if size is None else f"/dev/shm has {size / _MIB:.0f} MiB; NCCL and data loaders need more"
             yield number, what, "docker run --shm-size=8g (or --ipc=host); mount -o remount,size=8G /dev/shm"
@@ -179,70 +179,71 @@ def _limits(examined: Examined) -> Iterator[_Found]:
             yield number, what, "ibstat there says why; cluster=ethernet goes without InfiniBand"
 
 
-def _clock(examined: Examined) -> Iterator[_Found]:
-    usual = median(examined.clocks.values()) if len(examined.clocks) > 2 else 0.0  # of three clocks two are right
-    for number, seconds in sorted(examined.clocks.items()):
+def _clock(report: ClusterReport) -> Iterator[_Finding]:
+    usual = median(report.clocks.values()) if len(report.clocks) > 2 else 0.0  # of three clocks two are right
+    for number, seconds in sorted(report.clocks.items()):
         if abs(seconds - usual) > SKEW_S:
             what = f"its clock is {abs(seconds - usual):.1f} s {'ahead of' if seconds > usual else 'behind'} the others'"
             yield number, what, "let chronyd or ntpd set the clock there"
 
 
-def _network(examined: Examined) -> Iterator[_Found]:
-    is_apart = len({machine.facts.host for machine in examined.machines.values()}) > 1
-    for number, way in sorted(examined.ways.items()):
-        for name in way.unresolved:
+def _network(report: ClusterReport) -> Iterator[_Finding]:
+    is_apart = len({machine.facts.host for machine in report.machines.values()}) > 1
+    for number, peer in sorted(report.peers.items()):
+        for name in peer.unresolved:
             yield number, f"the name {name} means nothing there", "names that every machine knows (/etc/hosts, DNS), or addresses"
-        if is_apart and way.gloo == "lo":
+        if is_apart and peer.gloo == "lo":
             yield number, "gloo takes the loopback interface, through which no other machine is reached", _ADVICE["GLOO_"]
-    for other in sorted({other for way in examined.ways.values() for other in way.unreached}):
-        why = {examined.name(number): way.unreached[other] for number, way in sorted(examined.ways.items()) if other in way.unreached}
-        address = ":".join(map(str, examined.machines[other].address))
+    for other in sorted({other for peer in report.peers.values() for other in peer.unreached}):
+        why = {report.name(number): peer.unreached[other] for number, peer in sorted(report.peers.items()) if other in peer.unreached}
+        address = ":".join(map(str, report.machines[other].address))
         what = f"cannot be reached at {address} from {', '.join(why)}: {next(iter(why.values()))}"
         yield other, what, "open all TCP ports between the machines, not that of the endpoint alone: gloo and NCCL take any that is free"
 
 
-def _sums(examined: Examined) -> Iterator[_Found]:
-    """What the ranks measured together, and those that did not come to it."""
-    if examined.measured is None:
+def _sums(report: ClusterReport) -> Iterator[_Finding]:
+    """Wrong sums, and ranks whose sum did not end."""
+    if report.measurements is None:
         return
-    for rank, said in sorted(examined.measured.items()):
-        if said.wrong:
+    for rank, measurement in sorted(report.measurements.items()):
+        if measurement.wrong:
             advice = "its log, and NCCL_DEBUG=INFO or GLOO_LOG_LEVEL=DEBUG in cluster.env, say more"
-            yield said.machine, f"all-reduce on rank {rank}: {said.wrong}", advice
+            yield measurement.machine, f"all-reduce on rank {rank}: {measurement.wrong}", advice
     advice = "+cluster.env.NCCL_DEBUG=INFO shows where NCCL waits; a firewall or an interface that leads elsewhere is the usual cause"
-    if not examined.measured and examined.count > 1:
+    if not report.measurements and report.count > 1:
         yield "between the machines", "the all-reduce did not end on any rank", advice
         return
     first = 0
-    for number, machine in sorted(examined.machines.items()):  # a machine's ranks are counted one after another
-        absent = [rank for rank in range(first, first + machine.facts.processes) if rank not in examined.measured]
+    for number, machine in sorted(report.machines.items()):  # a machine's ranks are counted one after another
+        absent = [rank for rank in range(first, first + machine.facts.processes) if rank not in report.measurements]
         first += machine.facts.processes
         if absent:
             yield number, f"the all-reduce did not end on rank {', '.join(map(str, absent))}", advice
 
 
-def _speed(examined: Examined) -> Iterator[_Found]:
+def _speed(report: ClusterReport) -> Iterator[_Finding]:
     """Ranks and links that are slower than the others (`--full`)."""
-    measured = examined.measured or {}
-    kinds = {said.machine: said.device.partition(":")[0] for said in measured.values()}
-    speeds = {rank: said.matmul_tflops for rank, said in measured.items() if said.matmul_tflops is not None}
-    for rank, usual in _slow(speeds, lambda rank: _SLOW[kinds[measured[rank].machine]]):
+    measurements = report.measurements or {}
+    kinds = {own.machine: own.device.partition(":")[0] for own in measurements.values()}
+    speeds = {rank: own.matmul_tflops for rank, own in measurements.items() if own.matmul_tflops is not None}
+    for rank, usual in _slow(speeds, lambda rank: _SLOW[kinds[measurements[rank].machine]]):
         what = f"rank {rank} multiplies matrices at {speeds[rank]:.3g} TFLOP/s, the others at {usual:.3g}"
-        yield measured[rank].machine, what, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
-    links = {said.machine: said.link_mb_s for said in measured.values() if said.link_mb_s is not None}
+        advice = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
+        yield measurements[rank].machine, what, advice
+    links = {own.machine: own.link_mb_s for own in measurements.values() if own.link_mb_s is not None}
     for number, usual in _slow(links, lambda number: _SLOW_LINK[kinds[number]]):
-        what = f"{links[number]:.3g} MB/s come from {examined.name((number - 1) % examined.count)}; other links have {usual:.3g}"
+        what = f"{links[number]:.3g} MB/s come from {report.name((number - 1) % report.count)}; other links have {usual:.3g}"
         yield number, what, "ethtool and the switch say at which speed the cable runs"
 
 
 def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterator[tuple[int, float]]:
-    """Yield those that have less than a share of the others' median, and that median."""
+    """Yield the keys of values below a share of the others' median, and that median."""
     for key, value in sorted(values.items()):
-        others = [other for each, other in values.items() if each != key]
+        others = [other for other_key, other in values.items() if other_key != key]
         if others and value < share(key) * (usual := median(others)):
             yield key, usual
 
 
 def most_common(values: Sequence[Any]) -> Any:
-    """Return the value that most have; of several the one that comes first."""
+    """Return the most common value; of several the first."""
     return Counter(values).most_common(1)[0][0]

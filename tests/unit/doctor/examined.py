@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_train.doctor.machine import MachineReport, PeerReport
-from ddp_train.doctor.problems import Examined, Measurement
+from ddp_train.doctor.problems import ClusterReport, Measurement
 from tests.unit.launch.node.machines import facts
 
 HEALTHY = MachineReport(
     facts=facts(),
     address=("10.0.0.1", 4000),
-    writes="",
+    write_error="",
     free_bytes=100 << 30,
     shared_memory_bytes=8 << 30,
     open_files=65536,
@@ -23,16 +23,16 @@ WAY = PeerReport(gloo="eth0")
 
 def three(
     machines: dict[int, dict[str, Any]] | None = None,
-    ways: dict[int, dict[str, Any]] | None = None,
+    peers: dict[int, dict[str, Any]] | None = None,
     told: dict[int, dict[str, Any]] | None = None,
-    measured: dict[int, dict[str, Any]] | None = {},  # noqa: B006  # never changed
+    measurements: dict[int, dict[str, Any]] | None = {},  # noqa: B006  # never changed
     **changes: Any,
-) -> Examined:
+) -> ClusterReport:
     """Return three healthy machines of a rank each, with what is said to be otherwise, by machine.
 
     Args:
         told: what is otherwise in their facts.
-        measured: what is otherwise with their ranks' sums; None: they were not tried.
+        measurements: what is otherwise with their ranks' sums; None: they were not tried.
     """
     given: dict[str, Any] = {
         "count": 3,
@@ -49,9 +49,11 @@ def three(
             )
             for number in range(3)
         },
-        "ways": {number: replace(WAY, **(ways or {}).get(number, {})) for number in range(3)},
-        "measured": None
-        if measured is None
-        else {number: replace(Measurement(rank=number, machine=number, device="cpu"), **measured.get(number, {})) for number in range(3)},
+        "peers": {number: replace(WAY, **(peers or {}).get(number, {})) for number in range(3)},
+        "measurements": None
+        if measurements is None
+        else {
+            number: replace(Measurement(rank=number, machine=number, device="cpu"), **measurements.get(number, {})) for number in range(3)
+        },
     }
-    return Examined(**(given | changes))
+    return ClusterReport(**(given | changes))

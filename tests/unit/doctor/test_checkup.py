@@ -48,7 +48,7 @@ def test_right_sums_are_right() -> None:
 
 def test_wrong_values_are_named_with_the_rank_they_came_from() -> None:
     assert check_sums(third(spoilt=1), CPU) == (
-        "what came from rank 1 as torch.int64 on cpu has 11 at place 5, where 10 is right; 1 values are wrong"
+        "what came from rank 1 as torch.int64 on cpu has 11 at index 5, where 10 is right; 1 values are wrong"
     )
 
 
@@ -64,7 +64,7 @@ def test_so_many_ranks_as_there_can_be_add_up_exactly_in_float32() -> None:
 @pytest.mark.parametrize(("clock", "seen"), [(7.0, 0.0), (-60.0, -60.0), (75.0, 75.0), (1.0, 0.0), (-1.0, -1.0)])
 def test_a_machine_that_is_late_in_hearing_has_no_other_clock(clock: float, seen: float) -> None:
     """That all are there was said at 1000, and its answer came at 1008."""
-    assert checkup._ahead(1000.0 + clock, began=1000.0, heard=1008.0) == seen
+    assert checkup._ahead(1000.0 + clock, 1000.0, 1008.0) == seen
 
 
 def test_speeds_are_positive_numbers() -> None:

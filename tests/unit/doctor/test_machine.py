@@ -32,7 +32,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Examin
 def test_two_machines_reach_each_other_and_see_each_others_files(two: list[Examination]) -> None:
     told = [each.examine() for each in two]
     for each in told:
-        assert (each.writes, each.address[0], each.nccl) == ("", "127.0.0.1", [])
+        assert (each.write_error, each.address[0], each.nccl) == ("", "127.0.0.1", [])
         assert each.free_bytes > 0 and each.open_files > 0
         assert MachineReport.from_json(each.to_json()) == each
     addresses = {number: each.address for number, each in enumerate(told)}
@@ -56,7 +56,7 @@ def test_what_is_not_there_is_told(two: list[Examination], monkeypatch: pytest.M
 def test_a_folder_that_cannot_be_written_is_told(two: list[Examination], tmp_path: Path) -> None:
     two[0]._job = SimpleNamespace(config=two[0]._job.config, run_folder=SimpleNamespace(root=tmp_path / "missing"))  # type: ignore[assignment]
     found = two[0].examine()
-    assert (found.writes, found.free_bytes) == ("No such file or directory", 0)
+    assert (found.write_error, found.free_bytes) == ("No such file or directory", 0)
 
 
 def test_the_sums_of_more_ranks_are_waited_for_longer_and_slurms_job_for_longer_than_that() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.doctor.problems import Examined, blocks_all_reduce, problems
+from ddp_train.doctor.problems import ClusterReport, blocks_all_reduce, problems
 from ddp_train.launch.node.files import FileList
 from tests.unit.doctor.examined import three
 from tests.unit.launch.node.machines import DATA, HASHES, facts
@@ -17,7 +17,7 @@ LOST = {"data": {"data.root": None}}
 GPUS = {"device": "NVIDIA H100", "device_count": 8, "driver": "570.1", "processes": 8}
 
 
-def said(examined: Examined) -> list[tuple[str, str]]:
+def said(examined: ClusterReport) -> list[tuple[str, str]]:
     """Return host and text of each problem; each has an advice."""
     found = problems(examined)
     assert all(problem.fix for problem in found)
@@ -28,7 +28,7 @@ def test_healthy_machines_are_fit() -> None:
     assert problems(three()) == []
     assert not blocks_all_reduce(three())
     gpus = {number: dict(GPUS, processes=1) for number in range(3)}
-    assert problems(three(told=gpus, measured={number: {"device": f"cuda:{number}"} for number in range(3)})) == []
+    assert problems(three(told=gpus, measurements={number: {"device": f"cuda:{number}"} for number in range(3)})) == []
 
 
 @pytest.mark.parametrize(
@@ -49,28 +49,28 @@ def test_healthy_machines_are_fit() -> None:
         ({"told": {2: {"uid": 7}}}, "runs as user 7, the others as 1000"),
         ({"clocks": {0: 0.0, 1: 0.0, 2: 60.0}}, "its clock is 60.0 s ahead of the others'"),
         ({"clocks": {0: 0.0, 1: 0.0, 2: -60.0}}, "its clock is 60.0 s behind the others'"),
-        ({"machines": {2: {"writes": "Read-only file system"}}}, "cannot write into outputs/x: Read-only file system"),
+        ({"machines": {2: {"write_error": "Read-only file system"}}}, "cannot write into outputs/x: Read-only file system"),
         ({"machines": {2: {"free_bytes": 5 << 20}}}, "5 MiB are free where outputs/x lies"),
-        ({"ways": {0: {"unseen": (2,)}, 1: {"unseen": (2,)}, 2: {"unseen": (0, 1)}}}, "does not share outputs/x with node0"),
+        ({"peers": {0: {"unseen": (2,)}, 1: {"unseen": (2,)}, 2: {"unseen": (0, 1)}}}, "does not share outputs/x with node0"),
         ({"machines": {2: {"shared_memory_bytes": 64 << 20}}}, "/dev/shm has 64 MiB"),
         ({"machines": {2: {"shared_memory_bytes": None}}}, "there is no /dev/shm"),
         ({"machines": {2: {"open_files": 256}}}, "a process may have 256 open files"),
         ({"machines": {2: {"locked_bytes": 8 << 20, "adapters": {"mlx5_0": "ACTIVE"}}}}, "a process may lock 8 MiB"),
-        ({"ways": {2: {"unresolved": ("node0",)}}}, "the name node0 means nothing there"),
-        ({"ways": {2: {"gloo": "lo"}}}, "gloo takes the loopback interface"),
+        ({"peers": {2: {"unresolved": ("node0",)}}}, "the name node0 means nothing there"),
+        ({"peers": {2: {"gloo": "lo"}}}, "gloo takes the loopback interface"),
         (
-            {"ways": {0: {"unreached": {2: "timed out"}}, 1: {"unreached": {2: "timed out"}}}},
+            {"peers": {0: {"unreached": {2: "timed out"}}, 1: {"unreached": {2: "timed out"}}}},
             "cannot be reached at 10.0.0.1:4000 from node0, node1: timed out",
         ),
         ({"machines": {2: {"network": "IB"}}}, "NCCL_NET=IB, and no adapter for InfiniBand is active (there is none)"),
         ({"told": {2: {"device": "NVIDIA A100", "device_count": 8, "driver": ""}}}, "has NVIDIA A100, the others have cpu"),
-        ({"measured": {2: {"wrong": "the sum has 3 where 4 is right"}}}, "all-reduce on rank 2: the sum has 3 where 4 is right"),
+        ({"measurements": {2: {"wrong": "the sum has 3 where 4 is right"}}}, "all-reduce on rank 2: the sum has 3 where 4 is right"),
         (
-            {"measured": {number: {"matmul_tflops": 0.01 if number == 2 else 0.1} for number in range(3)}},
+            {"measurements": {number: {"matmul_tflops": 0.01 if number == 2 else 0.1} for number in range(3)}},
             "rank 2 multiplies matrices at 0.01 TFLOP/s, the others at 0.1",
         ),
         (
-            {"measured": {number: {"link_mb_s": 1.0 if number == 2 else 900.0} for number in range(3)}},
+            {"measurements": {number: {"link_mb_s": 1.0 if number == 2 else 900.0} for number in range(3)}},
             "1 MB/s come from node1; other links have 900",
         ),
     ],
@@ -84,7 +84,7 @@ def test_a_fault_is_named_with_its_host(faults: dict[str, Any], what: str) -> No
 
 def test_gpus_that_are_fewer_than_their_processes_or_than_elsewhere_are_named() -> None:
     told = {0: dict(GPUS), 1: {**GPUS, "device_count": 7}, 2: {**GPUS, "device_count": 7, "processes": 7, "driver": "560.2"}}
-    assert said(three(told=told, processes=23, measured=None)) == [
+    assert said(three(told=told, processes=23, measurements=None)) == [
         ("node1", "8 processes want a GPU each; it shows 7"),
         ("node2", "has the NVIDIA driver 560.2, the others have 570.1"),
         ("node0", "has 8 GPUs, the others have 7"),
@@ -103,7 +103,7 @@ def test_the_odd_ones_of_many_are_found_in_no_time() -> None:
         for number in range(500)
     }
     started = time.monotonic()
-    examined = replace(three_of_them, count=500, processes=500, machines=many, ways={}, clocks={}, measured=None)
+    examined = replace(three_of_them, count=500, processes=500, machines=many, peers={}, clocks={}, measurements=None)
     assert [host for host, _ in said(examined)] == ["node0", "node7"]
     assert time.monotonic() - started < 3
 
@@ -116,18 +116,18 @@ def test_data_that_is_nowhere_is_missed_unless_it_is_downloaded() -> None:
 
 def test_who_is_silent_is_named_and_no_all_reduce_is_tried_with_it() -> None:
     examined = three()
-    lost = replace(examined, machines={0: examined.machines[0], 1: examined.machines[1]}, measured=None)
+    lost = replace(examined, machines={0: examined.machines[0], 1: examined.machines[1]}, measurements=None)
     assert said(lost) == [("machine 2", "has said nothing")]
     assert blocks_all_reduce(lost)
-    assert problems(replace(lost, machines={}, ways={}))[2].key == "machine 2"
+    assert problems(replace(lost, machines={}, peers={}))[2].key == "machine 2"
 
 
 def test_ranks_that_do_not_come_to_the_sums_are_counted() -> None:
     examined = three()
-    assert examined.measured is not None
-    found = said(replace(examined, measured={0: examined.measured[0]}))
+    assert examined.measurements is not None
+    found = said(replace(examined, measurements={0: examined.measurements[0]}))
     assert found == [(f"node{rank}", f"the all-reduce did not end on rank {rank}") for rank in (1, 2)]
-    assert said(replace(examined, measured={})) == [("between the machines", "the all-reduce did not end on any rank")]
+    assert said(replace(examined, measurements={})) == [("between the machines", "the all-reduce did not end on any rank")]
 
 
 def test_the_usual_machine_is_one_that_most_agree_with() -> None:
@@ -145,7 +145,7 @@ def test_machines_of_one_host_are_told_apart_by_their_numbers_and_silent_ones_ha
     "faults",
     [
         {"told": {1: {"problems": ["NCCL_SOCKET_IFNAME=ib leaves no interface with an address"]}}},
-        {"ways": {1: {"unreached": {2: "timed out"}}}},
+        {"peers": {1: {"unreached": {2: "timed out"}}}},
         {"told": {1: {"device": "NVIDIA H100", "device_count": 8}}},
         {"told": {number: {**GPUS, "processes": 9 if number == 2 else 8} for number in range(3)}},
     ],

@@ -35,7 +35,7 @@ def test_the_odd_one_out_stands_by_itself_and_below_is_what_to_do() -> None:
 
 def test_one_machine_has_no_odd_one_and_sums_that_were_not_tried_are_said() -> None:
     whole = three()
-    one = replace(whole, count=1, processes=1, machines={0: whole.machines[0]}, ways={0: whole.ways[0]}, measured=None)
+    one = replace(whole, count=1, processes=1, machines={0: whole.machines[0]}, peers={0: whole.peers[0]}, measurements=None)
     text = screen(one, [], seconds=2.0)
     assert "odd" not in text
     assert "not tried" in text
