@@ -1,1 +1,1 @@
-"""Callbacks: what a run can do beside training, each an option of conf/callbacks. `interfaces.Callback` says what one is."""
+"""Callbacks: optional work of a run, each an option of conf/callbacks. `interfaces.Callback` is their protocol."""

@@ -55,7 +55,7 @@ class EarlyStopping:
         return {"metric": self._metric, "best": self._best, "best_step": self._best_step, "num_bad": self._num_bad}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._metric is None or state["metric"] in (None, self._metric):  # of another metric nothing is known yet
+        if self._metric is None or state["metric"] in (None, self._metric):  # another metric starts anew
             self._best, self._best_step, self._num_bad = state["best"], state["best_step"], state["num_bad"]
 
     def _is_better(self, value: float) -> bool:

@@ -20,9 +20,9 @@ class EMA:
     Weights in half precision are averaged in float32.
 
     Args:
-        decay: of what was averaged so far, between 0 and 1: 0.999 looks back some 1,000 updates.
+        decay: weight of the average so far, between 0 and 1: 0.999 averages over some 1,000 updates.
         every_steps: steps between two updates.
-        for_evaluation: evaluate the averages instead of the weights. All that a run measures and all that is taken from it is theirs then.
+        for_evaluation: evaluate the averages instead of the weights. All metrics, predictions and exports are then of the averages.
 
     Source: Polyak & Juditsky 1992; the warm-up as in TensorFlow's ExponentialMovingAverage with `num_updates`.
     """
@@ -34,7 +34,7 @@ class EMA:
             raise ConfigError(key="callbacks.ema.every_steps", happened=f"is {every_steps}", expected="at least 1")
         self._decay, self._every_steps, self._for_evaluation = decay, every_steps, for_evaluation
         self._averages: dict[str, Tensor] = {}
-        self._live: list[Tensor] = []  # the model's own, in the same order
+        self._live: list[Tensor] = []  # the model's own tensors, in the same order
         self._num_updates = 0
 
     def start(self, run: Run) -> None:
@@ -67,7 +67,7 @@ class EMA:
 
 
 def _averaged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a model, and the running averages of its batch norms, by name. Of other buffers an average says nothing."""
+    """Yield the parameters of a model, and the running averages of its batch norms, by name. Other buffers are no averages."""
     for name, parameter in model.named_parameters():
         yield plain_name(name), parameter
     for prefix, module in model.named_modules():

@@ -9,9 +9,9 @@ from ddp_train.interfaces import Run, matching, named_parameters
 
 
 class Freeze:
-    """Keeps parameters as they are from a step on, until another one. They take no backward, no gradient and no optimizer's step.
+    """Keeps parameters as they are from a step on, until another one. They have no backward, no gradient and no optimizer step.
 
-    Batch norms in a frozen part still average what they see. A rate that follows a schedule is at that step where the schedule is.
+    Batch norms in a frozen part still update their averages. The learning-rate schedule goes on meanwhile.
 
     Args:
         patterns: names of parameters or of modules that hold them, with `*` for any text: `[backbone]`, `[layers.0, '*.bias']`.

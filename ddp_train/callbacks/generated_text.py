@@ -1,4 +1,4 @@
-"""A look at what a language model writes, at every evaluation.
+"""Texts that a language model writes, at every evaluation.
 
 Shapes: B samples, T tokens, V vocabulary.
 """
@@ -16,16 +16,16 @@ from ddp_train.interfaces import Run, tensors_of
 
 
 class GeneratedText:
-    """Lets the model go on from the beginnings of the first evaluation samples, and shows the text.
+    """Lets the model continue the beginnings of the first evaluation samples, and logs the texts.
 
-    Rank 0's texts are shown. Random streams stay as they were: the draws have a stream of their own, the same at every evaluation.
+    Rank 0's texts are logged. The draws use a separate generator, the same at every evaluation: other random streams stay as they were.
 
     Args:
-        prompt_tokens: of each sample that the model is given.
-        num_tokens: that it writes.
-        num_samples: texts.
-        temperature: above 0; below 1 it prefers what is likely.
-        tokenizer: what has `decode(tokens)`, as a node with a `_target_` (tiktoken.get_encoding, a tokenizer of transformers); None: the
+        prompt_tokens: tokens of each sample that the model is given.
+        num_tokens: tokens that it writes.
+        num_samples: number of texts.
+        temperature: above 0; below 1 likely tokens are preferred.
+        tokenizer: has `decode(tokens)`, as a node with a `_target_` (tiktoken.get_encoding, a tokenizer of transformers); None: the
             data decodes (data=char_text).
     """
 
@@ -54,20 +54,20 @@ class GeneratedText:
         if run.rank != 0 and not run.computes_together:
             return
         batch = run.evaluation_batch()
-        tokens_BT = next((each for each in tensors_of(batch) if each.ndim == 2 and not each.is_floating_point()), None)
+        tokens_BT = next((tensor for tensor in tensors_of(batch) if tensor.ndim == 2 and not tensor.is_floating_point()), None)
         if tokens_BT is None:
             raise ValueError("the evaluation data has no tokens [B, T]")
         prompts_BT = tokens_BT[: self._num_samples, : self._prompt_tokens]
-        texts = [self._decode(tokens) for tokens in self._generate(run, prompts_BT, longest=tokens_BT.shape[1]).tolist()]
+        texts = [self._decode(tokens) for tokens in self._generate(run, prompts_BT, context_length=tokens_BT.shape[1]).tolist()]
         run.log_text("samples/text", "\n\n---\n\n".join(texts))
 
-    def _generate(self, run: Run, tokens_BT: Tensor, *, longest: int) -> Tensor:
-        """Return the tokens and those that come after them; the model sees the last `longest`, as in training."""
-        draws = torch.Generator(run.device).manual_seed(0)
+    def _generate(self, run: Run, tokens_BT: Tensor, *, context_length: int) -> Tensor:
+        """Return the tokens and the generated ones after them; the model gets the last `context_length`, as in training."""
+        generator = torch.Generator(run.device).manual_seed(0)
         for _ in range(self._num_tokens):
             with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
-                logits_BTV = run.model(tokens_BT[:, -longest:])
+                logits_BTV = run.model(tokens_BT[:, -context_length:])
             logits_BTV = logits_BTV if isinstance(logits_BTV, Tensor) else next(tensors_of(getattr(logits_BTV, "logits", logits_BTV)))
-            chances_BV = (logits_BTV[:, -1].float() / self._temperature).softmax(dim=-1)
-            tokens_BT = torch.cat([tokens_BT, torch.multinomial(chances_BV, 1, generator=draws)], dim=1)
+            probabilities_BV = (logits_BTV[:, -1].float() / self._temperature).softmax(dim=-1)
+            tokens_BT = torch.cat([tokens_BT, torch.multinomial(probabilities_BV, 1, generator=generator)], dim=1)
         return tokens_BT

@@ -1,4 +1,4 @@
-"""The learning rate of every parameter group in the record; without it there is that of the first."""
+"""Log the learning rate of every parameter group; without this callback only the first one's is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look at what an image model sees and makes of it, at every evaluation.
+"""Inputs and outputs of an image model, at every evaluation.
 
 Shapes: B samples, C channels, H height, W width, K classes.
 """
@@ -16,12 +16,12 @@ from ddp_train.interfaces import Run, tensors_of
 
 
 class SampleImages:
-    """Shows the first evaluation images, and what the model gives for them: images as images, scores of classes as a text.
+    """Logs the first evaluation images and the model's outputs for them: images as images, class scores as a text.
 
-    Rank 0 alone does it, on its part of the evaluation data. Random streams stay as they were.
+    Rank 0 alone does so, on its share of the evaluation data. Random streams stay as they were.
 
     Args:
-        count: images, side by side.
+        count: number of images, side by side.
     """
 
     def __init__(self, count: int = 16) -> None:
@@ -41,9 +41,9 @@ class SampleImages:
         if isinstance(batch, (tuple, list)) and _are_images(batch[0]):
             with torch.random.fork_rng([run.device] if run.device.type == "cuda" else []):
                 outputs = run.model(batch[0][: self._count])
-            self._show(run, outputs, batch[1] if len(batch) > 1 else None)
+            self._log_outputs(run, outputs, batch[1] if len(batch) > 1 else None)
 
-    def _show(self, run: Run, outputs: Any, targets: Any) -> None:
+    def _log_outputs(self, run: Run, outputs: Any, targets: Any) -> None:
         outputs = next(tensors_of(outputs), None)
         if _are_images(outputs):
             run.log_image("samples/outputs", grid(outputs))

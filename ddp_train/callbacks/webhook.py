@@ -1,4 +1,4 @@
-"""Tell a chat or a service how a run goes, by HTTP. A server that is dead or slow never holds the run up."""
+"""Post a run's progress to a chat or a service by HTTP. A dead or slow server never delays the run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LAST_WAIT_S = 5.0
 
 
 class Webhook:
-    """Posts JSON when the run starts, after each evaluation, and when it has ended in good order; of a failure other tools tell.
+    """Posts JSON when the run starts, after each evaluation, and when it has ended without a failure.
 
     Each post has `text` (and the same as `content`), which chats show, and `event`, `run`, `step`, `total_steps`, `status`, `metrics`.
-    Rank 0 alone posts, each time in a thread: one that finds the last still waiting for the server is left out, and counted.
+    Rank 0 alone posts, each time in a thread. While the last post still waits for the server, new ones are dropped and counted.
 
     Args:
         url: http:// or https://; one that is a secret stays in the environment: '${oc.env:WEBHOOK_URL}'.
@@ -36,8 +36,8 @@ class Webhook:
         self._post(run, "start", f"{run.folder.name} goes on after step {run.step}" if run.step else f"{run.folder.name} begins")
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self._post(run, "evaluation", f"{run.folder.name} step {run.step}/{run.total_steps}: {shown}", metrics)
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self._post(run, "evaluation", f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
 
     def end(self, run: Run) -> None:
         if run.rank != 0:
@@ -69,7 +69,7 @@ class Webhook:
             request = urllib.request.Request(self._url, json.dumps(content).encode(), headers)
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
                 pass
-        except Exception as error:  # whatever it is, the run is worth more; its text may hold the address, which may be a secret
+        except Exception as error:  # no error may stop the run; its text may hold the address, which may be a secret
             self._num_lost += 1
             if self._num_lost == 1:
                 print(f"callbacks.webhook: the server does not answer ({type(error).__name__}); the run goes on", flush=True)

@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 _HIDDEN = (
     *("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms"),
-    *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu"),  # shown in their own way, or not
+    *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu"),  # in another form, or not at all
     *("device/memory_gib", "device/reserved_gib", "device/host_gib", "compile/graphs", "compile/recompiles", "compile/seconds"),
 )
 _REDRAW_S = 0.5  # a drawing takes about a millisecond of Python, in which the loop waits
-_LOOK_S = 0.02
-_DOING = {Phase.EVALUATION: "evaluating", Phase.SAVE: "saving"}
+_POLL_S = 0.02
+_PHASE_TEXTS = {Phase.EVALUATION: "evaluating", Phase.SAVE: "saving"}
 
 
 class Console:
-    """Shows how far the run is: step and epoch, the loss, samples per second, and the time that is left.
+    """Shows the run's progress: step and epoch, the loss, samples per second, and the time that is left.
 
-    On a terminal a thread looks at what the rank is at, twice a second at most, and redraws the line; the loop only leaves its numbers. It
-    draws right after the rank has moved, and never while it stands still: what another rank's failure has put on the terminal stays.
-    It makes the line, too: what draws takes 40 ms to import, which no first step waits for.
+    On a terminal a thread reads the rank's phase, twice a second at most, and redraws the line; the loop only stores its numbers. It
+    draws right after the rank has moved, and never while it stands still: another rank's failure stays readable on the terminal. The thread
+    also creates the line: importing rich takes 40 ms, for which no first step waits.
 
     Args:
         total_steps: optimizer steps of the whole run.
         step: the step that this attempt begins at.
-        tracker: says what rank 0 is at; None: the line moves with the records.
+        tracker: has rank 0's phase; None: the line moves with the records.
         epoch: the epochs that this attempt begins at; None: the data has none.
         steps_per_epoch: optimizer steps; None: the data has no epochs.
     """
@@ -48,23 +48,23 @@ class Console:
         steps_per_epoch: int | None = None,
     ) -> None:
         self._total_steps, self._first_step = total_steps, step
-        self._tracker, self._is_told = tracker or PhaseTracker(), tracker is not None
+        self._tracker, self._has_tracker = tracker or PhaseTracker(), tracker is not None
         self._first_epoch, self._steps_per_epoch = epoch, steps_per_epoch
         self._started = time.monotonic()
         self._numbers = ""
-        self._at, self._since = (Phase.START, step), self._started
-        # The log of rank 0 has every record already, and no use for a progress line.
+        self._drawn, self._drawn_since = (Phase.START, step), self._started
+        # The log of rank 0 has every record already, and needs no progress line.
         self._file = Terminal(sys.stdout.fileno(), owns=False) if isinstance(sys.stdout, Terminal) else sys.stdout
         self._progress: Progress | None = None
-        self._covered: list[Terminal] = []  # streams whose text has to stand above the line
-        self._is_closed, self._making = Event(), Lock()
+        self._covered: list[Terminal] = []  # streams whose text is printed above the line
+        self._is_closed, self._line_lock = Event(), Lock()
         self._thread: Thread | None = None
         if self._file.isatty():
             self._thread = Thread(target=self._follow, name="progress-line", daemon=True)
             self._thread.start()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if not self._is_told:
+        if not self._has_tracker:
             self._tracker.enter(Phase.STEP, record["step"])
         if self._thread is None:
             print(f"{self._where(record)}  {_text(record)}  {self._left(record)}".rstrip(), file=self._file, flush=True)
@@ -84,7 +84,7 @@ class Console:
         self._line().stop()
 
     def _line(self) -> Progress:
-        with self._making:
+        with self._line_lock:
             if self._progress is None:
                 self._progress = self._show_line()
             return self._progress
@@ -110,7 +110,7 @@ class Console:
         step, epoch = self._first_step, self._epoch(self._first_step)
         self._task = progress.add_task("", total=self._total_steps, completed=step, epoch=epoch, numbers="")
         progress.start()
-        progress.console.show_cursor(True)  # rich hides it, and a rank that is killed could not bring it back
+        progress.console.show_cursor(True)  # rich hides it, and a killed rank could not show it again
         self._covered = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, Terminal) and stream.isatty()]
         for stream in self._covered:
             stream.screen = FileProxy(console, stream)  # type: ignore[assignment]
@@ -122,22 +122,22 @@ class Console:
         while not self._is_closed.wait(_REDRAW_S):
             seen = self._tracker.count
             while self._tracker.count == seen:
-                if self._is_closed.wait(_LOOK_S):
+                if self._is_closed.wait(_POLL_S):
                     return
             self._draw()
 
     def _draw(self) -> None:
         line = self._line()
-        phase, step = at = self._tracker.phase, self._tracker.step
-        if at != self._at:
-            self._at, self._since = at, time.monotonic()
-        doing = f"{_DOING[phase]} {_clock(time.monotonic() - self._since)}  " if phase in _DOING else ""
+        phase, step = position = self._tracker.phase, self._tracker.step
+        if position != self._drawn:
+            self._drawn, self._drawn_since = position, time.monotonic()
+        doing = f"{_PHASE_TEXTS[phase]} {_clock(time.monotonic() - self._drawn_since)}  " if phase in _PHASE_TEXTS else ""
         line.update(self._task, completed=step, epoch=self._epoch(step), numbers=doing + self._numbers, refresh=True)
 
     def _epoch(self, step: int) -> str:
         if self._first_epoch is None or self._steps_per_epoch is None:
             return ""
-        epoch, last = (self._first_epoch + (each - self._first_step) / self._steps_per_epoch for each in (step, self._total_steps))
+        epoch, last = (self._first_epoch + (until - self._first_step) / self._steps_per_epoch for until in (step, self._total_steps))
         return f"epoch {epoch:.2f}/{round(last, 2):g}"
 
     def _where(self, record: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""csv/train.csv and csv/eval.csv: a table for each split, for a spreadsheet or pandas. Made of metrics.jsonl, so it is as exact as that."""
+"""csv/train.csv and csv/eval.csv: a table for each split, for a spreadsheet or pandas. Made from metrics.jsonl, and as exact."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class JsonLines:
 
     Args:
         run_dir: the run folder.
-        step: the step that this attempt begins at; lines after it are from an attempt that got further than its last checkpoint, and go.
+        step: the step that this attempt begins at; later lines, of an attempt that got further than its last checkpoint, are dropped.
     """
 
     def __init__(self, run_dir: str, step: int = 0) -> None:
@@ -34,7 +34,7 @@ class JsonLines:
 
 
 def read_records(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records in metrics.jsonl; none where there is no such file."""
+    """Yield the records in metrics.jsonl; nothing if there is no such file."""
     if (path := run_dir / _NAME).exists():
         for line in path.read_text().splitlines():
             yield from _parse(line)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ddp_train.metrics.tracker import Row, Shown, Tracker, require
+from ddp_train.metrics.tracker import Media, Row, Tracker, require
 
 require("mlflow")
 
-_MOST_METRICS, _MOST_PARAMS = 1000, 100  # in one message: MLflow's own limits
-_LONGEST_PARAM = 500  # characters; servers before MLflow 2.8 take no more
+_MAX_METRICS, _MAX_PARAMS = 1000, 100  # in one message: MLflow's own limits
+_MAX_PARAM_LENGTH = 500  # characters; servers before MLflow 2.8 take no more
 
 
 class MLflow(Tracker):
@@ -53,9 +53,9 @@ class MLflow(Tracker):
         run = self._client.create_run(self._experiment_id(), run_name=self.run_name)
         self._run_id = run.info.run_id
         self.remember(self._run_id)
-        params = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in _leaves(self.config)]
-        for start in range(0, len(params), _MOST_PARAMS):
-            self._client.log_batch(self._run_id, params=params[start : start + _MOST_PARAMS])
+        params = [Param(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in _leaves(self.config)]
+        for start in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(self._run_id, params=params[start : start + _MAX_PARAMS])
         return None
 
     def send(self, rows: Sequence[Row]) -> None:
@@ -64,19 +64,19 @@ class MLflow(Tracker):
         metrics: list[Any] = []
         for row in rows:
             of_row = [Metric(name, float(value), int(1e3 * row.time), row.step) for name, value in row.values.items()]
-            if len(metrics) + len(of_row) > _MOST_METRICS:
+            if len(metrics) + len(of_row) > _MAX_METRICS:
                 self._client.log_batch(self._run_id, metrics=metrics)
                 metrics = []
             metrics += of_row
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def show(self, shown: Shown, step: int) -> None:
-        """Hand over an image, which MLflow shows by step, or a text as a file of the run's artifacts."""
-        name = re.sub(r"[^a-zA-Z0-9_./ -]", "_", shown.name)  # what MLflow takes
-        if isinstance(shown.content, str):
-            self._client.log_text(self._run_id, shown.content, f"texts/{name.replace('/', '~')}~{step:08}.md")
+    def show(self, media: Media, step: int) -> None:
+        """Send an image, which MLflow shows by step, or a text as a file of the run's artifacts."""
+        name = re.sub(r"[^a-zA-Z0-9_./ -]", "_", media.name)  # MLflow refuses other characters
+        if isinstance(media.content, str):
+            self._client.log_text(self._run_id, media.content, f"texts/{name.replace('/', '~')}~{step:08}.md")
         else:
-            self._client.log_image(self._run_id, shown.content, key=name, step=step)
+            self._client.log_image(self._run_id, media.content, key=name, step=step)
 
     def finish(self) -> None:
         self._client.set_terminated(self._run_id)
@@ -87,9 +87,10 @@ class MLflow(Tracker):
         return str(self._client.get_experiment_by_name(self.project).experiment_id)
 
     def _newest_step(self) -> int:
-        """Return the newest step that the server has: a kill may have come between its answer and our note."""
+        """Return the newest step that the server has: a kill may have come between its answer and our state file."""
         by_split = {name.partition("/")[0]: name for name in self._client.get_run(self._run_id).data.metrics}
-        return max((each.step for name in by_split.values() for each in self._client.get_metric_history(self._run_id, name)), default=-1)
+        histories = (self._client.get_metric_history(self._run_id, name) for name in by_split.values())
+        return max((metric.step for history in histories for metric in history), default=-1)
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

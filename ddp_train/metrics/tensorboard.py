@@ -16,21 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_LONGEST_NAME = 200  # bytes; a file name may have 255
+_MAX_NAME_BYTES = 200  # bytes; a file name may have 255
 _AXES = ("split", "step", "epoch", "samples", "time")
 
 
 class TensorBoard:
-    """Writes event files below the run folder's `tensorboard/`; where they cannot be written, it says so and gives up until the next start.
+    """Writes event files below the run folder's `tensorboard/`; if they cannot be written, it says so and stops until the next start.
 
-    The folder is made at once. What writes into it takes 70 ms of Python to import, which no first step waits for: a thread does it, and
-    what goes wrong there is raised by the first record.
+    The folder is made at once. Importing the SummaryWriter takes 70 ms of Python, for which no first step waits: a thread does it, and the
+    first record raises the thread's error.
 
     Args:
         run_dir: the run folder.
         config: the run's whole config, shown as text.
-        hyper_parameters: what runs are compared by: the values that were typed or that a sweep varies.
-        run_name: of a sweep's job, what it has that others have not; TensorBoard knows runs by their folders alone.
+        hyper_parameters: the values by which runs are compared: typed ones, and those that a sweep varies.
+        run_name: of a sweep's job, its values that differ from other jobs'; TensorBoard knows runs by their folders alone.
         step: the step that this attempt begins at; events after it are purged.
     """
 
@@ -42,7 +42,7 @@ class TensorBoard:
         run_name: str = "",
         step: int = 0,
     ) -> None:
-        name = re.sub(r"[/\0]", "_", run_name).encode()[:_LONGEST_NAME].decode(errors="ignore")
+        name = re.sub(r"[/\0]", "_", run_name).encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
         folder = Path(run_dir) / "tensorboard" / name
         self._folder, self._purged_from = folder, step + 1 if folder.exists() else None
         self._config = config if step == 0 else None
@@ -89,7 +89,7 @@ class TensorBoard:
 
         try:
             writer._get_file_writer().add_summary(Summary(value=values), step)
-        except OSError as error:  # of an earlier one: a thread of its own writes
+        except OSError as error:  # an earlier event's: TensorBoard writes in a thread
             self._has_given_up = True
             print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
 
@@ -112,11 +112,12 @@ def as_png(image: Tensor) -> bytes:
     pixels = b"".join(_FILTER_NONE + row_WC.tobytes() for row_WC in as_pixels(image))
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
     chunks = [b"IHDR" + header, b"IDAT" + zlib.compress(pixels), b"IEND"]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in chunks)
+    framed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
 
 
 def as_pixels(image: Tensor) -> NDArray[np.uint8]:
-    """Return a picture [C, H, W] as bytes [H, W, C], which are its own; floats are clamped to [0, 1], and NaN is black."""
+    """Return a picture [C, H, W] as bytes [H, W, C], a copy; floats are clamped to [0, 1], and NaN is black."""
     if image.is_floating_point():
         image = image.float().nan_to_num(nan=0.0).clamp(0, 1).mul(255).round()
     return np.array(image.to(torch.uint8).permute(1, 2, 0).numpy(), order="C")

@@ -1,8 +1,8 @@
-"""A writer whose numbers go to an experiment tracker: a thread sends them, the loop never waits, and no step is sent twice.
+"""A writer that sends metrics to an experiment tracker: a thread sends them, the loop never waits, and no step is sent twice.
 
-What a tracker has been told cannot be taken back. So a run that goes on from an earlier step (after a kill, or a rewind) says nothing of
-the steps that the tracker has; and what a kill or a dead server has kept from it comes from metrics.jsonl, which is exact. Images and texts
-are nowhere else: each is sent once, and one that fails is left out.
+A tracker forgets nothing that it was sent. So a run that continues from an earlier step (after a kill, or a rewind) sends nothing for steps
+that the tracker has; records that a kill or a dead server has withheld come from metrics.jsonl, which is exact. Images and texts are stored
+nowhere else: each is sent once, and one that fails is left out.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:  # the configuration's check imports trackers, and no torch
 
 _BATCH_S = 1.0  # at most one message a second, however often the loop logs
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0  # between two tries to reach a server
-_LONGEST_TEXT = 300  # characters of an error
-_MAX_SHOWN_BYTES = 2**26  # of images and texts that wait in memory
+_MAX_ERROR_LENGTH = 300  # characters of an error
+_MAX_MEDIA_BYTES = 2**26  # of images and texts that wait in memory
 
 
 @dataclass(frozen=True)
-class Shown:
-    """An image or a text that a callback shows."""
+class Media:
+    """An image or a text that a callback logs."""
 
     name: str
     content: NDArray[np.uint8] | str  # pixels [H, W, 3], grey ones [H, W]; or Markdown
@@ -46,12 +46,12 @@ class Shown:
 
 @dataclass(kw_only=True)
 class Row:
-    """All that was recorded and shown of one step."""
+    """All records, images and texts of one step."""
 
     step: int
     time: float = field(default_factory=time.time)  # seconds since 1970
     values: dict[str, float] = field(default_factory=dict)  # as `split/name`; epoch and samples without a split
-    shown: list[Shown] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.time = record["time"]
@@ -61,27 +61,27 @@ class Row:
 
 
 def require(package: str) -> None:
-    """Raise a ModuleNotFoundError where a client is not installed. The thread imports it: that takes seconds, and training goes on."""
+    """Raise ModuleNotFoundError if a client is not installed. The thread imports it, which takes seconds, while training goes on."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(f'the package {package} is not installed here: pip install "ddp-train[{package}]"', name=package)
 
 
 class Tracker(ABC):
-    """Sends rows to a service, from a thread of its own: each whole, when a later step's first record comes.
+    """Sends rows to a service, in a thread: each row when the next step's first record completes it.
 
-    While the service is slow or dead rows wait in memory, and it is tried again; the end of the run waits `close_timeout_s` for it.
+    Rows wait in memory while the service is slow or dead, and are sent again; the end of the run waits `close_timeout_s`.
 
     Args:
         run_dir: the run folder.
         config: the run's whole config.
-        run_name: of a sweep's job, what it has that others have not.
+        run_name: of a sweep's job, its values that differ from other jobs'.
         step: the step that this attempt begins at.
-        project: what the service files the run under; None: the config's `name`.
-        close_timeout_s: how long the end of the run waits for what is not sent.
+        project: the service's project for the run; None: the config's `name`.
+        close_timeout_s: how long the end of the run waits until all is sent.
     """
 
     service: ClassVar[str]  # its name, for messages
-    file: ClassVar[str]  # the run's id there is kept in `trackers/FILE.json`
+    file: ClassVar[str]  # the run's id is kept in `trackers/FILE.json`
 
     def __init__(
         self, run_dir: str, config: Mapping[str, Any], *, run_name: str, step: int, project: str | None, close_timeout_s: float
@@ -98,32 +98,32 @@ class Tracker(ABC):
         self._id: str | None = known.get("id")
         self._sent: int = known.get("step", -1)  # the newest step that the service has
         self._rows: deque[Row] = deque()  # that wait; the newest one may still grow
-        self._shown_in = self._shown_out = 0  # bytes that were shown so far, and of these what is done with: the loop's, and the thread's
+        self._media_in = self._media_done = 0  # bytes of images and texts: all so far (counted by the loop), and sent ones (by the thread)
         self._has_work = Event()
-        self._said = set[str]()  # what was printed, and need not be again
+        self._said = set[str]()  # kinds of messages that were printed, and are not repeated
         self._is_given_up = self._is_finished = False
         self._thread = Thread(target=self._work, name=f"tracker-{self.file}", daemon=True)
         self._thread.start()
 
     @abstractmethod
     def connect(self, run_id: str | None) -> int | None:
-        """Open the run, a new one or that with this id, `remember` its id, and return the newest step that is there; None: not known."""
+        """Open a new run or the one with this id, `remember` its id, and return the newest step that it has; None: unknown."""
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Hand over rows, in the order of their steps; here to a run that has `log`, as W&B's and those that are made like them."""
+        """Send rows, in the order of their steps; here to a run with a method `log`, as W&B's and similar clients have."""
         for row in rows:
             self.run.log(dict(row.values), step=row.step)
 
     @abstractmethod
-    def show(self, shown: Shown, step: int) -> None:
-        """Hand over an image or a text, after the step's numbers."""
+    def show(self, media: Media, step: int) -> None:
+        """Send an image or a text, after the step's numbers."""
 
     @abstractmethod
     def finish(self) -> None:
-        """End the run there, and wait until the service has all of it."""
+        """End the service's run, and wait until the service has all of it."""
 
     def lost(self) -> str:
-        """Return how what the service did not take can be sent later."""
+        """Return how unsent rows can be sent later."""
         return "metrics.jsonl has it"
 
     def remember(self, run_id: str) -> None:
@@ -138,34 +138,34 @@ class Tracker(ABC):
         from ddp_train.metrics.tensorboard import as_pixels
 
         pixels_HWC = as_pixels(image)
-        self._add_shown(Shown(name, pixels_HWC if pixels_HWC.shape[2] > 1 else pixels_HWC[:, :, 0]), step)
+        self._add_media(Media(name, pixels_HWC if pixels_HWC.shape[2] > 1 else pixels_HWC[:, :, 0]), step)
 
     def write_text(self, name: str, text: str, step: int) -> None:
-        self._add_shown(Shown(name, text), step)
+        self._add_media(Media(name, text), step)
 
     def close(self) -> None:
-        """Let the thread send what is left, and wait for it a while."""
+        """Let the thread send the remaining rows, and wait for it up to `close_timeout_s`."""
         self.closing.set()
         self._has_work.set()
         self._thread.join(self.close_timeout_s)
         if not self._is_finished:
-            self._is_given_up = True  # a writer that follows this one begins with what it has not sent
+            self._is_given_up = True  # the next writer begins with the unsent rows
             print(f"{self.service} did not take everything within {self.close_timeout_s:g} s; {self.lost()}", flush=True)
 
     def _row(self, step: int) -> Row:
-        """Return the row of a step, which takes what comes of it; the one before is whole now."""
+        """Return the row of a step; the row before it is complete now."""
         if not self._rows or self._rows[-1].step != step:
             self._rows.append(Row(step=step))
             self._has_work.set()
         return self._rows[-1]
 
-    def _add_shown(self, shown: Shown, step: int) -> None:
-        if self._shown_in - self._shown_out + shown.size > _MAX_SHOWN_BYTES:
-            self._print_once("full", f"has {_MAX_SHOWN_BYTES >> 20} MiB of images and texts to take; more are left out until it has")
+    def _add_media(self, media: Media, step: int) -> None:
+        if self._media_in - self._media_done + media.size > _MAX_MEDIA_BYTES:
+            self._print_once("full", f"has {_MAX_MEDIA_BYTES >> 20} MiB of images and texts to take; more are left out until it has")
             return
         self._said.discard("full")
-        self._shown_in += shown.size
-        self._row(step).shown.append(shown)
+        self._media_in += media.size
+        self._row(step).media.append(media)
 
     def _print_once(self, kind: str, text: str) -> None:
         if kind not in self._said:
@@ -173,11 +173,11 @@ class Tracker(ABC):
         self._said.add(kind)
 
     def _work(self) -> None:
-        """Send until the end, and begin again after whatever goes wrong (the thread)."""
+        """Send until the end, and try again after every error (the thread)."""
         pause_s, is_open = _FIRST_PAUSE_S, False
         while True:
             self._has_work.clear()
-            is_last = self.closing.is_set()  # asked before looking: what came before it is waiting
+            is_last = self.closing.is_set()  # read before the rows: all rows from before are there
             try:
                 if not is_open:
                     self._open()
@@ -187,7 +187,7 @@ class Tracker(ABC):
                     self.finish()
                     self._is_finished = True
                     return
-            except Exception as error:  # of somebody else's client and server: anything
+            except Exception as error:  # a third-party client and server may raise anything
                 if is_last or self._is_given_up:
                     return
                 self._print_once("behind", f"is behind ({_text(error)}); training goes on, and it is tried again")
@@ -202,9 +202,9 @@ class Tracker(ABC):
             self.closing.wait(_BATCH_S)
 
     def _open(self) -> None:
-        found = self.connect(self._id)
-        if found is not None:
-            self._sent = found
+        newest_step = self.connect(self._id)
+        if newest_step is not None:
+            self._sent = newest_step
         missed: dict[int, Row] = {}  # by step
         for record in read_records(self.folder) if self._sent < self._first_step else ():
             if self._sent < record["step"] <= self._first_step:
@@ -212,26 +212,26 @@ class Tracker(ABC):
         self._rows.extendleft(reversed(missed.values()))
 
     def _send_rows(self, rows: list[Row]) -> None:
-        """Hand over whole rows, at once up to one that shows something: some services take nothing of a step after a later one."""
+        """Send complete rows, in batches that end at a row with media: some services refuse a step after a later one."""
         new = [row for row in rows if row.step > self._sent]
         while new and not self._is_given_up:
-            count = next((number for number, row in enumerate(new, 1) if row.shown), len(new))
-            part, new = new[:count], new[count:]
-            if numbers := [row for row in part if row.values]:
+            count = next((number for number, row in enumerate(new, 1) if row.media), len(new))
+            batch, new = new[:count], new[count:]
+            if numbers := [row for row in batch if row.values]:
                 self.send(numbers)
-            for shown in part[-1].shown:
+            for media in batch[-1].media:
                 try:
-                    self.show(shown, part[-1].step)
+                    self.show(media, batch[-1].step)
                 except Exception as error:  # it is not tried again: numbers must not wait for it
-                    self._print_once("refused", f"did not take `{shown.name}` ({_text(error)}); such images and texts are left out")
-            self._sent = part[-1].step
+                    self._print_once("refused", f"did not take `{media.name}` ({_text(error)}); such images and texts are left out")
+            self._sent = batch[-1].step
             self._save()
-        for _ in rows:  # only now: what was not sent is sent again
-            self._shown_out += sum(shown.size for shown in self._rows.popleft().shown)
+        for _ in rows:  # only now: rows that were not sent are sent again
+            self._media_done += sum(media.size for media in self._rows.popleft().media)
 
     def _save(self) -> None:
         write_json(self._state_file, {"id": self._id, "step": self._sent})
 
 
 def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST_TEXT]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:_MAX_ERROR_LENGTH]}"

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_train.metrics.tracker import Shown, Tracker, require
+from ddp_train.metrics.tracker import Media, Tracker, require
 
 require("trackio")
 
@@ -36,7 +36,7 @@ class Trackio(Tracker):
         super().__init__(run_dir, config, run_name=run_name, step=step, project=project, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
-        """Open the run. trackio knows a run by its name, which is therefore one of its own."""
+        """Open the run. trackio identifies a run by its name, so the name must be unique."""
         import trackio
 
         if run_id is None:
@@ -53,11 +53,11 @@ class Trackio(Tracker):
         )
         return None
 
-    def show(self, shown: Shown, step: int) -> None:
+    def show(self, media: Media, step: int) -> None:
         import trackio
 
-        what = trackio.Markdown(shown.content) if isinstance(shown.content, str) else trackio.Image(shown.content)
-        self.run.log({shown.name: what}, step=step)
+        content = trackio.Markdown(media.content) if isinstance(media.content, str) else trackio.Image(media.content)
+        self.run.log({media.name: content}, step=step)
 
     def finish(self) -> None:
         self.run.finish()

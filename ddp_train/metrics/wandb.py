@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ddp_train.metrics.tracker import Shown, Tracker, require
+from ddp_train.metrics.tracker import Media, Tracker, require
 
 require("wandb")
 
@@ -43,7 +43,7 @@ class WandB(Tracker):
         super().__init__(run_dir, config, run_name=run_name, step=step, project=project, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
-        """Open the run. Its id is ours, and is kept before W&B hears of it."""
+        """Open the run. We choose its id, and store it before W&B gets it."""
         import wandb
 
         if run_id is None:
@@ -54,7 +54,7 @@ class WandB(Tracker):
             silent=True,
             save_code=False,
             init_timeout=self.close_timeout_s if self.closing.is_set() else _INIT_S,
-            finish_timeout=self.close_timeout_s,  # also for what W&B does when the process ends
+            finish_timeout=self.close_timeout_s,  # also for W&B's work when the process ends
             finish_timeout_raises=True,
         )
         (self.folder / "wandb").mkdir(exist_ok=True)  # else W&B takes another folder
@@ -75,17 +75,17 @@ class WandB(Tracker):
         is_online = not self.run.settings._offline
         return self.run.starting_step - 1 if is_online and self.run.resumed else None
 
-    def show(self, shown: Shown, step: int) -> None:
+    def show(self, media: Media, step: int) -> None:
         import wandb
 
-        if isinstance(shown.content, str):
-            what: Any = wandb.Html(f'<pre style="white-space: pre-wrap">{html.escape(shown.content)}</pre>', inject=False)
+        if isinstance(media.content, str):
+            content: Any = wandb.Html(f'<pre style="white-space: pre-wrap">{html.escape(media.content)}</pre>', inject=False)
         else:
-            what = wandb.Image(shown.content)
-        self.run.log({shown.name: what}, step=step)
+            content = wandb.Image(media.content)
+        self.run.log({media.name: content}, step=step)
 
     def finish(self) -> None:
         self.run.finish(exit_code=0)
 
     def lost(self) -> str:
-        return f"`wandb sync {self.folder}/wandb/*run-*` sends what is there" if self.run is not None else super().lost()
+        return f"`wandb sync {self.folder}/wandb/*run-*` sends the rows there" if self.run is not None else super().lost()

@@ -13,7 +13,7 @@ import torch
 
 from ddp_train.metrics import tracker
 from ddp_train.metrics.jsonl import JsonLines
-from ddp_train.metrics.tracker import Row, Shown, Tracker
+from ddp_train.metrics.tracker import Media, Row, Tracker
 from tests.unit.metrics.records import record
 
 
@@ -22,7 +22,7 @@ class Service:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.shown: list[tuple[int, int, Shown]] = []  # after how many rows, of which step
+        self.shown: list[tuple[int, int, Media]] = []  # after how many rows, of which step
         self.ids: list[str | None] = []
         self.is_finished = False
         self.answers = Event()
@@ -51,10 +51,10 @@ class Client(Tracker):
             raise ConnectionError("refused")
         self.there.rows += rows
 
-    def show(self, shown: Shown, step: int) -> None:
-        if shown.name == "bad":
+    def show(self, media: Media, step: int) -> None:
+        if media.name == "bad":
             raise ValueError("no such format")
-        self.there.shown.append((len(self.there.rows), step, shown))
+        self.there.shown.append((len(self.there.rows), step, media))
 
     def finish(self) -> None:
         self.there.is_finished = True
@@ -183,7 +183,7 @@ def test_one_that_the_service_does_not_take_holds_up_nothing_and_is_said_once(tm
 def test_a_dead_server_costs_so_much_memory_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tracker, "_MAX_SHOWN_BYTES", 100)
+    monkeypatch.setattr(tracker, "_MAX_MEDIA_BYTES", 100)
     service = Service()
     service.answers.clear()
     client = Client(service, tmp_path)
@@ -194,7 +194,7 @@ def test_a_dead_server_costs_so_much_memory_and_no_more(
     client.close()
     assert service.steps() == [1, 2, 3, 4, 5] and [step for _, step, _ in service.shown] == [1, 2]
     assert capsys.readouterr().out.count("more are left out until it has") == 1
-    assert client._shown_in == client._shown_out == 80
+    assert client._media_in == client._media_done == 80
 
 
 def test_what_was_shown_of_a_step_that_the_service_has_is_not_shown_again(tmp_path: Path) -> None:
