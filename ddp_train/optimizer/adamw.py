@@ -1,8 +1,8 @@
-"""torch's AdamW, with less to do beside its kernel.
+"""torch's AdamW, with less Python around its kernel.
 
-Of the 185 us that torch 2.13 takes on a CPU for a step of eight small parameters its kernel takes 100; the rest is Python: a mark for a
-profiler, and each tensor's type, device and settings looked at again. Here they are looked at once. The kernel is torch's own, and so is
-every number, to the bit.
+Of the 185 us that torch 2.13 takes on a CPU for a step of eight small parameters, its kernel takes 100; the rest is Python: a mark for a
+profiler, and checks of each tensor's type, device and settings at every step. Here they are checked once. The kernel is torch's own, and so
+is every number, to the bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW as TorchAdamW  # by a name of its own: its arguments are read from the source
+from torch.optim import AdamW as TorchAdamW  # renamed: its arguments are read from the source
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
@@ -24,29 +24,30 @@ from ddp_train.system import torch_internals
 class AdamW(TorchAdamW):
     """AdamW, as torch's in its arguments, its state and its results.
 
-    A step is torch's own where something is to happen beside the kernel: hooks, a profiler, a closure, a loss scaler or a guard that may
-    leave the step out, parameters without a gradient or cut among ranks, settings other than the kernel's.
+    torch's own step runs if more than the kernel is needed: hooks, a profiler, a closure, a loss scaler or a guard that may skip the step,
+    parameters without a gradient or cut among ranks, settings that the kernel lacks.
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101.
     """
 
     saved_as = TorchAdamW
-    """Whose state this is: either goes on from the other's checkpoints."""
+    """The class whose state this has: each reads the other's checkpoints."""
 
-    # As torch's, without the wrapper that hides them from the compiler: to do so it imports that, half a second before the first step.
+    # torch's methods without the wrapper that hides them from the compiler, which imports it: half a second before the first step.
     add_param_group = unwrap(Optimizer.add_param_group)
     load_state_dict = unwrap(Optimizer.load_state_dict)
     state_dict = unwrap(Optimizer.state_dict)
 
-    _looked_at: list[list[nn.Parameter]] | None = None  # the groups that are the kernel's alone; None: not looked at, or they are not
+    _checked_groups: list[list[nn.Parameter]] | None = None  # for the kernel alone; None: not checked, or not for it alone
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        if closure is not None or not _KNOWS_TORCH or self._has_company():
-            return _step_in_company(self, closure)
+        if closure is not None or not _KNOWS_TORCH or self._needs_torch_step():
+            return _step_with_hooks(self, closure)
         groups = self._arguments()
         if groups is None:
             _step(self)
-            self._looked_at = [[*group["params"]] for group in self.param_groups] if all(map(_is_plain, self.param_groups)) else None
+            fits = all(map(_fits_kernel, self.param_groups))
+            self._checked_groups = [[*group["params"]] for group in self.param_groups] if fits else None
             return None
         with torch.no_grad():
             for group, gradients, states in groups:
@@ -58,10 +59,10 @@ class AdamW(TorchAdamW):
                 torch._fused_adamw_(group["params"], gradients, averages, squares, [], steps, beta1=beta1, beta2=beta2, **settings)
         return None
 
-    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it: its hooks and its mark are in `_step_in_company`
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it: its hooks and its profiler mark are in `_step_with_hooks`
 
-    def _has_company(self) -> bool:
-        """Tell whether somebody wants to be asked about the step, or to be shown it."""
+    def _needs_torch_step(self) -> bool:
+        """Tell whether hooks, a profiler or a loss scaler take part in the step."""
         return bool(
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
@@ -73,34 +74,34 @@ class AdamW(TorchAdamW):
         )
 
     def _arguments(self) -> list[tuple[dict[str, Any], list[Tensor], list[dict[str, Tensor]]]] | None:
-        """Return each group, and the gradients and states of its parameters; None: torch has to look at what has changed."""
-        if self._looked_at is None or len(self._looked_at) != len(self.param_groups):
+        """Return each group, and the gradients and states of its parameters; None: they have changed since they were checked."""
+        if self._checked_groups is None or len(self._checked_groups) != len(self.param_groups):
             return None
-        found = []
-        for known, group in zip(self._looked_at, self.param_groups, strict=True):
+        arguments = []
+        for known, group in zip(self._checked_groups, self.param_groups, strict=True):
             parameters = group["params"]
             gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
             states = [state for parameter in parameters if (state := self.state.get(parameter)) is not None]
             if not len(gradients) == len(states) == len(parameters) == len(known) or not all(map(is_, parameters, known)):
                 return None
-            found.append((group, gradients, states))
-        return found
+            arguments.append((group, gradients, states))
+        return arguments
 
 
 _KNOWS_TORCH = not torch_internals.missing(torch_internals.OF_ADAMW)
 
 
-def _is_plain(group: dict[str, Any]) -> bool:
-    """Tell whether a group's parameters are all here and of one kind, and its settings those of the kernel alone."""
+def _fits_kernel(group: dict[str, Any]) -> bool:
+    """Tell whether the kernel alone can update a group: plain parameters of one dtype and device, and the kernel's settings."""
     if not group["fused"] or group["amsgrad"] or group["capturable"] or isinstance(group["lr"], Tensor) or not group["params"]:
         return False
     first = group["params"][0]
     return all(
-        type(each) is nn.Parameter
-        and (each.dtype, each.device) == (first.dtype, first.device)
-        and each.is_floating_point()
-        and (each.grad is None or each.grad.layout is torch.strided)
-        for each in group["params"]
+        type(parameter) is nn.Parameter
+        and (parameter.dtype, parameter.device) == (first.dtype, first.device)
+        and parameter.is_floating_point()
+        and (parameter.grad is None or parameter.grad.layout is torch.strided)
+        for parameter in group["params"]
     )
 
 
@@ -113,5 +114,5 @@ def _step(optimizer: TorchAdamW, closure: Callable[[], Any] | None = None) -> An
         return _torch_step(optimizer, closure)
 
 
-_step_in_company = Optimizer.profile_hook_step(_step)
+_step_with_hooks = Optimizer.profile_hook_step(_step)
 """The same with its hooks, and its mark for a profiler."""

@@ -11,14 +11,14 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint, matching, named_parameters, plain_name
 
 REST = "rest"
-"""What the group of all other parameters is called."""
+"""The name of the group of all other parameters."""
 
 Groups = Mapping[str, Mapping[str, Any]]
-"""Name -> `match` (a pattern or several, `interfaces.matching`), `freeze`, and arguments of the optimizer that are others here."""
+"""Name -> `match` (a pattern or several, `interfaces.matching`), `freeze`, and arguments of the optimizer that differ in this group."""
 
 
 def freeze(trained: nn.Module, groups: Groups) -> None:
-    """Let the parameters of groups with `freeze: true` be trained no more; before the strategy prepares the model."""
+    """Stop training the parameters of groups with `freeze: true`; called before the strategy prepares the model."""
     named = named_parameters(trained)
     for group, names in _assign(named, groups).items():
         if groups[group].get("freeze"):
@@ -34,16 +34,15 @@ def parameter_groups(
     layer_decay: float | None = None,
     lr: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Sort what is trained into an optimizer's groups; every parameter is in exactly one.
+    """Sort the trained parameters into an optimizer's groups, each into exactly one.
 
-    Decayed are parameters with two or more dimensions, and not the biases and norm weights, in each group. Frozen parameters are left out;
-    tied ones come once. A group that would be empty is left out, and without decay there is one where there were two: a fused optimizer has
-    a kernel for each.
+    In each group parameters with two or more dimensions are decayed; biases and norm weights are not. Frozen parameters are left out; tied
+    ones come once. Empty groups are left out, and without decay one group replaces the two: a fused optimizer runs a kernel for each.
 
     Args:
         trained: after the strategy has prepared it.
-        weight_decay: of the matrices; None: the optimizer has no such argument, and nothing is told apart by it.
-        groups: parameters that differ. The first group whose pattern fits has a parameter; all others are the `rest`, which comes first.
+        weight_decay: of the matrices; None: the optimizer has no such argument, and groups are not split by it.
+        groups: parameters that differ. A parameter is in the first group that matches; all others are in `rest`, which comes first.
         layer_decay: factor of the rate from one layer to the one below it; a group with an `lr` keeps that.
         lr: of the last layer; needed with `layer_decay`.
 
@@ -56,9 +55,9 @@ def parameter_groups(
         return split_by_decay([parameter for parameter in named.values() if parameter.requires_grad], weight_decay)
     factors = rate_factors(trained, layer_decay) if layer_decay is not None else {}
     chosen = _assign(named, groups or {})
-    taken = {name for names in chosen.values() for name in names}
-    found: list[dict[str, Any]] = []
-    for group, names in {REST: [name for name in named if name not in taken], **chosen}.items():
+    grouped = {name for names in chosen.values() for name in names}
+    result: list[dict[str, Any]] = []
+    for group, names in {REST: [name for name in named if name not in grouped], **chosen}.items():
         options = {key: value for key, value in (groups or {}).get(group, {}).items() if key not in ("match", "freeze")}
         own_decay = options.pop("weight_decay", None)
         decay = weight_decay if own_decay is None else own_decay
@@ -72,76 +71,77 @@ def parameter_groups(
         by_factor: dict[float, list[nn.Parameter]] = {}
         for name in trained_names:
             by_factor.setdefault(1.0 if "lr" in options else factors.get(name, 1.0), []).append(named[name])
-        for factor in sorted(by_factor, reverse=True):  # the last layer first: its rate is the one that is shown
+        for factor in sorted(by_factor, reverse=True):  # the last layer first: its rate is shown
             rate = {"lr": factor * lr} if factors and lr is not None and "lr" not in options else {}
-            found += [{**part, **rate, **options, "name": group} for part in split_by_decay(by_factor[factor], decay)]
-    return found
+            result += [{**split, **rate, **options, "name": group} for split in split_by_decay(by_factor[factor], decay)]
+    return result
 
 
 def split_by_decay(parameters: list[nn.Parameter], weight_decay: float | None) -> list[dict[str, Any]]:
-    """Return groups of those that are decayed and those that are not; None: the optimizer does not decay."""
+    """Return a group of decayed and one of other parameters; weight_decay=None: the optimizer does not decay."""
     if weight_decay is None:
         return [{"params": parameters}]
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
     others = [parameter for parameter in parameters if parameter.ndim < 2]
     if weight_decay == 0:
-        return [{"params": decayed + others, "weight_decay": 0.0}]  # in the order of two groups: a checkpoint knows them by their places
+        return [{"params": decayed + others, "weight_decay": 0.0}]  # in the order of two groups, by which a checkpoint identifies them
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 def _assign(named: Mapping[str, nn.Parameter], groups: Groups) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    taken: set[str] = set()
+    assigned: dict[str, list[str]] = {}
+    grouped: set[str] = set()
     for group, options in groups.items():
         key = f"optimizer.groups.{group}.match"
         patterns = [options["match"]] if isinstance(options["match"], str) else options["match"]
         chosen = matching(named, patterns, key=key)
-        if chosen <= taken:
-            first = next(other for other, names in found.items() if chosen & set(names))
+        if chosen <= grouped:
+            first = next(other for other, names in assigned.items() if chosen & set(names))
             happened = f"all that it matches is in groups before it ({first})"
             fix = f"put {group} before {first}, or a pattern of its own"
             raise ConfigError(key=key, happened=happened, expected="at least one parameter that no group before it has", fix=fix)
-        found[group] = [name for name in named if name in chosen - taken]
-        taken |= chosen
-    return found
+        assigned[group] = [name for name in named if name in chosen - grouped]
+        grouped |= chosen
+    return assigned
 
 
 def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
-    """Return by which factor the rate of each parameter is smaller, by its name: 1 in the last layer, `decay` in the one before, and so on.
+    """Return each parameter's factor of the rate, by name: 1 in the last layer, `decay` in the one before, and so on.
 
-    A layer is an item of an outermost `nn.ModuleList` or `nn.Sequential`; one without a matrix (a norm) goes with the item before it. What
-    comes before the first of them (embeddings) is a layer, and so is what comes after the last (the final normalisation, the head). An
-    objective's own parameters go with the last one.
+    A layer is an item of an outermost `nn.ModuleList` or `nn.Sequential`; one without a matrix (a norm) belongs to the item before it. The
+    parameters before the first item (embeddings) are a layer, and so are those after the last (the final norm, the head). Parameters of an
+    objective belong to the last layer.
 
     Source: Clark et al. 2020, arXiv:2003.10555 (ELECTRA, appendix A); Bao et al. 2021, arXiv:2106.08254 (BEiT).
     """
     model = trained.model if isinstance(trained, Joint) else trained
-    numbers = _numbers(model)
-    last = max(numbers.values(), default=0)
+    layer_numbers = _layer_numbers(model)
+    last = max(layer_numbers.values(), default=0)
     if last == 0:
         happened = f"{type(model).__name__} has no layers one after another"
         expected = "an nn.ModuleList or nn.Sequential of at least two layers with parameters"
         fix = "optimizer.layer_decay=null, and optimizer.groups for parts that are to have a rate of their own"
         raise ConfigError(key="optimizer.layer_decay", happened=happened, expected=expected, fix=fix)
-    return {name: decay ** (last - numbers.get(name, last)) for name in named_parameters(trained)}
+    return {name: decay ** (last - layer_numbers.get(name, last)) for name in named_parameters(trained)}
 
 
-def _numbers(model: nn.Module) -> dict[str, int]:
+def _layer_numbers(model: nn.Module) -> dict[str, int]:
     stacks, named = list(_stacks(model, "")), named_parameters(model)
     layers: dict[str, tuple[str, str]] = {}
     for name in named:
         stack = next((stack for stack in stacks if name.startswith(stack)), None)
         layers[name] = ("", "") if stack is None else (stack, name.removeprefix(stack).partition(".")[0])
-    weighty = {layer for name, layer in layers.items() if named[name].ndim > 1}
+    with_matrix = {layer for name, layer in layers.items() if named[name].ndim > 1}
     numbers: dict[str, int] = {}
     number, before = 0, None
     for name, layer in layers.items():
-        is_beside = before is not None and layer[1] and layer[0] == before[0] and layer not in weighty  # a norm after its convolution
-        if before is not None and layer != before and not is_beside:
+        is_in_stack = before is not None and layer[1] and layer[0] == before[0]
+        joins_previous = is_in_stack and layer not in with_matrix  # a norm after its convolution
+        if before is not None and layer != before and not joins_previous:
             number += 1
         numbers[name] = number
-        before = before if is_beside else layer
+        before = before if joins_previous else layer
     return numbers
 
 

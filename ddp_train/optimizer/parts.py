@@ -1,4 +1,4 @@
-"""Several optimizers behind one, each for parameters of its own; and Muon for hidden weight matrices with AdamW for the rest."""
+"""Several optimizers behind one interface, each for other parameters; and Muon for hidden weight matrices with AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ddp_train.traits import has_modes
 class Several(torch.optim.Optimizer):
     """Several torch optimizers for different parameters behind one interface. Their order is part of the state's format.
 
-    The groups and the state of the parts are this optimizer's own: schedulers, gradient scalers and checkpoints see one ordinary optimizer.
-    A part whose parameters have no gradient does nothing, as in the turns of others.
+    The parts share this optimizer's groups and state: schedulers, gradient scalers and checkpoints see one ordinary optimizer. A part whose
+    parameters have no gradient does nothing, as while other parts take their turn.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
@@ -52,7 +52,7 @@ class Several(torch.optim.Optimizer):
 
 
 def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.Optimizer]]) -> Several:
-    """Train each part of the model by an optimizer of its own: generator and discriminator, actor and critic.
+    """Train each part of the model with its own optimizer: generator and discriminator, actor and critic.
 
     Args:
         model: after the strategy has prepared it.
@@ -60,21 +60,23 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
             and norm weights are not decayed.
     """
     named = {name: parameter for name, parameter in named_parameters(model).items() if parameter.requires_grad}
-    left, made = dict(named), []
+    remaining, optimizers = dict(named), []
     for part, make in parts.items():
         names = matching(named, [part], key="optimizer.parts")
-        if twice := [name for name in named if name in names and name not in left]:
-            raise ConfigError(key=f"optimizer.parts.{part}", happened=f"has {twice[0]}, and a part before it has it", expected="one part")
-        mine = [left.pop(name) for name in named if name in names]
-        made.append(make(split_by_decay(mine, getattr(make, "keywords", {}).get("weight_decay"))))
-        if has_modes(made[-1]):
-            happened = f"{type(made[-1]).__name__} has other weights to evaluate than to train, which the other parts would not follow"
+        if shared := [name for name in named if name in names and name not in remaining]:
+            raise ConfigError(key=f"optimizer.parts.{part}", happened=f"has {shared[0]}, and a part before it has it", expected="one part")
+        parameters = [remaining.pop(name) for name in named if name in names]
+        optimizer = make(split_by_decay(parameters, getattr(make, "keywords", {}).get("weight_decay")))
+        optimizers.append(optimizer)
+        if has_modes(optimizer):
+            happened = f"{type(optimizer).__name__} has other weights to evaluate than to train, which the other parts would not follow"
             expected = "an ordinary optimizer as a part; a schedule-free one trains the whole model"
             fix = "optimizer=custom with its optimizer._target_"
             raise ConfigError(key=f"optimizer.parts.{part}", happened=happened, expected=expected, fix=fix)
-    if left:
-        raise ConfigError(key="optimizer.parts", happened=f"{len(left)} parameters are in no part: {few([*left])}", expected="each in one")
-    return Several(*made)
+    if remaining:
+        happened = f"{len(remaining)} parameters are in no part: {few([*remaining])}"
+        raise ConfigError(key="optimizer.parts", happened=happened, expected="each in one")
+    return Several(*optimizers)
 
 
 log = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ def muon(
 ) -> MuonAdamW:
     """Train hidden weight matrices with Muon, and everything else with AdamW.
 
-    AdamW gets the embeddings (and what is tied to them), the output head, convolution kernels, biases, normalisations, and an objective's
+    AdamW gets the embeddings (and tensors tied to them), the output head, convolution kernels, biases, normalisations, and an objective's
     own parameters.
 
     Args:
@@ -121,7 +123,7 @@ def muon(
     matrices, others = _split_by_role(model, head_names)
     if not matrices:
         raise ConfigError(key="optimizer", happened="no hidden weight matrix for Muon", expected="linear layers", fix="optimizer=adamw")
-    # The split goes by names and shapes; where it is wrong (a head with an unknown name), these two numbers are where one sees it.
+    # The split goes by names and shapes; these two numbers show a wrong one (a head with an unknown name).
     log.info("Muon trains %d matrices with %.1f M weights, AdamW %d tensors with %.1f M", *_size(matrices), *_size(others))
     parts: list[torch.optim.Optimizer] = [
         torch.optim.Muon(
@@ -160,8 +162,6 @@ def _split_by_role(model: nn.Module, head_names: Sequence[str]) -> tuple[list[nn
 
 
 class MuonAdamW(Several):
-    """Muon and AdamW behind one interface."""
-
     needs_whole_matrices = True
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of every step, as a factor of the optimizer's own; and schedulers of torch that move at other times.
+"""The learning rate of every step, as a factor of the optimizer's rate; and torch's schedulers that change it at other times.
 
 Steps count from 0: the first optimizer step uses `factor(0)`, the last one `factor(total_steps - 1)`; `step` is called after each.
 Warm-up rises in equal parts from `1 / (warmup_steps + 1)`, so that no step is wasted at rate 0; step `warmup_steps` is the first at peak.
@@ -109,7 +109,7 @@ def _warmup(step: int, warmup_steps: int) -> float:
 def _falling(
     optimizer: Optimizer, total_steps: int, warmup_steps: int, fall: Callable[[float], float], *, decay_steps: int | None = None
 ) -> LRSchedule:
-    """Leave the peak as `fall` says, from 0 to 1 on the way to the end: `decay_steps` before it, or as soon as the warm-up is over."""
+    """Follow `fall` (of a progress from 0 to 1) from the peak to the end, for `decay_steps`, or from the end of the warm-up."""
     room = total_steps - (decay_steps or 0)
     if warmup_steps > room:
         decay = f" + decay {decay_steps}" if decay_steps else ""
@@ -129,17 +129,17 @@ def _falling(
 
 
 class EveryEpoch:
-    """Lets a scheduler of torch's step once for each epoch of the data that is over (`scheduler.every=epoch`).
+    """Steps a scheduler of torch once after each epoch of the data (`scheduler.every=epoch`).
 
-    The data's position decides, not how often anybody asks: a run that went back to a checkpoint while its data went on, or that continues
-    with another batch size, has the rate of the epoch that it is in.
+    The data's position decides, not the number of calls: a run that went back to a checkpoint while its data went on, or that continues
+    with another batch size, has the rate of its current epoch.
     """
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
 
     def step(self) -> None:
-        """Take note of an optimizer step, which changes nothing."""
+        """Do nothing: the rate does not change with an optimizer step."""
 
     def reach(self, epoch: int) -> None:
         while self.scheduler.last_epoch < epoch:
@@ -158,10 +158,10 @@ class EveryEpoch:
 class Plateau:
     """Feeds torch's ReduceLROnPlateau with one metric after each evaluation.
 
-    Its state is what has been counted, and not what the config says: a patience or a rate that is changed between stop and resume counts.
+    Its state holds the counters, and no settings: a patience or a rate that is changed between stop and resume takes effect.
 
     Args:
-        scheduler: as made, before its first step.
+        scheduler: a new one, before its first step.
         metric: its name in the evaluation.
     """
 
@@ -170,10 +170,10 @@ class Plateau:
         self._initial = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
 
     def step(self) -> None:
-        """Take note of an optimizer step, which changes nothing."""
+        """Do nothing: the rate does not change with an optimizer step."""
 
     def follow(self, metrics: Mapping[str, float]) -> None:
-        """Look at the metrics of an evaluation, the same on all ranks."""
+        """Step the scheduler with the metrics of an evaluation, the same on all ranks."""
         if self.metric not in metrics:
             happened = f"the evaluation has no {self.metric}, which the scheduler follows"
             raise RunError(key="scheduler.metric", happened=happened, expected=f"one of {', '.join(metrics)}")
@@ -186,7 +186,7 @@ class Plateau:
         return {**{name: getattr(self.scheduler, name) for name in _COUNTED}, "base_lrs": self._initial}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Go on counting; after the optimizer's state was loaded, whose rates follow the config's where these have changed."""
+        """Load the counters. Called after the optimizer's state is loaded: where the config's rates have changed, its rates are scaled."""
         for name in _COUNTED:
             setattr(self.scheduler, name, state_dict[name])
         for group, now, then in zip(self.scheduler.optimizer.param_groups, self._initial, state_dict["base_lrs"], strict=True):
