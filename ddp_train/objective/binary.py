@@ -1,4 +1,4 @@
-"""Yes or no: binary cross entropy, accuracy, F1, precision and recall. One question for each sample, or K labels that may come together.
+"""Binary and multilabel classification: binary cross entropy, accuracy, F1, precision and recall; one yes or no a sample, or K labels.
 
 Shapes: B samples, K labels. The batch's forms are those of supervised.py.
 """
@@ -17,12 +17,12 @@ from ddp_train.interfaces import Goal
 from ddp_train.objective.supervised import Supervised, count
 
 
-class _YesOrNo(Supervised):
-    """What both have in common.
+class _BinaryCrossEntropy(Supervised):
+    """The common part of both objectives.
 
     Args:
         positive_weight: how much a yes counts in the training loss, where a no counts 1; metrics are not weighted.
-        aux_weight: of what the model gives beside its logits (supervised.py).
+        aux_weight: of the model's auxiliary outputs (supervised.py).
     """
 
     def __init__(self, *, positive_weight: float = 1.0, aux_weight: float | None = None) -> None:
@@ -30,20 +30,20 @@ class _YesOrNo(Supervised):
         self.positive_weight = positive_weight
 
     @abstractmethod
-    def _alike(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _same_shape(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and answers (0 or 1, as floats), both [B, K]."""
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross entropy in nats, weighted, summed over the samples, of each the mean over its labels, shape []."""
-        logits_BK, answers_BK = self._alike(outputs, targets)
+        """Return the weighted cross entropy in nats, the mean over a sample's labels, summed over the samples, shape []."""
+        logits_BK, answers_BK = self._same_shape(outputs, targets)
         weight = None if self.positive_weight == 1 else logits_BK.new_full((), self.positive_weight)
         return F.binary_cross_entropy_with_logits(logits_BK, answers_BK, reduction="sum", pos_weight=weight) / logits_BK.shape[1]
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the sums `loss` (unweighted, float64), `samples`, `exact` (samples with every answer right), and for each label
-        `true_positive`, `false_positive`, `false_negative`; and per sample `target`, as it is in the batch, and `loss`, float32 [B].
+        `true_positive`, `false_positive`, `false_negative`; and per sample `target`, as in the batch, and `loss`, float32 [B].
         """
-        logits_BK, answers_BK = self._alike(outputs, targets)
+        logits_BK, answers_BK = self._same_shape(outputs, targets)
         losses_B = F.binary_cross_entropy_with_logits(logits_BK, answers_BK, reduction="none").mean(dim=1)
         says_BK, is_BK = logits_BK > 0, answers_BK > 0.5
         totals = {
@@ -56,28 +56,28 @@ class _YesOrNo(Supervised):
         }
         return totals, {"target": targets, "loss": losses_B.float()}
 
-    def found(self, outputs: Tensor) -> dict[str, Tensor]:
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction`, 0 or 1, int64, and `probability` of a yes, float32; [B] or [B, K]."""
         logits = outputs[:, 0] if self._is_single and outputs.ndim == 2 else outputs
         return {"prediction": (logits > 0).long(), "probability": logits.sigmoid().float()}
 
-    def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities of a yes and the answers, int64; [B] or [B, K]."""
-        logits_BK, answers_BK = self._alike(outputs, targets)
+        logits_BK, answers_BK = self._same_shape(outputs, targets)
         probabilities_BK, answers_BK = logits_BK.sigmoid(), answers_BK.long()
         return (probabilities_BK[:, 0], answers_BK[:, 0]) if self._is_single else (probabilities_BK, answers_BK)
 
     _is_single: bool
 
 
-class Binary(_YesOrNo):
+class Binary(_BinaryCrossEntropy):
     """Minimise the binary cross entropy between a model's logits, shape [B] or [B, 1], and answers of 0 or 1, shape [B] or [B, 1]."""
 
     goals: Mapping[str, Goal] = {"accuracy": "max", "f1": "max", "precision": "max", "recall": "max", "loss": "min"}
     _is_single = True
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Return `accuracy`, `f1`, `precision`, `recall` (of a yes, at probability 0.5; 0 where there was none) and `loss`."""
+        """Return `accuracy`, `f1`, `precision`, `recall` (of a yes, at probability 0.5; 0 without a hit) and `loss`."""
         hit, false_yes, false_no = (totals[name][0] for name in ("true_positive", "false_positive", "false_negative"))
         return {
             "accuracy": totals["exact"] / totals["samples"],
@@ -87,30 +87,30 @@ class Binary(_YesOrNo):
             "loss": totals["loss"] / totals["samples"],
         }
 
-    def _alike(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _same_shape(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if outputs.numel() != targets.numel() or outputs.numel() != len(targets):
             raise ValueError(f"the model gives {list(outputs.shape)} for answers of shape {list(targets.shape)}, not one logit a sample")
         return outputs.reshape(-1, 1), targets.reshape(-1, 1).to(outputs.dtype)
 
 
-class Multilabel(_YesOrNo):
+class Multilabel(_BinaryCrossEntropy):
     """Minimise the mean binary cross entropy between a model's logits, shape [B, K], and answers of 0 or 1, shape [B, K]."""
 
     goals: Mapping[str, Goal] = {"f1": "max", "f1_macro": "max", "exact": "max", "loss": "min"}
     _is_single = False
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Return `f1` (of all answers together), `f1_macro` (the mean over the labels; 0 for one that never is), `exact` and `loss`."""
+        """Return `f1` (of all answers together), `f1_macro` (the mean over the labels; 0 for a label without a hit), `exact` and `loss`."""
         counts = [totals[name] for name in ("true_positive", "false_positive", "false_negative")]
-        each = [_f1(*of_label) for of_label in zip(*counts, strict=True)]
+        f1_by_label = [_f1(*of_label) for of_label in zip(*counts, strict=True)]
         return {
             "f1": _f1(*(sum(numbers) for numbers in counts)),
-            "f1_macro": sum(each) / len(each),
+            "f1_macro": sum(f1_by_label) / len(f1_by_label),
             "exact": totals["exact"] / totals["samples"],
             "loss": totals["loss"] / totals["samples"],
         }
 
-    def _alike(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _same_shape(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if outputs.shape != targets.shape or outputs.ndim != 2:
             raise ValueError(f"the model gives {list(outputs.shape)} for answers of shape {list(targets.shape)}; both should be [B, K]")
         return outputs, targets.to(outputs.dtype)

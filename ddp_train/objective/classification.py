@@ -21,7 +21,7 @@ class Classification(Supervised):
 
     Args:
         label_smoothing: share of the target spread evenly over all K classes, in [0, 1]; training only, metrics are not smoothed.
-        aux_weight: of what the model gives beside its logits (supervised.py).
+        aux_weight: of the model's auxiliary outputs (supervised.py).
 
     Source: Szegedy et al. 2015, arXiv:1512.00567, section 7 (label smoothing).
     """
@@ -57,12 +57,12 @@ class Classification(Supervised):
             metrics["accuracy_top5"] = totals["correct_top5"] / totals["samples"]
         return metrics | {"loss": totals["loss"] / totals["samples"]}
 
-    def found(self, outputs: Tensor) -> dict[str, Tensor]:
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction` (the likeliest class), int64 [B], and `probability` (that the model gives to it), float32 [B]."""
-        prediction_B = outputs.argmax(dim=1)  # as `correct` has it: the softmax may round two classes to the same probability
+        prediction_B = outputs.argmax(dim=1)  # as for `correct`: the softmax may round two classes to the same probability
         probability_B = outputs.softmax(dim=1).gather(1, prediction_B[:, None])[:, 0]
         return {"prediction": prediction_B, "probability": probability_B.float()}
 
-    def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities of all classes, [B, K], and the labels: torchmetrics guesses for each batch whether it has logits."""
+    def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities of all classes, [B, K], and the labels: given logits, torchmetrics would guess for each batch."""
         return outputs.softmax(dim=1), targets

@@ -1,6 +1,6 @@
-"""Contrastive learning: two views of a sample get embeddings that are nearer to each other than to those of all other samples.
+"""Contrastive learning: the embeddings of two views of a sample become nearer to each other than to those of all other samples.
 
-Shapes: B samples, D numbers of an embedding. A batch is `(view, other_view)`, alike but for the sample's augmentation, or of two kinds.
+Shapes: B samples, D numbers of an embedding. A batch is `(view, other_view)`, two augmentations of one sample, or two kinds (image, text).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _CHUNK = 1024  # embeddings that are compared with all others at a time
 class Contrastive(ByCompare):
     """Minimise the cross entropy of finding a sample's other view among those of the micro-batch, both ways.
 
-    The others are those of one rank's micro-batch: `loader.micro_batch_size` says how many, and the gradient depends on it. So of all
-    objectives this one alone is not the same for any split of the global batch.
+    The other samples are those of one rank's micro-batch: `loader.micro_batch_size` is their number, and the gradient depends on it. So
+    this objective alone is not the same for any split of the global batch.
 
     Args:
-        temperature: by which cosine similarities are divided; the smaller, the more the nearest others count.
+        temperature: divides the cosine similarities; the smaller, the more the nearest other samples count.
         towers: 1: both views go through the model as one batch, and it returns [2B, D]; 2: model(view, other_view) returns two [B, D].
 
     Source: Oord et al. 2018, arXiv:1807.03748 (InfoNCE); Radford et al. 2021, arXiv:2103.00020 (both ways, the others of the batch).
@@ -41,8 +41,8 @@ class Contrastive(ByCompare):
         """Return the cross entropy in nats, the mean of both ways, summed over the samples, shape []."""
         left_BD, right_BD = self._embeddings(model, batch)
         similarity_BB = left_BD @ right_BD.T / self.temperature
-        own_B = torch.arange(len(similarity_BB), device=similarity_BB.device)
-        ways = (F.cross_entropy(each, own_B, reduction="sum") for each in (similarity_BB, similarity_BB.T))
+        targets_B = torch.arange(len(similarity_BB), device=similarity_BB.device)
+        ways = (F.cross_entropy(logits, targets_B, reduction="sum") for logits in (similarity_BB, similarity_BB.T))
         return sum(ways, start=similarity_BB.new_zeros(())) / 2
 
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
@@ -68,7 +68,7 @@ class Contrastive(ByCompare):
 
 
 def recall_at_1(embeddings: Tensor, others: Tensor) -> float:
-    """Return for which share of the samples the nearest of all other views is their own; embeddings of length 1, [N, D]."""
+    """Return the share of samples whose nearest other view is their own; embeddings of length 1, [N, D]."""
     hits = 0
     for start in range(0, len(embeddings), _CHUNK):
         nearest = (embeddings[start : start + _CHUNK] @ others.T).argmax(dim=1)

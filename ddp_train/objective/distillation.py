@@ -1,4 +1,4 @@
-"""Distillation: a small model learns from labels and from what a large one, which is trained already, says of the same inputs.
+"""Distillation: a small model learns from labels and from the outputs of a large, trained model for the same inputs.
 
 Shapes: B samples, K classes. The batch's forms are those of supervised.py; the teacher gets the inputs that the model gets.
 """
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.objective.supervised import at_least_float32, call, give, split, unwrap
+from ddp_train.objective.supervised import at_least_float32, call_model, outputs_and_targets, split, unwrap
 
 
 class Distillation(nn.Module, Classification):
     """Minimise a mixture of the cross entropy with the labels and of the divergence from the teacher's softened answers.
 
-    Metrics are the model's. The teacher is frozen, evaluates, and is in no checkpoint: a run that continues makes it again.
+    Metrics are the model's. The teacher is frozen, in evaluation mode, and in no checkpoint: a resumed run builds it again.
 
     Args:
         teacher: any model of the same inputs and classes.
-        teacher_from: its weights: a .safetensors or .pt file, a run or one of its checkpoints; None: it comes with weights.
-        temperature: by which both models' logits are divided; the larger, the more the unlikely classes tell.
-        teacher_share: of the loss that is the teacher's, in [0, 1]; the rest is the labels'.
+        teacher_from: its weights: a .safetensors or .pt file, a run or one of its checkpoints; None: the model is built with its weights.
+        temperature: divides both models' logits; the larger, the more unlikely classes count.
+        teacher_share: share of the teacher's loss, in [0, 1]; the rest is the labels'.
 
     Source: Hinton et al. 2015, arXiv:1503.02531 (the divergence times temperature squared, section 2).
     """
@@ -39,10 +39,10 @@ class Distillation(nn.Module, Classification):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mixture in nats, summed over the samples, shape []."""
-        given, labels_B = call(model, batch)
-        logits_BK = at_least_float32(unwrap(given)[0])
+        outputs, labels_B = outputs_and_targets(model, batch)
+        logits_BK = at_least_float32(unwrap(outputs)[0])
         with torch.no_grad():
-            theirs_BK = at_least_float32(unwrap(give(self.teacher, split(batch)[0]))[0])
-        mine, theirs = ((logits / self.temperature).log_softmax(dim=1) for logits in (logits_BK, theirs_BK))
-        divergence = F.kl_div(mine, theirs, reduction="sum", log_target=True) * self.temperature**2
+            teacher_logits_BK = at_least_float32(unwrap(call_model(self.teacher, split(batch)[0]))[0])
+        student, teacher = ((logits / self.temperature).log_softmax(dim=1) for logits in (logits_BK, teacher_logits_BK))
+        divergence = F.kl_div(student, teacher, reduction="sum", log_target=True) * self.temperature**2
         return self.teacher_share * divergence + (1 - self.teacher_share) * self.total_loss(logits_BK, labels_B)

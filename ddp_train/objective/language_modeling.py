@@ -1,8 +1,8 @@
 """Language modelling: cross entropy of the next token, perplexity and bits per byte.
 
 With `chunk_tokens` the model's last layer and the cross entropy take some tokens at a time, so that not all logits are in memory at once:
-while a loss is asked for, the layer gives each token's loss in place of its logits. All of it happens within the model's forward: a
-strategy that brings the layer's weights together for its forward finds them there. Backward computes a chunk's logits anew.
+for a loss the layer returns each token's loss instead of its logits. All of this happens within the model's forward, where a strategy has
+gathered the layer's weights. Backward computes a chunk's logits anew.
 
 Shapes: B samples, T tokens, N tokens of a micro-batch (B * T), V vocabulary, D width. A batch is `(tokens, targets)`, both int64, shape
 [B, T]; targets are the tokens one place later.
@@ -33,10 +33,10 @@ class LanguageModeling(ByCompare):
 
     Args:
         ignore_index: target value that counts nowhere (padding); None: every target counts, and `weight` needs no all-reduce.
-        bytes_per_token: mean number of text bytes behind one token, for `bits_per_byte`; None: unknown, and the metric is absent.
-        aux_weight: of what the model gives beside its logits: losses of shape [] (supervised.py).
-        chunk_tokens: tokens of a micro-batch that have logits at a time; None: all. With it their memory is that of a chunk, and backward
-            computes the logits once more. `compare` has them all.
+        bytes_per_token: mean number of text bytes in one token, for `bits_per_byte`; None: unknown, and the metric is absent.
+        aux_weight: of the model's auxiliary losses of shape [] (supervised.py).
+        chunk_tokens: tokens of a micro-batch that have logits at a time; None: all. Logits then take the memory of a chunk, and backward
+            computes them once more. `compare` still has them all.
         head: the module that gives the logits, for `chunk_tokens`; "auto": by its usual names.
     """
 
@@ -87,8 +87,8 @@ class LanguageModeling(ByCompare):
         return self._totals(losses_N, batch)
 
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
-        """Return what `score` returns, for each sample `loss` (sum in nats over its targets that count, float32 [B]) and `tokens` (how many
-        those are, int64 [B]), and the logits, [B, T, V], with the next tokens: too large to be gathered, fine to be added up.
+        """Return the totals of `score`, for each sample `loss` (sum in nats over its targets that count, float32 [B]) and `tokens` (their
+        number, int64 [B]), and the logits, [B, T, V], with the next tokens: too large to be gathered, fine to be summed.
         """
         tokens_BT, targets_BT = batch
         logits_BTV = at_least_float32(unwrap(model(tokens_BT))[0])
@@ -118,7 +118,7 @@ class LanguageModeling(ByCompare):
         }
 
     def _losses(self, model: nn.Module, batch: Batch, *, reduction: str) -> tuple[Tensor, list[Tensor]]:
-        """Return the losses, of shape [] for the reduction `sum`, or with a chunked head [N] for any; and what is beside the logits."""
+        """Return the losses, shape [] for the reduction `sum`, or with a chunked head [N] for any; and the auxiliary outputs."""
         tokens_BT, targets_BT = batch
         if self._chunked is not None:
             return self._chunked.losses(lambda: unwrap(model(tokens_BT)), targets_BT)
@@ -130,54 +130,54 @@ class LanguageModeling(ByCompare):
 
 
 _HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")
-"""What the layer that gives the logits is called, as a rule."""
+"""Usual names of the layer that returns the logits."""
 
 
 @dataclass(kw_only=True, eq=False)
 class ChunkedHead:
-    """Lets a module give losses of tokens."""
+    """Lets a model's head return the losses of tokens instead of logits."""
 
-    head: nn.Module  # what gives the logits [..., V] of hidden states [..., D], for each token by itself
-    name: str  # the head's, for errors
+    head: nn.Module  # returns the logits [..., V] of hidden states [..., D], for each token by itself
+    name: str  # of the head, for errors
     chunk_tokens: int  # how many tokens have logits at a time
     ignore_index: int  # target whose loss is 0
 
     def __post_init__(self) -> None:
         self._logits: Callable[[Tensor], Tensor] = self.head.forward
-        self._call: Callable[[Tensor], Tensor] | None = None  # one object for all steps: a compiler looks at it
+        self._call: Callable[[Tensor], Tensor] | None = None  # one object for all steps: a compiler guards on it
         self._targets_N: Tensor | None = None
         self._losses_N: Tensor | None = None
-        self._is_compared = False
+        self._is_checked = False
 
     def losses(self, forward: Callable[[], tuple[Tensor, list[Tensor]]], targets_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss of each token, float32 [N], and what the model's `forward` gives in addition to its head's output."""
+        """Return the loss of each token, float32 [N], and the model's outputs besides its head's."""
         with self._giving_losses(targets_BT.flatten()):
             outputs, auxiliary = forward()
         losses_N, self._losses_N = self._losses_N, None
         if losses_N is None:
             raise self._not_the_logits("was not called with all tokens in the model's forward")
-        # A strategy may give a copy of it; that once is as good as always, and costs a wait for the device.
-        is_same = outputs is losses_N or (outputs.shape == losses_N.shape and (self._is_compared or torch.equal(outputs, losses_N)))
+        # A strategy may return a copy. One check is enough, and costs a wait for the device.
+        is_same = outputs is losses_N or (outputs.shape == losses_N.shape and (self._is_checked or torch.equal(outputs, losses_N)))
         if not is_same:
             raise self._not_the_logits("does not give what the model gives: the model changes it")
-        self._is_compared = True
+        self._is_checked = True
         return outputs, auxiliary
 
     @contextmanager
     def _giving_losses(self, targets_N: Tensor) -> Iterator[None]:
-        own: dict[str, Any] = vars(self.head)
-        before = own.get("forward")
+        attributes: dict[str, Any] = vars(self.head)
+        before = attributes.get("forward")
         if self._call is None:  # a compiler breaks its graph here: a loop over chunks, which are checkpointed
             self._call = torch.compiler.disable(self._losses) if "torch._dynamo" in sys.modules else self._losses
-        self._targets_N, own["forward"] = targets_N, self._call
+        self._targets_N, attributes["forward"] = targets_N, self._call
         try:
             yield
         finally:
             self._targets_N = None
             if before is None:
-                del own["forward"]
+                del attributes["forward"]
             else:
-                own["forward"] = before
+                attributes["forward"] = before
 
     def _losses(self, hidden: Tensor) -> Tensor:
         targets_N = self._targets_N
@@ -185,10 +185,10 @@ class ChunkedHead:
         hidden_ND = hidden.flatten(0, -2)
         if len(hidden_ND) != len(targets_N):
             raise self._not_the_logits(f"is given {len(hidden_ND):,} tokens for {len(targets_N):,} targets")
-        parts = zip(hidden_ND.split(self.chunk_tokens), targets_N.split(self.chunk_tokens), strict=True)
+        chunks = zip(hidden_ND.split(self.chunk_tokens), targets_N.split(self.chunk_tokens), strict=True)
         is_kept = not torch.is_grad_enabled() or hidden.is_meta  # there a step's operations are counted: no forward twice
-        chunk = self._chunk if is_kept else partial(checkpoint, self._chunk, use_reentrant=False)
-        losses: list[Any] = [chunk(*part) for part in parts]
+        losses_of = self._chunk if is_kept else partial(checkpoint, self._chunk, use_reentrant=False)
+        losses: list[Any] = [losses_of(*chunk) for chunk in chunks]
         self._losses_N = torch.cat(losses)
         return self._losses_N
 
@@ -204,18 +204,18 @@ class ChunkedHead:
 
 
 def find_head(model: nn.Module, name: str) -> tuple[str, nn.Module]:
-    """Return the module that gives a model's logits, and its name; auto: what `get_output_embeddings` says, or one of the usual names."""
-    modules = {plain_name(f"{each}.").rstrip("."): module for each, module in model.named_modules()}
+    """Return the module that returns a model's logits, and its name; auto: from `get_output_embeddings`, or by the usual names."""
+    modules = {plain_name(f"{path}.").rstrip("."): module for path, module in model.named_modules()}
     if name != "auto":
         if name in modules and name:
             return name, modules[name]
         happened = f"is {name}, which the {type(model).__name__} does not have"
     else:
-        said: Any = getattr(model, "get_output_embeddings", lambda: None)()
-        found = [(each, module) for each, module in modules.items() if module is said]
-        found += [(each, modules[each]) for each in _HEAD_NAMES if each in modules]
-        if found:
-            return found[0]
+        embeddings: Any = getattr(model, "get_output_embeddings", lambda: None)()
+        candidates = [(path, module) for path, module in modules.items() if module is embeddings]
+        candidates += [(path, modules[path]) for path in _HEAD_NAMES if path in modules]
+        if candidates:
+            return candidates[0]
         happened = f"is auto, and no module of the {type(model).__name__} is called {', '.join(_HEAD_NAMES)}"
-    parts = ", ".join(each for each, _ in model.named_children())
-    raise ConfigError(key="objective.head", happened=happened, expected=f"the module that gives the logits; the model has {parts}")
+    children = ", ".join(child for child, _ in model.named_children())
+    raise ConfigError(key="objective.head", happened=happened, expected=f"the module that gives the logits; the model has {children}")

@@ -8,18 +8,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddp_train.interfaces import Batch, Goal, Objective, batch_size
-from ddp_train.objective.supervised import ByCompare, call, count, give, split, unwrap
+from ddp_train.objective.supervised import ByCompare, call_model, count, outputs_and_targets, split, unwrap
 
 
 class LossObjective(nn.Module, ByCompare):
     """Adapt a third-party loss to the objective's protocol. Every sample weighs the same; the batch's forms are those of supervised.py.
 
-    A module, so that the parameters of a loss that has some (learned centres, a temperature) are found.
+    A module, so that the parameters of a loss (learned centres, a temperature) are trained.
 
     Args:
         loss_fn: `loss_fn(outputs, targets)` returns the mean over the batch's samples, shape [] (`reduction="mean"`). A loss that divides
-            by anything but B (class weights, ignored targets) is then not exactly independent of how the global batch is split. It gets
-            what the model gives: of a dict (transformers' ModelOutput) the logits, a tuple as it is.
+            by anything but B (class weights, ignored targets) is then not exactly independent of how the global batch is split. It gets the
+            model's output: the logits of a dict (transformers' ModelOutput), a tuple as it is.
     """
 
     def __init__(self, loss_fn: Callable[[Any, Any], Tensor]) -> None:
@@ -39,14 +39,14 @@ class LossObjective(nn.Module, ByCompare):
         return totals, {"output": outputs}, (outputs, split(batch)[1])
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
-        return {"output": _bare(give(model, inputs))}
+        return {"output": _bare(call_model(model, inputs))}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         return {"loss": totals["loss"] / totals["samples"]}
 
     def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        given, targets = call(model, batch)
-        outputs = _bare(given)
+        model_outputs, targets = outputs_and_targets(model, batch)
+        outputs = _bare(model_outputs)
         mean = self.loss_fn(outputs, targets)
         if mean.ndim != 0:
             raise ValueError(f"a loss function must return one number, the batch's mean (reduction='mean'); got shape {list(mean.shape)}")
@@ -58,7 +58,7 @@ def _bare(outputs: Any) -> Any:
 
 
 def as_objective(candidate: object) -> Objective:
-    """Return an objective that has all of the protocol as it is, and a bare loss function inside a `LossObjective`."""
+    """Return an objective with the whole protocol unchanged, and a bare loss function inside a `LossObjective`."""
     # `weight` alone says nothing: nn.CrossEntropyLoss has one too, its class weights.
     if hasattr(candidate, "loss") or hasattr(candidate, "score"):
         missing = [name for name in ("goals", "weight", "loss", "score", "metrics") if not hasattr(candidate, name)]

@@ -1,6 +1,6 @@
 """Regression: squared, absolute or Huber loss; RMSE, MAE and R2.
 
-Shapes: B samples, D numbers to be found for each. Targets are floats, shape [B] or [B, D]; the batch's forms are those of supervised.py.
+Shapes: B samples, D predicted numbers for each. Targets are floats, shape [B] or [B, D]; the batch's forms are those of supervised.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Regression(Supervised):
     Args:
         criterion: "mse" (squared), "mae" (absolute) or "huber" (squared below `huber_delta`, absolute above).
         huber_delta: in units of the target.
-        aux_weight: of what the model returns in addition to its output (supervised.py).
+        aux_weight: of the model's auxiliary outputs (supervised.py).
     """
 
     goals: Mapping[str, Goal] = {"rmse": "min", "mae": "min", "r2": "max", "loss": "min"}
@@ -35,14 +35,14 @@ class Regression(Supervised):
         self.criterion, self.huber_delta = criterion, huber_delta
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss summed over the samples, of each the mean over its D numbers, shape []."""
-        return self._losses(*_alike(outputs, targets)).mean(dim=1).sum()
+        """Return the loss, the mean over a sample's D numbers, summed over the samples, shape []."""
+        return self._losses(*_same_shape(outputs, targets)).mean(dim=1).sum()
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the sums `loss`, `absolute`, and for each of the D numbers `squared`, `target`, `target_squared` (float64), and `samples`;
-        and per sample `target`, as it is in the batch, and `loss`, float32 [B].
+        and per sample `target`, as in the batch, and `loss`, float32 [B].
         """
-        outputs_BD, targets_BD = _alike(outputs, targets)
+        outputs_BD, targets_BD = _same_shape(outputs, targets)
         losses_B = self._losses(outputs_BD, targets_BD).mean(dim=1)
         outputs_BD, targets_BD = outputs_BD.double(), targets_BD.double()
         errors_BD = outputs_BD - targets_BD
@@ -57,7 +57,7 @@ class Regression(Supervised):
         return totals, {"target": targets, "loss": losses_B.float()}
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Return `rmse`, `mae`, `r2` (the mean over the D numbers; where all targets are the same: 1 if all were met, else 0), `loss`."""
+        """Return `rmse`, `mae`, `r2` (the mean over the D numbers; if all targets are equal: 1 for exact predictions, else 0), `loss`."""
         samples, squared = totals["samples"], totals["squared"]
         r2 = [
             1 - error / spread if (spread := square - total**2 / samples) > 1e-12 * square else float(error == 0)
@@ -70,10 +70,10 @@ class Regression(Supervised):
             "loss": totals["loss"] / samples,
         }
 
-    def found(self, outputs: Tensor) -> dict[str, Tensor]:
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         return {"prediction": _flat(outputs)}
 
-    def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return output and targets, both [B] or both [B, D]."""
         return _flat(outputs), _flat(targets)
 
@@ -83,7 +83,7 @@ class Regression(Supervised):
         return {"mse": F.mse_loss, "mae": F.l1_loss}[self.criterion](outputs_BD, targets_BD, reduction="none")
 
 
-def _alike(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _same_shape(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return both as [B, D]: torch would make [B, 1] - [B] a [B, B] without an error."""
     sizes = outputs.shape[1:].numel(), targets.shape[1:].numel()
     if len(outputs) != len(targets) or sizes[0] != sizes[1]:

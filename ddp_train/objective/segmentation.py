@@ -19,11 +19,11 @@ from ddp_train.objective.supervised import IGNORE_NOTHING, Supervised, count, sp
 class Segmentation(Supervised):
     """Minimise the cross entropy between a model's logits, shape [B, K, h, w], and the classes of the pixels. Every pixel weighs the same.
 
-    Logits of another size than the targets are resized to it, as models that compute at a quarter of it expect.
+    Logits of another size than the targets are resized to theirs: many models compute at a quarter of it.
 
     Args:
         ignore_index: target that counts nowhere (borders); None: every pixel counts, and `weight` needs no all-reduce.
-        aux_weight: of what the model gives beside its logits (supervised.py).
+        aux_weight: of the model's auxiliary outputs (supervised.py).
     """
 
     goals: Mapping[str, Goal] = {"mean_iou": "max", "accuracy": "max", "loss": "min"}
@@ -44,44 +44,44 @@ class Segmentation(Supervised):
         return _cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored())
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the sums `loss` (float64), `pixels`, and for each class `intersection`, `found` and `there`; and per sample `target`,
+        """Return the sums `loss` (float64), `pixels`, and for each class `intersection`, `predicted` and `labels`; and per sample `target`,
         int64 [B, H, W], and `loss` (over its pixels), float32 [B].
         """
         logits_BKHW = _resized(outputs, targets)
         num_classes = logits_BKHW.shape[1]
         losses_BHW = _cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored()).view_as(targets)
         counts_BHW = targets != self._ignored()
-        found, there = logits_BKHW.argmax(dim=1).flatten(), targets.flatten()
-        rest = num_classes  # one more class for what does not count: no mask, whose size the host would wait for
-        is_counted = counts_BHW.flatten()
-        found, there = torch.where(is_counted, found, rest), torch.where(is_counted, there, rest)
+        predicted, labels = logits_BKHW.argmax(dim=1).flatten(), targets.flatten()
+        is_counted, rest = counts_BHW.flatten(), num_classes  # one more class for ignored pixels: the host would wait for a mask's size
+        predicted, labels = torch.where(is_counted, predicted, rest), torch.where(is_counted, labels, rest)
         totals = {
             "loss": losses_BHW.sum(dtype=torch.float64),
             "pixels": counts_BHW.sum(),
-            "intersection": _histogram(torch.where(found == there, there, rest), num_classes),
-            "found": _histogram(found, num_classes),
-            "there": _histogram(there, num_classes),
+            "intersection": _histogram(torch.where(predicted == labels, labels, rest), num_classes),
+            "predicted": _histogram(predicted, num_classes),
+            "labels": _histogram(labels, num_classes),
             "samples": count(len(targets), targets),
         }
         return totals, {"target": targets, "loss": losses_BHW.flatten(1).sum(dim=1).float()}
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Return `mean_iou` (over the classes that are there or were found), `accuracy` and `loss` (means over all pixels)."""
-        unions = [found + there - both for found, there, both in zip(totals["found"], totals["there"], totals["intersection"], strict=True)]
-        each = [both / union for both, union in zip(totals["intersection"], unions, strict=True) if union]
+        """Return `mean_iou` (over the classes in labels or predictions), `accuracy` and `loss` (means over all pixels)."""
+        counts = zip(totals["predicted"], totals["labels"], totals["intersection"], strict=True)
+        unions = [predicted + labels - both for predicted, labels, both in counts]
+        ious = [both / union for both, union in zip(totals["intersection"], unions, strict=True) if union]
         pixels = totals["pixels"] or 1
         return {
-            "mean_iou": sum(each) / len(each) if each else 0.0,
+            "mean_iou": sum(ious) / len(ious) if ious else 0.0,
             "accuracy": sum(totals["intersection"]) / pixels,
             "loss": totals["loss"] / pixels,
         }
 
-    def found(self, outputs: Tensor) -> dict[str, Tensor]:
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction`, the likeliest class of each pixel at the size of the model's output, int64 [B, h, w]."""
         return {"prediction": outputs.argmax(dim=1)}
 
-    def compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the likeliest classes and the targets, both [B, H, W]; `ignore_index` is still in them, and torchmetrics takes it, too."""
+    def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the likeliest classes and the targets, both [B, H, W]; with `ignore_index`, an argument of torchmetrics too."""
         return _resized(outputs, targets).argmax(dim=1), targets
 
     def _ignored(self) -> int:
@@ -95,12 +95,12 @@ def _resized(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _histogram(classes: Tensor, num_classes: int) -> Tensor:
-    """Count how often each class comes, shape [K]; values of K are left out. bincount would make the host wait for a GPU."""
+    """Count each class, shape [K]; values of K are left out. bincount would make the host wait for a GPU."""
     return classes.new_zeros(num_classes + 1).scatter_add_(0, classes, torch.ones_like(classes))[:num_classes]
 
 
 def _cross_entropy(logits_BKHW: Tensor, targets_BHW: Tensor, **options: Any) -> Tensor:
-    """Return torch's, of pixels in a row where algorithms must be deterministic: CUDA has no such kernel for [B, K, H, W]."""
+    """Return torch's cross entropy; pixels are flattened for deterministic algorithms: CUDA has no such kernel for [B, K, H, W]."""
     if torch.are_deterministic_algorithms_enabled():
         logits_BKHW, targets_BHW = logits_BKHW.movedim(1, -1).flatten(0, -2), targets_BHW.flatten()
     return F.cross_entropy(logits_BKHW, targets_BHW, **options)

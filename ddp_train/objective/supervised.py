@@ -1,13 +1,13 @@
-"""What objectives have in common that compare a model's output with targets: batches of any form, what stands beside the output, metrics.
+"""The base of objectives that compare a model's output with targets: batches of any form, auxiliary outputs, metrics.
 
-To change the loss of one of them, override `total_loss`; for another task altogether, `measure` and `metrics` as well.
+To change the loss of one of them, override `total_loss`; for another task, `measure` and `metrics` as well.
 
 batch                          call
 (inputs, targets)              model(inputs)
 (a, b, targets)                model(a, b)
 {"a": ..., "labels": ...}      model(a=...); the targets are called target, targets, label or labels
 
-output                         counts                beside it
+output                         main output           auxiliary outputs
 a tensor                       the tensor
 (logits, aux, ...)             the first             the rest
 {"out": ..., "aux": ...}       `logits` or `out`     `aux`, `aux_logits`, `aux_loss`; so with transformers' ModelOutput
@@ -43,13 +43,12 @@ class ByCompare:
 
 
 class Supervised(ByCompare, ABC):
-    """An objective over what a model gives and what is right.
+    """An objective over a model's outputs and the targets.
 
     Args:
-        aux_weight: how much what a model returns in addition to its output adds to the training loss: a tensor of shape [] is a loss by
-            itself, the mean over the micro-batch; any other is compared with the targets as the output is (Inception, DeepLab). 0: it is
-            left out.
-            None: the model gives nothing in addition to its output, and one that does is refused. It counts in no metric.
+        aux_weight: the share of the model's auxiliary outputs in the training loss: a tensor of shape [] is a loss by itself, the mean over
+            the micro-batch; any other is compared with the targets as the output is (Inception, DeepLab). 0: they are left out. None: the
+            model has none, and one that does is refused. They count in no metric.
     """
 
     goals: Mapping[str, Goal]
@@ -57,7 +56,7 @@ class Supervised(ByCompare, ABC):
     def __init__(self, *, aux_weight: float | None = None) -> None:
         self.aux_weight = aux_weight
 
-    # What one of them says, of the output and the targets of one batch.
+    # For subclasses to define, of the output and the targets of one batch.
 
     @abstractmethod
     def total_loss(self, outputs: Tensor, targets: Any) -> Tensor:
@@ -65,26 +64,26 @@ class Supervised(ByCompare, ABC):
 
     @abstractmethod
     def measure(self, outputs: Tensor, targets: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what evaluation adds up, each of shape [] or [K]; and per sample what needs the targets to be known, name -> [B, ...]."""
+        """Return the totals of evaluation, each of shape [] or [K]; and values per sample that need the targets, name -> [B, ...]."""
 
     @abstractmethod
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
         """Turn the sums over the whole evaluation set into metrics."""
 
     @abstractmethod
-    def found(self, outputs: Tensor) -> dict[str, Tensor]:
-        """Return what the model says of each sample, name -> [B, ...]: what is saved as predictions, and needs no targets."""
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return the predictions for each sample, name -> [B, ...], without the targets."""
 
-    def compared(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Any]:
+    def metric_inputs(self, outputs: Tensor, targets: Any) -> tuple[Tensor, Any]:
         """Return predictions and targets as metrics take them, one row for each sample."""
         return outputs, targets
 
-    # What the loop asks for.
+    # Called by the loop.
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the training loss summed over the batch's units, shape [], at least float32."""
-        given, targets = call(model, batch)
-        outputs, auxiliary = (given, []) if isinstance(given, Tensor) else unwrap(given)
+        model_outputs, targets = outputs_and_targets(model, batch)
+        outputs, auxiliary = (model_outputs, []) if isinstance(model_outputs, Tensor) else unwrap(model_outputs)
         if outputs.ndim and len(outputs) != batch_size(batch):
             happened = f"the model gives {len(outputs)} outputs for the {batch_size(batch)} samples that the loader asked for"
             expected = "one for each sample; a collate that drops or repeats samples says how many its batch has"
@@ -92,27 +91,27 @@ class Supervised(ByCompare, ABC):
             raise ConfigError(key="loader.collate", happened=happened, expected=expected, fix=fix)
         total = self.total_loss(at_least_float32(outputs), targets)
         for aux, weight in weighed(auxiliary, self.aux_weight) if auxiliary else ():
-            part = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
-            total = total + weight * part
+            aux_loss = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
+            total = total + weight * aux_loss
         return total
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        given, targets = call(model, batch)
-        return self.measure(at_least_float32(unwrap(given)[0]), targets)[0]
+        model_outputs, targets = outputs_and_targets(model, batch)
+        return self.measure(at_least_float32(unwrap(model_outputs)[0]), targets)[0]
 
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Any]]:
-        given, targets = call(model, batch)
-        outputs = at_least_float32(unwrap(given)[0])
+        model_outputs, targets = outputs_and_targets(model, batch)
+        outputs = at_least_float32(unwrap(model_outputs)[0])
         totals, rows = self.measure(outputs, targets)
-        return totals, {**self.found(outputs), **rows}, self.compared(outputs, targets)
+        return totals, {**self.predictions(outputs), **rows}, self.metric_inputs(outputs, targets)
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        """Return what the model says of each sample, of inputs without targets: a tensor, a tuple or a dict of the model's arguments."""
-        return self.found(at_least_float32(unwrap(give(model, inputs))[0]))
+        """Return the predictions for inputs without targets: a tensor, a tuple or a dict of the model's arguments."""
+        return self.predictions(at_least_float32(unwrap(call_model(model, inputs))[0]))
 
 
 def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
-    """Return the losses that a model returns in addition to its output, each with its weight."""
+    """Return a model's auxiliary outputs, each with its weight in the loss."""
     if auxiliary and aux_weight is None:
         happened = f"is null, and the model returns {len(auxiliary)} more, the first of shape {[*auxiliary[0].shape]}"
         expected = "how much of it the training loss has: a loss (shape []) or further outputs; 0: nothing"
@@ -121,7 +120,7 @@ def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Ten
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:
-    """Leave half precision: a sum of exponentials, or over many samples, loses what training needs."""
+    """Convert half precision to float32: sums of exponentials, or over many samples, would lose too much."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
@@ -131,22 +130,22 @@ def count(number: int, like: Tensor) -> Tensor:
 
 
 TARGETS = ("target", "targets", "label", "labels")
-"""What the targets may be called in a batch that is a dict."""
+"""Names of the targets in a batch that is a dict."""
 
 IGNORE_NOTHING = -(2**31)
 """An index that no target has: torch's own default, -100, would drop such targets from the loss but not from `weight`. One that is
 negative by mistake fails loudly."""
 
-_COUNTS = ("logits", "out")
+_OUTPUTS = ("logits", "out")
 _AUXILIARY = ("aux", "aux_logits", "aux_loss")
 
 
-def call(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
-    """Return what the model gives for the batch's inputs, and the batch's targets."""
+def outputs_and_targets(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
+    """Return the model's outputs for the batch's inputs, and the batch's targets."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:  # as nearly all are
         return model(batch[0]), batch[1]
     inputs, targets = split(batch)
-    return give(model, inputs), targets
+    return call_model(model, inputs), targets
 
 
 def split(batch: Batch) -> tuple[Any, Any]:
@@ -165,20 +164,20 @@ def split(batch: Batch) -> tuple[Any, Any]:
     raise ConfigError(key="data", happened=f"a batch is {describe(batch)}", expected=expected, fix=fix)
 
 
-def give(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, (tuple, list)):
         return model(*inputs)
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
 def unwrap(outputs: Any) -> tuple[Tensor, list[Tensor]]:
-    """Return what counts of a model's output, and the rest; a TypeError where nothing is known to count."""
+    """Return a model's main output and its auxiliary outputs. Raises TypeError: no main output is known."""
     if isinstance(outputs, Tensor):
         return outputs, []
     if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], Tensor):
-        return outputs[0], [part for part in outputs[1:] if isinstance(part, Tensor)]
+        return outputs[0], [extra for extra in outputs[1:] if isinstance(extra, Tensor)]
     named = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
-    for name in _COUNTS:
-        if isinstance(found := named.get(name), Tensor):
-            return found, [named[extra] for extra in _AUXILIARY if isinstance(named.get(extra), Tensor)]
-    raise TypeError(f"a model gives a tensor, a tuple that begins with it, or a dict with {' or '.join(_COUNTS)}; not {describe(outputs)}")
+    for name in _OUTPUTS:
+        if isinstance(output := named.get(name), Tensor):
+            return output, [named[extra] for extra in _AUXILIARY if isinstance(named.get(extra), Tensor)]
+    raise TypeError(f"a model gives a tensor, a tuple that begins with it, or a dict with {' or '.join(_OUTPUTS)}; not {describe(outputs)}")

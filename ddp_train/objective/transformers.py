@@ -21,11 +21,11 @@ _IGNORED = -100  # a label that counts nowhere, in all of transformers
 
 
 class Transformers(ByCompare):
-    """Minimise the loss that the model returns. It is a mean; what it is the mean over is what the global batch is weighed by.
+    """Minimise the loss that the model returns. It is a mean over `unit`, by which the global batch is weighed.
 
     Args:
-        unit: "sample"; "token": the labels that are not -100; "next_token": those but for the first of each sample, which no token comes
-            before (GPT, Llama). "auto": as the model's class name tells.
+        unit: "sample"; "token": the labels that are not -100; "next_token": the same without the first of each sample, which no token
+            precedes (GPT, Llama). "auto": by the model's class name.
     """
 
     goals: Mapping[str, Goal] = {"loss": "min", "accuracy": "max", "perplexity": "min"}
@@ -46,7 +46,7 @@ class Transformers(ByCompare):
         return number
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the model's mean loss times what it is the mean over, shape []."""
+        """Return the model's mean loss times the number of units, shape []."""
         return self._loss(model, batch)[0]
 
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
@@ -54,22 +54,22 @@ class Transformers(ByCompare):
         sample what `infer` does; and for metrics: probabilities [B, K] and labels [B]; else the model's logits and labels, those of
         next tokens one place apart.
         """
-        total, given = self._loss(model, batch)
-        labels, logits = _labels(batch), at_least_float32(unwrap(given)[0])
+        total, outputs = self._loss(model, batch)
+        labels, logits = _labels(batch), at_least_float32(unwrap(outputs)[0])
         units = self.weight(batch)
         totals = {
             "loss": total.double(),
             "units": units if isinstance(units, Tensor) else count(units, labels),
             "samples": count(batch_size(batch), labels),
         }
-        rows = self._found(logits) | {"target": labels}
+        rows = self._predictions(logits) | {"target": labels}
         if _is_choice(logits, labels):
             totals["correct"] = (logits.argmax(dim=1) == labels).sum()
             return totals, rows, (logits.softmax(dim=1), labels)
         return totals, rows, (logits[:, :-1], labels[:, 1:]) if self.unit == "next_token" else (logits, labels)
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        return self._found(at_least_float32(unwrap(model(**inputs))[0]))
+        return self._predictions(at_least_float32(unwrap(model(**inputs))[0]))
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
         """Return `loss` (the mean), `perplexity` where it is over tokens, and `accuracy` where each sample has one label."""
@@ -80,18 +80,19 @@ class Transformers(ByCompare):
 
     def _loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         _labels(batch)
-        given = model(**batch)
-        mean = given.get("loss") if isinstance(given, Mapping) else getattr(given, "loss", None)
+        outputs = model(**batch)
+        mean = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if not isinstance(mean, Tensor) or mean.ndim:
             expected = "a model that returns its `loss`, shape [], when it gets labels"
-            raise conflict("objective", f"the model gives no loss: {describe(given)}", "classification, or another one", expected=expected)
+            happened = f"the model gives no loss: {describe(outputs)}"
+            raise conflict("objective", happened, "classification, or another one", expected=expected)
         units = self.weight(batch)
         total = mean * units
         # Of no units the mean is 0/0, and so would be the step.
-        return (torch.where(units > 0, total, 0.0) if isinstance(units, Tensor) else total), given
+        return (torch.where(units > 0, total, 0.0) if isinstance(units, Tensor) else total), outputs
 
-    def _found(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return `prediction`: the likeliest class of each sample or token, or the number itself where there is one."""
+    def _predictions(self, logits: Tensor) -> dict[str, Tensor]:
+        """Return `prediction`: the likeliest class of each sample or token, or the output itself if there is one."""
         return {"prediction": logits.argmax(dim=-1) if logits.ndim > 1 and logits.shape[-1] > 1 else logits.flatten()}
 
 

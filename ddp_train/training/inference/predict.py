@@ -13,7 +13,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Objective, SupportsInfer, batch_size, describe
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader
-from ddp_train.objective.supervised import TARGETS, give
+from ddp_train.objective.supervised import TARGETS, call_model
 from ddp_train.training.loop.evaluation import as_evaluated, in_lockstep
 from ddp_train.training.parts.components import Evaluated
 from ddp_train.training.record.predictions import PredictionFiles
@@ -62,7 +62,7 @@ def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tens
     """Return one row per sample: the objective's `infer`, or, where it has none, the model's output."""
     if isinstance(objective, SupportsInfer):
         return objective.infer(model, inputs)
-    outputs = give(model, inputs)
+    outputs = call_model(model, inputs)
     if isinstance(outputs, Tensor):
         return {"output": outputs}
     by_name = outputs if isinstance(outputs, Mapping) else dict(enumerate(outputs)) if isinstance(outputs, (tuple, list)) else {}

@@ -288,7 +288,7 @@ def test_evaluation_and_predictions_have_it_and_the_loss_has_not() -> None:
     logits = mean_of(model, "mirror_translate")
     assert objective.score(model, (IMAGES, LABELS))["loss"] == objective.measure(logits, LABELS)[0]["loss"]
     found = [objective.infer(model, IMAGES), objective.predict(model, (IMAGES, LABELS))[1]]
-    assert all(torch.equal(each["probability"], objective.found(logits)["probability"]) for each in found)
+    assert all(torch.equal(each["probability"], objective.predictions(logits)["probability"]) for each in found)
     torch.testing.assert_close(objective.compare(model, (IMAGES, LABELS))[2][0], logits.softmax(dim=1))
     model.calls = 0
     assert objective.loss(model, (IMAGES, LABELS)) == nn.CrossEntropyLoss(reduction="sum")(model(IMAGES), LABELS)

@@ -46,7 +46,7 @@ def test_small_logits_are_resized_to_the_masks() -> None:
     objective, (logits, targets) = Segmentation(ignore_index=255), masks()
     small = logits[:, :, :3, :3]
     assert objective.loss(IDENTITY, (small, targets)).isfinite()
-    assert objective.score(IDENTITY, (small, targets))["found"].sum() == 100
+    assert objective.score(IDENTITY, (small, targets))["predicted"].sum() == 100
 
 
 class _OfPlanes(TorchDispatchMode):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.language_modeling import LanguageModeling
-from ddp_train.objective.supervised import call, unwrap
+from ddp_train.objective.supervised import outputs_and_targets, unwrap
 from tests.unit.objective.batches import IDENTITY, image_batch
 
 
@@ -76,7 +76,7 @@ class Adding(nn.Module):
     [((A, Y), A), ([A, Y], A), ((A, B, Y), A + 10 * B), ({"b": B, "a": A, "labels": Y}, A + 10 * B), ({"a": A, "target": Y}, A)],
 )
 def test_inputs_go_to_the_model_by_place_or_by_name(batch: Any, expected: Tensor) -> None:
-    outputs, targets = call(Adding(), batch)
+    outputs, targets = outputs_and_targets(Adding(), batch)
     assert torch.equal(outputs, expected)
     assert targets is Y
 
@@ -84,7 +84,7 @@ def test_inputs_go_to_the_model_by_place_or_by_name(batch: Any, expected: Tensor
 @pytest.mark.parametrize("batch", [{"a": A}, {"a": A, "label": Y, "labels": Y}, A, (A,)])
 def test_a_batch_that_does_not_tell_its_targets_is_refused(batch: Any) -> None:
     with pytest.raises(ConfigError):
-        call(Adding(), batch)
+        outputs_and_targets(Adding(), batch)
 
 
 @pytest.mark.parametrize(
