@@ -45,7 +45,7 @@ from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
-from ddp_train.watchdog.client import WatchRequest, patience, start_watchdog, write_heartbeats
+from ddp_train.watchdog.client import WatchRequest, collective_timeout, start_watchdog, write_heartbeats
 from ddp_train.watchdog.flight_recorder import FlightRecorder, without_records
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
         keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
     if config.loader.num_workers:
         start_server()
-    timeout = patience(config.cluster.start_timeout_s, config.cluster.step_timeout_s)
+    timeout = collective_timeout(config.cluster.start_timeout_s, config.cluster.step_timeout_s)
     world = open_world(store, rank, size, device=device, timeout=timeout)
     if recorder is not None:
         recorder.hide_pipe(is_expected=world.has_group)

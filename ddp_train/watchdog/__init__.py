@@ -1,1 +1,1 @@
-"""Who stands still: a process on each node that looks at its ranks, and what a rank tells it. Imports no torch."""
+"""The watch on hangs: a process on each node that watches its ranks, and the heartbeats of a rank. Imports no torch."""

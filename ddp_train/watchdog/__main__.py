@@ -1,9 +1,9 @@
-"""The process that watches the ranks of one node: who does not move any more is named, with its stack, and ended.
+"""The process that watches the ranks of one node: it names a rank that hangs, with its stack, and ends it.
 
     python -m ddp_train.watchdog PID_OF_LOCAL_RANK_0 WATCH_REQUEST
 
-Its standard input is closed when the job is over. It imports no torch and needs nothing of the ranks: their heartbeats and stacks lie in
-memory that it can see (`system/process.py`).
+Its standard input is closed when the job is over. It imports no torch and needs nothing from the ranks: it reads their heartbeats and
+stacks in shared memory (`system/process.py`).
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from ddp_train.watchdog.diagnosis import (
 from ddp_train.watchdog.flight_recorder import Request
 
 _POLL_S = 0.2
-_CALM_POLL_S = 1.0  # at most, while no rank is near the limit: every look takes a processor from the ranks
-_GAP_S = 2.0  # late for a poll: this process was suspended itself, and probably the ranks too
+_CALM_POLL_S = 1.0  # at most, while no rank is near the limit: every check takes a processor from the ranks
+_GAP_S = 2.0  # a poll that is later than this: this process was suspended, and probably the ranks too
 _ENDS_WITHIN_S = 3.0  # after a rank was killed; its agent ends the others, unless they are stuck as well
 
 
 def main() -> None:
-    """Watch until the job is over, local rank 0 is gone, or a hang was reported."""
+    """Watch until the job is over, local rank 0 has ended, or a hang was reported."""
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # for the ranks; this process ends with them
+        signal.signal(number, signal.SIG_IGN)  # the ranks handle them; this process ends with the ranks
     die_with_parent(int(sys.argv[1]))
     watched, polled = _Job(WatchRequest(**json.loads(sys.argv[2]))), time.monotonic()
     while not watched.is_over:
-        wait_s = watched.calm_s()
+        wait_s = watched.next_check_s()
         if select.select([0], [], [], wait_s)[0]:  # it is closed
             return
         now = time.monotonic()
         if now - polled > wait_s + _GAP_S:
             watched.clocks_began = now
-        watched.look(now)
+        watched.check(now)
         polled = time.monotonic()
 
 
@@ -68,40 +68,40 @@ class _Job:
 
     def __init__(self, request: WatchRequest) -> None:
         self._request, self._run_dir = request, RunFolder(Path(request.run_folder))
-        self._began = self.clocks_began = time.monotonic()  # the ranks could not move until the second
+        self._began = self.clocks_began = time.monotonic()  # no rank can hang before clocks_began
         self._heartbeats = {rank: HeartbeatReader(pid) for rank, pid in request.pids}
-        self._looked_at: dict[int, float] = {}  # rank -> the time of its beat when it was found to wait for others
+        self._cleared: dict[int, float] = {}  # rank -> the time of its last beat when a check found it waiting for others
         self._is_failing = False  # another process has reported a failure, and the agent ends the ranks
-        self._left_s = 0.0  # until the first rank is overdue, at the last look
+        self._left_s = 0.0  # until the first rank is overdue, at the last check
         self.is_over = False
 
-    def calm_s(self) -> float:
-        """Return in how many seconds to look again: the nearer a rank is to its limit, the sooner."""
+    def next_check_s(self) -> float:
+        """Return the seconds until the next check: the nearer a rank is to its limit, the sooner."""
         return min(max(self._left_s / 2, _POLL_S), _CALM_POLL_S)
 
-    def look(self, now: float) -> None:
-        """End the job if ranks have stood still for too long and are to blame for it."""
+    def check(self, now: float) -> None:
+        """End the job if ranks have not moved for too long and are to blame for it."""
         pids = {rank: pid for rank, pid in self._request.pids if is_alive(pid)}
         if not self._is_failing and (len(pids) < len(self._request.pids) or self._run_dir.failure.exists()):
             self._is_failing, self.clocks_began = True, now
-            found = failure.load(self._run_dir.failure)
-            if found is not None and found.error == ERROR:  # of another node, whose report needs this one's collectives, too
+            reported = failure.load(self._run_dir.failure)
+            if reported is not None and reported.error == ERROR:  # of another node, whose report needs this one's collectives, too
                 Request(pids, self._run_dir.logs)
         if not pids or self._is_suspended(list(pids.values())):
             self.clocks_began = now
             return
         heartbeats = {rank: self._heartbeats[rank].last(since=self._began) for rank in pids}
-        still = {rank: now - max(heartbeat.time, self.clocks_began) for rank, heartbeat in heartbeats.items()}
-        self._left_s = min(self._limit(heartbeats[rank]) - still[rank] for rank in pids)
-        overdue = [rank for rank in pids if still[rank] > self._limit(heartbeats[rank])]
+        still_s = {rank: now - max(heartbeat.time, self.clocks_began) for rank, heartbeat in heartbeats.items()}
+        self._left_s = min(self._limit(heartbeats[rank]) - still_s[rank] for rank in pids)
+        overdue = [rank for rank in pids if still_s[rank] > self._limit(heartbeats[rank])]
         waits_elsewhere = len(overdue) == len(pids) and self._request.world_size > len(self._request.pids)
-        gives_up = waits_elsewhere and all(still[rank] > OTHER_NODES * self._limit(heartbeats[rank]) for rank in overdue)
-        if not gives_up and all(self._looked_at.get(rank) == heartbeats[rank].time for rank in overdue):
+        gives_up = waits_elsewhere and all(still_s[rank] > OTHER_NODES * self._limit(heartbeats[rank]) for rank in overdue)
+        if not gives_up and all(self._cleared.get(rank) == heartbeats[rank].time for rank in overdue):
             return
         running = [pid for pid in pids.values() if state_of(pid) not in STOPPED]
         texts = stack_dump.ask(running)
         native = stack_dump.in_native_code(running) if self._request.uses_device else set()
-        ranks = [self._view(rank, pid, heartbeats[rank], still[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
+        ranks = [self._view(rank, pid, heartbeats[rank], still_s[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
         culprits = find_culprits(ranks, overdue)
         if not culprits and len(overdue) == len(pids) and not waits_elsewhere:
             culprits = [find_any_culprit(ranks)]
@@ -110,14 +110,14 @@ class _Job:
         if culprits:
             self._end(culprits, ranks, texts)
         else:
-            self._looked_at |= {rank: heartbeats[rank].time for rank in overdue}
+            self._cleared |= {rank: heartbeats[rank].time for rank in overdue}
 
     def _limit(self, heartbeat: Heartbeat) -> float:
         limit = self._request.step_timeout_s if heartbeat.has_taken_a_step else self._request.start_timeout_s
         return float("inf") if limit is None else limit
 
     def _is_suspended(self, pids: Sequence[int]) -> bool:
-        """Tell whether all of the job was suspended here: not a hang of one rank. One rank alone: with its parent."""
+        """Tell whether the whole job was suspended on this node, which is no hang. A single rank counts with its parent."""
         states = [state_of(pid) for pid in pids]
         if len(pids) == 1:
             states.append(state_of(parent_of(pids[0])))
@@ -143,32 +143,32 @@ class _Job:
         )
 
     def _end(self, culprits: Sequence[Culprit], ranks: Sequence[RankView], texts: dict[int, str]) -> None:
-        """Report, and kill who is to blame at once; the agent ends the others, or else we do."""
+        """Report the hang, and kill the culprits; the agent ends the others, or else this process does."""
         self.is_over = True
-        records = Request({each.rank: each.pid for each in ranks}, self._run_dir.logs)
+        records = Request({view.rank: view.pid for view in ranks}, self._run_dir.logs)
         if not self._is_failing:
-            self._report(culprits, ranks, texts, has_records=records.is_heard)
-        outlive_parent()  # which may be one of them
+            self._report(culprits, ranks, texts, has_records=records.has_ranks)
+        outlive_parent()  # which may be a culprit
         records.wait()
-        _kill([each.view.pid for each in culprits])
-        pids = [each.pid for each in ranks]
+        _kill([culprit.view.pid for culprit in culprits])
+        pids = [view.pid for view in ranks]
         wait_until(lambda: not any(map(is_alive, pids)), within_s=_ENDS_WITHIN_S, every_s=0.02)
         _kill(pids)
 
     def _report(self, culprits: Sequence[Culprit], ranks: Sequence[RankView], texts: dict[int, str], *, has_records: bool) -> None:
-        found = to_failure(culprits, ranks, limit_s=self._limit(culprits[0].view.heartbeat))
+        hang = to_failure(culprits, ranks, limit_s=self._limit(culprits[0].view.heartbeat))
         with suppress(OSError):  # a full disk, say, which may be the very reason
             self._run_dir.logs.mkdir(parents=True, exist_ok=True)
-            for each in ranks:
-                if each.pid in texts:
-                    self._run_dir.stacks(each.rank).write_text(texts[each.pid])
+            for view in ranks:
+                if view.pid in texts:
+                    self._run_dir.stacks(view.rank).write_text(texts[view.pid])
             if texts:
                 files = f"{self._run_dir.logs.name}/stacks_*.txt"
-                found = replace(found, stacks=f"{files}, flight_recorder_rank_*" if has_records else files)
-        is_first = found.record(self._run_dir, seconds=time.monotonic() - self._began)
+                hang = replace(hang, stacks=f"{files}, flight_recorder_rank_*" if has_records else files)
+        is_first = hang.record(self._run_dir, seconds=time.monotonic() - self._began)
         if is_first and self._request.shows and is_last_attempt():
             with suppress(OSError):  # the terminal is closed
-                print(found.screen(self._run_dir), file=sys.stderr, flush=True)
+                print(hang.screen(self._run_dir), file=sys.stderr, flush=True)
 
 
 def _kill(pids: Sequence[int]) -> None:

@@ -1,9 +1,9 @@
-"""The watch on hangs, as a rank sees it: every rank beats, local rank 0 starts the process that looks at the beats of its node.
+"""A rank's part in the watch on hangs: every rank writes heartbeats, and local rank 0 starts the watchdog of its node.
 
-That process is `python -m ddp_train.watchdog`. It imports no torch, and ends with the job or with local rank 0.
+The watchdog is `python -m ddp_train.watchdog`. It imports no torch, and ends with the job or with local rank 0.
 
-A beat says what a rank is at and since when, in a file in memory. It is written in every phase of every step: a few plain stores, no lock
-and no system call. The watch looks at ranks that do not move, so it does no harm when it meets one half written.
+A heartbeat holds the phase of a rank and its begin, in a file in memory. It is written in every phase of every step: a few plain stores, no
+lock and no system call. The watchdog looks only at ranks that do not move, so a half-written one does no harm.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from typing import NamedTuple, TextIO
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
-OTHER_NODES = 2  # where no rank of this node is to blame, another node has this many time-outs to name one of its own
+OTHER_NODES = 2  # if no rank of this node is to blame, another node has this many time-outs to name one of its ranks
 _REPORTS_S = 60
 _NAME = "ddp_train_beat"
 _LAYOUT = struct.Struct("=dqqq")
-_DEVICE = struct.Struct("=q?")  # behind it
+_DEVICE = struct.Struct("=q?")  # after _LAYOUT
 _BOTH = struct.Struct("=dqqqq?")
 _PHASES = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
-"""In the order in which those with the same number of steps behind them come."""
+"""In their order within one step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchRequest:
-    """What to watch; an argument of that process."""
+    """What to watch; an argument of the watchdog."""
 
     run_folder: str
     pids: Sequence[tuple[int, int]]  # rank and pid, of this node's ranks
     world_size: int
-    start_timeout_s: float | None  # without a beat, until a rank has taken its first step; None: as long as it takes
-    step_timeout_s: float | None  # the same, after it
+    start_timeout_s: float | None  # without a heartbeat, until a rank has taken its first step; None: no limit
+    step_timeout_s: float | None  # the same, after the first step
     uses_device: bool  # a GPU
     shows: bool  # a report goes to the terminal too
 
 
 def start_watchdog(request: WatchRequest, terminal: TextIO) -> subprocess.Popen[bytes]:
-    """Start the process that watches the ranks of this node until its input is closed. A report is shown on the terminal."""
+    """Start the watchdog of this node, which watches until its input is closed. It prints reports on the terminal."""
     return subprocess.Popen(
         [sys.executable, "-m", "ddp_train.watchdog", str(os.getpid()), json.dumps(asdict(request))],
         stdin=subprocess.PIPE,
@@ -58,33 +58,33 @@ def start_watchdog(request: WatchRequest, terminal: TextIO) -> subprocess.Popen[
     )
 
 
-def patience(*timeouts_s: float | None) -> timedelta:
-    """Return how long a collective may take: longer than the watch waits, else the innocent ranks would give up before it has found out."""
+def collective_timeout(*timeouts_s: float | None) -> timedelta:
+    """Return how long a collective may take: longer than the watchdog waits, or innocent ranks would fail before it names the culprit."""
     longest = max(timeout_s or math.inf for timeout_s in timeouts_s)
     return timedelta(days=1) if longest == math.inf else timedelta(seconds=OTHER_NODES * longest + _REPORTS_S)
 
 
 class Heartbeat(NamedTuple):
-    """What a rank is at."""
+    """The phase and progress of a rank."""
 
-    time: float  # when that began, in seconds of the machine's monotonic clock
+    time: float  # when the phase began, in seconds of the machine's monotonic clock
     phase: Phase
     step: int  # steps taken before it
     has_taken_a_step: bool  # since this rank began
     device_step: int = -1  # steps that its device has finished, as last seen: it may have got further; -1: not known
-    waits_for_device: bool = False  # the host waits right now for its device to finish one more: it has not got further
+    waits_for_device: bool = False  # the host is waiting for its device to finish one more: it has not got further
 
     @property
     def progress(self) -> tuple[int, int]:
-        """What tells who is behind."""
+        """Orders ranks: the smallest one is behind."""
         return self.step, _PHASES.index(self.phase)
 
 
 def write_heartbeats(tracker: PhaseTracker) -> None:
-    """Beat with each phase of a job (in a rank)."""
-    descriptor, first_step = -1, -1  # memory of its own, where no other process can watch; where this rank began, if it has
+    """Write a heartbeat at each phase of a job (in a rank)."""
+    descriptor, first_step = -1, -1  # -1: private memory, if no other process can watch; first_step < 0: not begun
     if HAS_SHARED_MEMORY:
-        descriptor = os.memfd_create(_NAME)  # stays open: the watch opens it by its name
+        descriptor = os.memfd_create(_NAME)  # stays open: the watchdog opens it by its name
         os.ftruncate(descriptor, mmap.PAGESIZE)
     memory = mmap.mmap(descriptor, mmap.PAGESIZE)
 
@@ -103,7 +103,7 @@ def write_heartbeats(tracker: PhaseTracker) -> None:
 
 
 class HeartbeatReader:
-    """The beats of another process, as the watch sees them."""
+    """Reads the heartbeats of another process."""
 
     def __init__(self, pid: int) -> None:
         self._memory: mmap.mmap | None = None
@@ -112,7 +112,7 @@ class HeartbeatReader:
             os.close(descriptor)
 
     def last(self, *, since: float) -> Heartbeat:
-        """Return the last one; where there is none since `since`, a start at that time."""
+        """Return the last heartbeat; if there is none after `since`, a start at that time."""
         if self._memory is not None:
             moment, step, has_taken_a_step, number, device_step, waits_for_device = _BOTH.unpack_from(self._memory)
             if moment >= since:

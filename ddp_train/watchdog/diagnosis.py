@@ -1,7 +1,7 @@
-"""Who is to blame when ranks stand still: what the kernel, the beats and the stacks of one node's ranks say, weighed in that order.
+"""Which rank is to blame for a hang: by the kernel's state, the heartbeats and the stacks of one node's ranks, in that order.
 
-A rank that waits in a collective waits for another rank. On a GPU it is the device that does, and the host stands still wherever it has
-to do with its device. Pure functions: the watch (`watchdog/__main__.py`) gathers the facts.
+A rank that waits in a collective waits for another rank. On a GPU the device waits in the collective, and the host stops wherever it needs
+its device. Pure functions: the watchdog (`watchdog/__main__.py`) gathers the facts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddp_train.system.phase import Phase
 from ddp_train.watchdog.client import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"
-_WAITS = (  # where the innermost frame of a rank is that waits for others; in backward, DDP reduces the gradients
+_WAITS = (  # files of the innermost frame of a rank that waits for others; in backward, DDP reduces the gradients
     "torch/distributed/",
     "torch/nn/parallel/",
     _BACKWARD,
@@ -25,9 +25,9 @@ _WAITS = (  # where the innermost frame of a rank is that waits for others; in b
     "ddp_train/rank/stop.py",
     "ddp_train/rank/peers.py",
 )
-_READS = ("ddp_train/data/", "ddp_train/loader/")  # in the stack of a rank that reads samples itself, but for:
-_HANDS_ON = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py")
-_PASSES_ON = "ddp_train/system/deadline.py"  # who waits there is told by the frame before
+_READS = ("ddp_train/data/", "ddp_train/loader/")  # in the stack of a rank that reads samples itself, except these files:
+_READS_NOTHING = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py")
+_POLLING = "ddp_train/system/deadline.py"  # the frame outside of it shows what is waited for
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 ERROR = "Hang"
@@ -37,30 +37,30 @@ IN_KERNEL = "D"
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderWorker:
-    """A loader worker of a rank that stands still."""
+    """A loader worker of a rank that does not move."""
 
     pid: int
     state: str  # the kernel's letter
-    reads: str  # as its note says; "": nothing
+    reads: str  # from its note; "": nothing
     frames: Sequence[FrameSummary] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What is known of one rank."""
+    """The known facts about one rank."""
 
     rank: int
     pid: int
     state: str  # the kernel's letter
     heartbeat: Heartbeat
-    still_s: float  # how long it has not moved
-    frames: Sequence[FrameSummary]  # of its main thread, outermost first; empty where it gave no answer
+    still_s: float  # seconds without a move
+    frames: Sequence[FrameSummary]  # of its main thread, outermost first; empty: it gave no answer
     workers: Sequence[LoaderWorker] = ()
-    uses_device: bool = False  # a GPU, for which the host waits in other places
-    is_in_native_code: bool = False  # its main thread does not come back to Python: it may wait for its GPU in there
+    uses_device: bool = False  # a GPU, for which the host waits in other lines
+    is_in_native_code: bool = False  # its main thread does not return to Python: it may wait for its GPU there
 
     def doing(self) -> str:
-        """Say in a few words where it is."""
+        """Return in a few words what it does."""
         if self.state in STOPPED:
             return "stopped"
         if self.heartbeat.waits_for_device:
@@ -70,23 +70,23 @@ class RankView:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """A rank, and what it is to blame for."""
+    """A rank that is to blame, and why."""
 
     view: RankView
     why: str
-    fix: str = ""  # "": what any hang may want
-    frames_of_worker: Sequence[FrameSummary] = ()  # what shows it, in place of the rank's own
+    fix: str = ""  # "": advice for any hang
+    worker_frames: Sequence[FrameSummary] = ()  # shown instead of the rank's own
 
 
 def find_culprits(ranks: Sequence[RankView], overdue: Sequence[int]) -> list[Culprit]:
-    """Return who of `overdue` is to blame; none when each of them may be waiting for another rank."""
-    found = [each for view in ranks if view.rank in overdue for each in _accusations(view, ranks)]
-    first = min((order for order, _ in found), default=0)
-    return [culprit for order, culprit in found if order == first]
+    """Return the ranks of `overdue` that are to blame; none if each of them may be waiting for another rank."""
+    accusations = [accusation for view in ranks if view.rank in overdue for accusation in _accusations(view, ranks)]
+    first = min((order for order, _ in accusations), default=0)
+    return [culprit for order, culprit in accusations if order == first]
 
 
 def _accusations(view: RankView, ranks: Sequence[RankView]) -> Iterator[tuple[int, Culprit]]:
-    """Yield what a rank may be to blame for, with the order in which such reasons count: the kernel's word comes before stacks."""
+    """Yield the reasons why a rank may be to blame, each with its priority, 0 first: the kernel's state comes before stacks."""
     heartbeat, waits = view.heartbeat, _waits(view)
     if view.state in STOPPED:
         why = "is stopped" if view.state == "T" else "is stopped by a debugger"
@@ -102,32 +102,32 @@ def _accusations(view: RankView, ranks: Sequence[RankView]) -> Iterator[tuple[in
             state = "stopped" if worker.state in STOPPED else "waiting inside the kernel" if worker.state == IN_KERNEL else "stuck"
             reading = f" while it reads {worker.reads}" if worker.reads else ""
             why = f"waits for its loader worker (pid {worker.pid}), which is {state}{reading}"
-            yield 1, Culprit(view=view, why=why, frames_of_worker=worker.frames)
-        if heartbeat.progress != max(each.heartbeat.progress for each in ranks):  # which have no reason to wait for anybody else
+            yield 1, Culprit(view=view, why=why, worker_frames=worker.frames)
+        if heartbeat.progress != max(other.heartbeat.progress for other in ranks):  # the foremost has no reason to wait for others
             yield 2, Culprit(view=view, why="is behind the others")
         yield 3, Culprit(view=view, why="hangs")
-    # A host in native code that has not given its device all of the step in which other devices stand and wait for it.
-    stand_in = max((each.heartbeat.device_step for each in ranks if each.heartbeat.waits_for_device), default=-1)
+    # A host in native code that has not launched all work of the step in which other devices wait for its device.
+    waiting_step = max((other.heartbeat.device_step for other in ranks if other.heartbeat.waits_for_device), default=-1)
     is_in_backward = len(view.frames) > 0 and _BACKWARD in view.frames[-1].filename  # perhaps in Python code of autograd's thread
-    if (not waits or is_in_backward) and heartbeat.step <= stand_in:
-        yield 4, Culprit(view=view, why=f"has not given its GPU all of step {stand_in + 1}, in which the others' wait")
+    if (not waits or is_in_backward) and heartbeat.step <= waiting_step:
+        yield 4, Culprit(view=view, why=f"has not given its GPU all of step {waiting_step + 1}, in which the others' wait")
     # A device that has not finished a step that another one has finished.
-    if heartbeat.waits_for_device and heartbeat.device_step < max(each.heartbeat.device_step for each in ranks):
+    if heartbeat.waits_for_device and heartbeat.device_step < max(other.heartbeat.device_step for other in ranks):
         why = f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step"
         fix = "a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine"
         yield 5, Culprit(view=view, why=why, fix=fix)
 
 
 def find_any_culprit(ranks: Sequence[RankView]) -> Culprit:
-    """Pick a rank where all seem to wait: one of the few that wait in another place than most, or the first that stood still."""
-    if all(_waits_for_device(view) for view in ranks):  # in whatever line: each has given its device what it could
+    """Pick a rank when all seem to wait: one of the few that wait in another place than most, or the first that stopped."""
+    if all(_waits_for_device(view) for view in ranks):  # in any line: each has launched all the work that it could
         last = min(ranks, key=lambda view: view.heartbeat.progress)
         fix = "torchfrtrace on logs/flight_recorder_rank_*: who has not begun the others' collective; nvidia-smi and dmesg (Xid) there"
         return Culprit(view=last, why="waits for its GPU, as all ranks do; no host is to blame", fix=fix)
-    places: dict[object, list[RankView]] = {}
+    by_place: dict[object, list[RankView]] = {}
     for view in ranks:
-        places.setdefault((view.heartbeat.progress, view.doing()), []).append(view)
-    groups = sorted(places.values(), key=len)
+        by_place.setdefault((view.heartbeat.progress, view.doing()), []).append(view)
+    groups = sorted(by_place.values(), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]):
         fix = "look for a collective that not all ranks take part in"
         return Culprit(view=groups[0][0], why="waits in another place than the other ranks", fix=fix)
@@ -137,7 +137,7 @@ def find_any_culprit(ranks: Sequence[RankView]) -> Culprit:
 
 
 def suspect_other_node(ranks: Sequence[RankView]) -> Culprit:
-    """Say that no rank of this node is to blame: all wait for ranks of another node, which has not reported."""
+    """Return the first rank as a stand-in for another node: all ranks here wait for ranks there, and it has not reported."""
     first = min(ranks, key=lambda view: view.rank)
     why = "waits, as all ranks of this node do, for another node, which has not said why"
     return Culprit(view=first, why=why, fix="look at the other nodes and the network between them")
@@ -147,13 +147,13 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_
     """Describe a hang, for failure.json and the screen; `limit_s` is the time-out of the first culprit."""
     first, view = culprits[0], culprits[0].view
     key = "cluster.step_timeout_s" if view.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
-    frames = first.frames_of_worker or view.frames
-    also = f" (so do ranks {', '.join(str(each.view.rank) for each in culprits[1:])})" if len(culprits) > 1 else ""
+    frames = first.worker_frames or view.frames
+    also = f" (so do ranks {', '.join(str(culprit.view.rank) for culprit in culprits[1:])})" if len(culprits) > 1 else ""
     where = f": {text}" if (text := failure.describe(frames)) else ""
     message = f"rank {view.rank} {first.why}{also}{where}; it has not moved for {view.still_s:.1f} s ({key} is {limit_s:g}),"
     message += f" in the phase {view.heartbeat.phase}"
     stack = failure.shorten(frames) if frames else ""
-    found = failure.Failure(
+    hang = failure.Failure(
         rank=view.rank,
         host=socket.gethostname(),
         pid=view.pid,
@@ -165,24 +165,24 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_
         time=time.time(),
         fix=first.fix or f"that line; a larger {key} if it was only slow, null to wait for ever",
     )
-    guilty = {each.view.rank for each in culprits}
-    return found.with_others({each.rank: f"{each.doing()} (phase {each.heartbeat.phase})" for each in ranks if each.rank not in guilty})
+    guilty = {culprit.view.rank for culprit in culprits}
+    return hang.with_others({view.rank: f"{view.doing()} (phase {view.heartbeat.phase})" for view in ranks if view.rank not in guilty})
 
 
 def _waits(view: RankView) -> bool:
-    """Tell whether a rank waits for others, as far as its stack shows."""
-    innermost = next((frame.filename for frame in reversed(view.frames) if not frame.filename.endswith(_PASSES_ON)), "")
-    return any(part in innermost for part in _WAITS)
+    """Tell whether a rank waits for others, by its stack."""
+    innermost = next((frame.filename for frame in reversed(view.frames) if not frame.filename.endswith(_POLLING)), "")
+    return any(path in innermost for path in _WAITS)
 
 
 def _waits_for_device(view: RankView) -> bool:
     """Tell whether a rank may be waiting for its device, which may be waiting for others.
 
-    While it does, it is inside native code, in any line that gives the device work or reads a result. Python code that hangs is not, and
-    neither is a library that reads samples.
+    Then it is inside native code, in any line that gives the device work or reads a result. Hanging Python code is not, and neither is a
+    library that reads samples.
     """
     if not view.uses_device or view.heartbeat.phase not in _USES_DEVICE:
         return False
-    files = [frame.filename for frame in view.frames if not frame.filename.endswith(_HANDS_ON)]
-    reads = any(part in file for file in files for part in _READS)
+    files = [frame.filename for frame in view.frames if not frame.filename.endswith(_READS_NOTHING)]
+    reads = any(path in file for file in files for path in _READS)
     return view.heartbeat.waits_for_device or (view.is_in_native_code and not reads)

@@ -1,7 +1,7 @@
-"""torch's record of a rank's last collectives under NCCL, asked for before a hang is ended. Imports no torch.
+"""torch's record of a rank's last collectives under NCCL, written before a hang is ended. Imports no torch.
 
-torch writes it by itself when NCCL times out, which is later than the watch on hangs, or after a write into a named pipe of the
-rank's: its monitor thread looks once a second. The pipe has no name that could be left behind.
+torch writes it when NCCL times out, which is later than our watch on hangs, or after a write into a named pipe of the rank: torch's monitor
+thread looks once a second. We remove the pipe's name, so that none is left behind.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ _OPENS_WITHIN_S = 2.0
 _WRITES_WITHIN_S = 5.0  # torch looks at the pipe once a second, and takes its time to name the lines of code
 
 
-def without_records(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which torch keeps no record of each collective, for ranks on the CPU.
+def without_records(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make torch keep no record of collectives, for ranks on the CPU.
 
-    Under gloo nothing asks for it, and with each torch walks through all frames of Python: in steps of four milliseconds that is 4 % of
-    the time. Empty where the user has set how many are kept.
+    gloo does not need the record, and for each one torch walks through all Python frames: in steps of four milliseconds that is 4 % of the
+    time. Empty if the user has set how many are kept.
     """
-    return {} if any(name in given for name in _SETTINGS[0]) else {_SETTINGS[0][0]: "0"}
+    return {} if any(name in environment for name in _SETTINGS[0]) else {_SETTINGS[0][0]: "0"}
 
 
 class FlightRecorder:
-    """One rank's recorder; made before its process group opens. Torch writes into the folder of the logs."""
+    """One rank's recorder; made before its process group opens. torch writes into the folder of the logs."""
 
     def __init__(self, rank: int, logs: Path) -> None:
         self._rank, self._pipes = rank, Path(tempfile.mkdtemp(prefix="ddp_train_"))
-        ours = {
+        settings = {
             "TORCH_FR_BUFFER_SIZE": _COLLECTIVES,
-            "TORCH_NCCL_TRACE_BUFFER_SIZE": _COLLECTIVES,  # older versions of torch make the pipe only where they find this one
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": _COLLECTIVES,  # older versions of torch make the pipe only with this one
             "TORCH_FR_DUMP_TEMP_FILE": str(logs.absolute() / _FILE),
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # without it the pipe is looked at every eight minutes
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # without it torch looks at the pipe every eight minutes
             "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._pipes / _PIPE),
         }
-        taken = {name for names in _SETTINGS for name in names if any(each in os.environ for each in names)}
-        self.environment = {name: value for name, value in ours.items() if name not in taken}
+        set_by_user = {name for names in _SETTINGS for name in names if any(alias in os.environ for alias in names)}
+        self.environment = {name: value for name, value in settings.items() if name not in set_by_user}
 
     def hide_pipe(self, *, is_expected: bool) -> None:
-        """Remove the name of the pipe as soon as torch has it open; the watch finds it among the open files of this process.
+        """Remove the name of the pipe as soon as torch has it open; the watchdog finds it among the open files of this process.
 
-        It `is_expected` where there is a process group.
+        `is_expected`: there is a process group, which opens one.
         """
         if is_expected and not wait_until(
             lambda: _pipe(os.getpid(), self._rank) is not None, within_s=_OPENS_WITHIN_S, every_s=_POLL_S / 5
@@ -67,13 +67,13 @@ class FlightRecorder:
 
 
 class Request:
-    """Asks ranks of this machine (-> pid) for their records, which will be in the folder of the logs.
+    """Asks ranks of this machine (-> pid) to write their records into the folder of the logs.
 
-    A rank without a pipe is left out: on the CPU, or where the user has set another.
+    A rank without a pipe is left out: on the CPU, or if the user has set another pipe.
     """
 
     def __init__(self, pids: Mapping[int, int], logs: Path) -> None:
-        self._before = {}  # file -> its size and when it was written, by an earlier attempt perhaps
+        self._before = {}  # file -> its size and time of writing, perhaps by an earlier attempt
         for rank, pid in pids.items():
             if (pipe := _pipe(pid, rank)) is not None:
                 self._before[logs / f"{_FILE}{rank}"] = _written(logs / f"{_FILE}{rank}")
@@ -81,10 +81,10 @@ class Request:
                     descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                     os.write(descriptor, b"1")
                     os.close(descriptor)
-        self.is_heard = bool(self._before)  # any rank will answer
+        self.has_ranks = bool(self._before)  # whether any rank will write one
 
     def wait(self) -> None:
-        """Wait until all have been written, or as long as it may take."""
+        """Wait until all records are written, for a limited time."""
         now: dict[Path, tuple[int, int]] = {}
 
         def are_written() -> bool:
@@ -96,7 +96,7 @@ class Request:
 
 
 def _written(file: Path) -> tuple[int, int]:
-    """Return how long a file is and when it was written last; zeros for none."""
+    """Return the size of a file and its time of writing; zeros: there is none."""
     try:
         facts = file.stat()
     except OSError:
@@ -105,6 +105,6 @@ def _written(file: Path) -> tuple[int, int]:
 
 
 def _pipe(pid: int, rank: int) -> str | None:
-    """Return where the pipe of a rank can be opened."""
+    """Return a path that opens the pipe of a rank; None: it has none."""
     names = (f"{_PIPE}{rank}.pipe", f"{_PIPE}{rank}.pipe (deleted)")
     return next((path for path, file in open_files(pid) if os.path.basename(file) in names), None)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from ddp_train.system import stack_dump
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import exit_code_of, state_of
-from ddp_train.watchdog.client import HeartbeatReader, patience, write_heartbeats
+from ddp_train.watchdog.client import HeartbeatReader, collective_timeout, write_heartbeats
 
 
 def test_beats_and_stacks_are_read_from_another_process() -> None:
@@ -59,5 +59,5 @@ def test_a_beat_costs_little() -> None:
 
 
 def test_collectives_are_more_patient_than_the_watch() -> None:
-    assert patience(1800, 300) > timedelta(seconds=2 * 1800)
-    assert patience(None, 300) >= timedelta(days=1)
+    assert collective_timeout(1800, 300) > timedelta(seconds=2 * 1800)
+    assert collective_timeout(None, 300) >= timedelta(days=1)

@@ -100,5 +100,5 @@ def test_ranks_without_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
     started = time.monotonic()
     request = Request({0: os.getpid()}, tmp_path)
     request.wait()
-    assert not request.is_heard
+    assert not request.has_ranks
     assert time.monotonic() - started < 1

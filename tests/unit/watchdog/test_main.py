@@ -29,6 +29,6 @@ def test_it_looks_the_sooner_the_nearer_a_rank_is_to_its_limit(
             world_size=1,
         )
         job = _Job(request)
-        job.look(job._began + still_s)
+        job.check(job._began + still_s)
         rank.kill()
-    assert job.calm_s() == pytest.approx(next_in_s, abs=0.01)
+    assert job.next_check_s() == pytest.approx(next_in_s, abs=0.01)
