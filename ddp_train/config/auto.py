@@ -68,12 +68,12 @@ def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     return answers
 
 
-def put(value: Any, key: str, answers: Mapping[str, Any]) -> Any:
+def with_answers(value: Any, key: str, answers: Mapping[str, Any]) -> Any:
     """Return a part of a configuration with answers instead of its `auto`s."""
     return changed(value, key, lambda path, leaf: answers.get(path, leaf) if _is_auto(leaf) else leaf)
 
 
-def take(value: Any, key: str, keys: list[str]) -> Any:
+def without_answers(value: Any, key: str, keys: list[str]) -> Any:
     """Return a part of a configuration with `auto` instead of answers."""
     return changed(value, key, lambda path, leaf: AUTO if path in keys else leaf)
 

@@ -48,7 +48,7 @@ class Rendezvous:
     node_rank: int | None
     host: str  # of the first machine; "" on one machine alone
     ports: tuple[int, ...]  # the first one that is free there is used
-    word: str  # a token that all machines of this run have, and no other run; "": none
+    token: str  # all machines of this run have it, and no other run; "": none
     launch: str = ""  # unique to this start of the run, inside a SLURM step
     names: tuple[str, ...] = ()  # of the machines, inside a SLURM step
 
@@ -66,9 +66,9 @@ def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Ren
     """Read the rendezvous from the config, or else from the environment, or else from the SLURM step."""
     nodes, nodes_from = _setting("nodes", cluster, environment)
     min_nodes, max_nodes = _read(node_range, nodes or 1, nodes_from)
-    word, _ = _setting("rendezvous_id", cluster, environment)
+    token, _ = _setting("rendezvous_id", cluster, environment)
     if max_nodes == 1:
-        return Rendezvous(min_nodes=1, max_nodes=1, node_rank=None, host="", ports=(), word=str(word or ""))
+        return Rendezvous(min_nodes=1, max_nodes=1, node_rank=None, host="", ports=(), token=str(token or ""))
     step = slurm_step(environment)
     rank, rank_from = _setting("node_rank", cluster, environment)
     node_rank = None if rank is None else _read(_number, rank, rank_from)
@@ -98,7 +98,7 @@ def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Ren
         node_rank=node_rank,
         host=host,
         ports=ports,
-        word=str(word or ""),
+        token=str(token or ""),
         launch="" if step is None else step.id,
         names=() if step is None else step.hosts,
     )
@@ -139,7 +139,7 @@ def processes_given(cluster: ClusterConfig, environment: Mapping[str, str]) -> i
     return int(processes) if str(processes).isdigit() else None
 
 
-def environment_of(env: Mapping[str, Any], *, deterministic: bool = False, given: Container[str] = ()) -> dict[str, str]:
+def environment_of(env: Mapping[str, Any], *, deterministic: bool = False, inherited: Container[str] = ()) -> dict[str, str]:
     """Return `cluster.env` as text: variables for the ranks, which override their environment.
 
     True and false become 1 and 0; null keeps the variable from the user's environment.
@@ -147,10 +147,10 @@ def environment_of(env: Mapping[str, Any], *, deterministic: bool = False, given
     Args:
         deterministic: add what cuBLAS and NCCL need for the same bits each time; they read it once in a process. NVLS and NVLSTree add in
             an order that differs from call to call.
-        given: the variables that the environment has; one that chooses NCCL's algorithms is left alone.
+        inherited: variables of the user's environment; one that chooses NCCL's algorithms is left alone.
     """
     for_determinism = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"} if deterministic else {}
-    return {name: value for name, value in for_determinism.items() if name != "NCCL_ALGO" or name not in given} | {
+    return {name: value for name, value in for_determinism.items() if name != "NCCL_ALGO" or name not in inherited} | {
         str(name): str(int(value)) if isinstance(value, bool) else str(reveal(value)) for name, value in env.items() if value is not None
     }
 

@@ -99,7 +99,7 @@ class RunConfig(RootConfig, Sections):
         """
         if not answers:
             return self._yaml
-        return _text({**auto.put(self.tree, "", answers), ANSWERED: list(answers)})
+        return _text({**auto.with_answers(self.tree, "", answers), ANSWERED: list(answers)})
 
     @cached_property
     def _yaml(self) -> str:

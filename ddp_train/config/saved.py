@@ -20,7 +20,7 @@ from ddp_train.system.files import write_atomic
 def saved_config(folder: Path) -> dict[str, Any]:
     """Return the config of a run folder as composed, with its `auto`s."""
     saved, answered = _read(folder)
-    return {str(name): value for name, value in auto.take(saved, "", answered).items()}
+    return {str(name): value for name, value in auto.without_answers(saved, "", answered).items()}
 
 
 def replaced_configs(folder: Path) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def answers_of(folder: Path) -> dict[str, Any]:
 
 def changes(checked: RunConfig, folder: Path) -> list[str]:
     """Name the differences to the config of a run that is to be continued. An `auto` equals its answer, on either side."""
-    return differences(auto.put(checked.tree, "", answers_before(checked, folder)), answered_config(folder))
+    return differences(auto.with_answers(checked.tree, "", answers_before(checked, folder)), answered_config(folder))
 
 
 def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -> None:

@@ -70,7 +70,7 @@ class _Checkup:
 
     def run(self) -> int:
         """Return the exit code: the same on all ranks."""
-        os.environ.update(cluster.environment_of(self._job.config.cluster.env, given=os.environ))
+        os.environ.update(cluster.environment_of(self._job.config.cluster.env, inherited=os.environ))
         examination = None
         if torchrun_env.local_rank() == 0:
             first, processes = torchrun_env.store_address()[0] if self._count > 1 else "", torchrun_env.local_world_size()

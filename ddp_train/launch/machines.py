@@ -131,6 +131,6 @@ def _work(config: RunConfig | ClusterConfig, slot: NodeSlot, arguments: Sequence
         processes=processes,
         facts=replace(facts, run=run),
         max_restarts=max_restarts(cluster, os.environ),
-        token=found.word,
+        token=found.token,
         arguments=arguments,
     )

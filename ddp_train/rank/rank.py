@@ -138,7 +138,7 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
     """Prepare this process for the job, open the process group, and return the ranks. Collective."""
     config, device = job.config, resolve_device(job.config.cluster.device)
     # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
-    os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, given=os.environ))
+    os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, inherited=os.environ))
     if config.deterministic:
         be_deterministic()
     recorder = FlightRecorder(rank, job.run_folder.logs) if device == "cuda" else None

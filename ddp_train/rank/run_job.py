@@ -190,7 +190,7 @@ def _writers(job: Job, components: Components, state: TrainState, tracker: Phase
     return build_writers(
         config.metrics,
         run_dir=str(job.run_folder.root),
-        config=auto.put(config.tree, "", {key: auto.plain(value) for key, value in components.answers.items()}),
+        config=auto.with_answers(config.tree, "", {key: auto.plain(value) for key, value in components.answers.items()}),
         hyper_parameters=job.hyper_parameters(),
         run_name=Sweep.load(sweep).name(job.run_folder.root) if sweep is not None else "",
         step=state.step,

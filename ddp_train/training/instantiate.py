@@ -46,7 +46,7 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
     answers = answers or {}
     # Hydra does not see these values, and so does not convert them.
     filled = {name: answers[f"{key}.{name}"] for name in node if f"{key}.{name}" in answers}
-    arguments = {name: auto.put(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
+    arguments = {name: auto.with_answers(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
     # Inner nodes may lack some arguments: a schedule its optimizer, an optimizer its parameters.
     names = given_in(key) if first is not None else ()
     run_objects = {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)

@@ -105,6 +105,6 @@ def test_what_the_user_says_of_cublas_and_nccl_wins() -> None:
     assert environment_of({}, deterministic=True) == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"}
     environment = environment_of({"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}, deterministic=True)
     assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}
-    environment = environment_of({}, deterministic=True, given={"NCCL_ALGO": "Tree", "CUBLAS_WORKSPACE_CONFIG": ":0:0"})
+    environment = environment_of({}, deterministic=True, inherited={"NCCL_ALGO": "Tree", "CUBLAS_WORKSPACE_CONFIG": ":0:0"})
     assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     assert environment_of({}) == {}
