@@ -31,11 +31,11 @@ from ddp_train.interfaces.data import (
     Sampler,
     as_pair,
     batch_size,
+    counted_as,
     describe,
     few,
     finished,
     map_tensors,
-    note_size,
     own_weights,
     tensors_of,
 )

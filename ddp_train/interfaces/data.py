@@ -7,6 +7,8 @@ Shapes: N samples in all, B samples in a batch, C channels, H height, W width, K
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -34,10 +36,26 @@ class Counted(NamedTuple):
 _SHOWN = 8  # parts of a nest, names of parameters
 
 
+_num_samples: ContextVar[int | None] = ContextVar("num_samples", default=None)
+
+
+@contextmanager
+def counted_as(num_samples: int | None) -> Iterator[None]:
+    """Let `batch_size` return this number within: of a batch whose tensors do not tell it, a jagged one. None: they do.
+
+    The batch itself cannot carry it: a strategy may hand on another nest of the same tensors, as DDP does on GPUs.
+    """
+    outer = _num_samples.set(num_samples)
+    try:
+        yield
+    finally:
+        _num_samples.reset(outer)
+
+
 def batch_size(batch: Batch) -> int:
-    """Return B: the first dimension of the first tensor (or a TypeError), unless `note_size` said another. Never reads the device."""
-    if _noted is not None:
-        return _noted
+    """Return B: the first dimension of the first tensor (or a TypeError), unless it is `counted_as` another. Never reads the device."""
+    if (num_samples := _num_samples.get()) is not None:
+        return num_samples
     first = batch
     while type(first) in (tuple, list) and first:  # in nearly all batches what comes first is a tensor: asked for several times a step
         first = first[0]
@@ -45,22 +63,6 @@ def batch_size(batch: Batch) -> int:
         if tensor.ndim > 0:
             return int(tensor.shape[0])
     raise TypeError(f"a batch is tensors with a leading dimension B in tuples, lists or dicts; found none in a {type(batch).__name__}")
-
-
-_noted: int | None = None
-
-
-def note_size(batch: Batch, num_samples: int | None) -> Batch:
-    """Return the batch that is worked on from now on, and note its number of samples where its tensors do not tell it: of a jagged one.
-
-    Not noted at the batch itself: a strategy may hand on another nest of the same tensors, as DDP does on GPUs.
-
-    Args:
-        num_samples: None: its tensors tell it.
-    """
-    global _noted
-    _noted = num_samples
-    return batch
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from ddp_train.interfaces import Batch, finished, map_tensors, note_size, tensors_of
+from ddp_train.interfaces import Batch, counted_as, finished, map_tensors, tensors_of
 from ddp_train.loader.reader import MicroBatch
 
 
@@ -19,10 +20,11 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return finished(map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch))
 
 
-def batch_on(device: torch.device, micro_batch: MicroBatch) -> Batch:
-    """Return the batch of a micro-batch on the device; `batch_size` of it is what the loader says."""
-    batch = to_device(micro_batch.batch, device) if micro_batch.placed is None else micro_batch.placed
-    return note_size(batch, micro_batch.samples)
+@contextmanager
+def batch_on(device: torch.device, micro_batch: MicroBatch) -> Iterator[Batch]:
+    """Yield the batch of a micro-batch on the device; within, its `batch_size` is what the loader says."""
+    with counted_as(micro_batch.num_samples):
+        yield to_device(micro_batch.batch, device) if micro_batch.on_device is None else micro_batch.on_device
 
 
 def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
@@ -42,7 +44,7 @@ def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> 
         if all(tensor.device.type != device.type for tensor in tensors_of(micro_batch.batch)):  # else its memory is the computing stream's
             side.wait_event(torch.cuda.current_stream().record_event())
             with torch.cuda.stream(side):
-                micro_batch = micro_batch._replace(placed=to_device(micro_batch.batch, device))
+                micro_batch = micro_batch._replace(on_device=to_device(micro_batch.batch, device))
         arrived = side.record_event()
         if waiting is not None:
             yield _given(*waiting)

@@ -38,9 +38,9 @@ class MicroBatch(NamedTuple):
     batch: Batch
     counts: bool
     skipped: tuple[BadSample, ...] = ()
-    placed: Batch | None = None  # the batch on the device, where it was copied ahead
+    on_device: Batch | None = None  # the same batch there, where it was copied ahead
     pieces: int = 1  # rows of the batch that are one sample: windows of tokens may be cut (`LengthPlan`)
-    samples: int | None = None  # how many it has; None: its first tensor has a row for each
+    num_samples: int | None = None  # None: its first tensor has a row for each
 
     def pin_memory(self) -> MicroBatch:
         return self._replace(batch=pin_memory(self.batch))
@@ -51,7 +51,7 @@ def as_micro_batch(made: Batch | Counted, asked: int, *, counts: bool = True, sk
     batch, num_samples = made if isinstance(made, Counted) else (made, asked)
     first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
     tells = first is not None and len(first) == num_samples
-    return MicroBatch(batch, counts, skipped, samples=None if tells else num_samples)
+    return MicroBatch(batch, counts, skipped, num_samples=None if tells else num_samples)
 
 
 class TrainRequest(NamedTuple):
@@ -238,8 +238,8 @@ class LengthPlan:
     def cut(self, micro_batch: MicroBatch, step: int) -> MicroBatch:
         """Return a micro-batch as the step that comes after `step` steps has it: [B, T] becomes [B * pieces, length], without a copy."""
         change = partial(self._pieces, length=self.at(step), micro_batch=micro_batch)
-        placed = None if micro_batch.placed is None else map_tensors(change, micro_batch.placed)
-        return micro_batch._replace(batch=map_tensors(change, micro_batch.batch), placed=placed, pieces=self.whole // self.at(step))
+        on_device = None if micro_batch.on_device is None else map_tensors(change, micro_batch.on_device)
+        return micro_batch._replace(batch=map_tensors(change, micro_batch.batch), on_device=on_device, pieces=self.whole // self.at(step))
 
     def _pieces(self, tensor: Tensor, *, length: int, micro_batch: MicroBatch) -> Tensor:
         if tensor.ndim < 2 or tensor.shape[1] != self.whole:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddp_train.interfaces import finished, note_size
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
@@ -92,12 +91,16 @@ def _before_training(trainer: Trainer, features: Features) -> None:
         with components.untouched(world.device):
             components.rebuild_buckets(world, first)
 
+    def see_shapes(first: MicroBatch) -> None:
+        with batch_on(world.device, first) as batch:
+            throughput.see(batch)
+
     def cut(micro_batch: MicroBatch) -> MicroBatch:
         assert lengths is not None
         return lengths.cut(micro_batch, state.step)
 
     if throughput.wants_batch:
-        hooks.append(lambda first: throughput.see(note_size(finished(first.batch), first.samples)))
+        hooks.append(see_shapes)
     if features.sanity_check:
         hooks.append(lambda first: check(components, first, world, samples=state.samples, predicts=predicts))
     if state.step == 0 and world.size > 1 and components.rebuilds_buckets_at_start():
@@ -119,8 +122,8 @@ def _compile(trainer: Trainer, first: MicroBatch) -> None:
         components.try_step(world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.computes_together:  # there a rank without a batch would be missed
-            with as_evaluated(components), components.amp.autocast(world.device):
-                components.examine(batch_on(world.device, evaluated), predicts=trainer.predictions_of is not None)
+            with as_evaluated(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
+                components.examine(batch, predicts=trainer.predictions_of is not None)
     components.compiled.end_warm_up()
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.loader.device_copy import batch_on
+from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.sanity_check import try_training, without_compiling
 from ddp_train.training.parts.components import Components
@@ -172,15 +172,16 @@ class _Search:
         components, world = self._components, self._world
         objective: Any = components.objective  # called with the bare model, which exchanges no gradients
         micro_batch = components.train_loader.of_size(size)
-        batch, *_ahead = [batch_on(world.device, micro_batch) for _ in range(3)]  # as many as a run has on a GPU (`loader.device_copy`)
+        _ahead = [to_device(micro_batch.batch, world.device) for _ in range(2)]  # as many as a run has on a GPU (`loader.device_copy`)
         turns: list[Turn | None] = [*components.turns.values()] or [None]
-        for turn in turns:
-            with turn.alone() if turn is not None else nullcontext():
-                for _ in range(2 if size < self._most else 1):
-                    with components.amp.autocast(world.device):
-                        loss = objective.loss(components.model, batch, *([] if turn is None else [turn.name]))
-                    loss.backward()
-                    del loss
-            self._constant = self._constant or self._memory.in_use()
-            for parameter in components.trained.parameters():
-                parameter.grad = None
+        with batch_on(world.device, micro_batch) as batch:
+            for turn in turns:
+                with turn.alone() if turn is not None else nullcontext():
+                    for _ in range(2 if size < self._most else 1):
+                        with components.amp.autocast(world.device):
+                            loss = objective.loss(components.model, batch, *([] if turn is None else [turn.name]))
+                        loss.backward()
+                        del loss
+                self._constant = self._constant or self._memory.in_use()
+                for parameter in components.trained.parameters():
+                    parameter.grad = None

@@ -28,7 +28,7 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError, one_line
-from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe, finished, map_tensors, note_size, tensors_of, whole_loss
+from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe, finished, map_tensors, tensors_of, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.classification import Classification
@@ -58,7 +58,7 @@ class _Trial:
     @property
     def batch(self) -> Batch:
         """The batch as a model gets it."""
-        return note_size(finished(self.micro_batch.batch), self.micro_batch.samples)
+        return finished(self.micro_batch.batch)
 
 
 def check(components: Components, first: MicroBatch, world: World, *, samples: int, predicts: bool) -> None:
@@ -98,8 +98,8 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
     model.train(trial.trains)
     loss_text = ""
     try:
-        batch = batch_on(world.device, micro_batch)
-        with components.amp.autocast(world.device), _recording(model, forward, lambda: _refuse_labels(objective, forward, trial)):
+        recording = _recording(model, forward, lambda: _refuse_labels(objective, forward, trial))
+        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), recording:
             if trial.trains:
                 weight = float(objective.weight(trial.batch))
                 loss = whole_loss(objective, model, batch)
@@ -185,7 +185,7 @@ def _refuse_labels(objective: Objective, forward: _ForwardShapes, trial: _Trial)
     if len(shape) != 2 or not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != shape[:1]:
         return
     size, num_classes = shape
-    is_whole = not trial.micro_batch.skipped and trial.micro_batch.samples is None and trial.ids is not None and len(trial.ids) == size
+    is_whole = not trial.micro_batch.skipped and trial.micro_batch.num_samples is None and trial.ids is not None and len(trial.ids) == size
     ids = trial.ids if is_whole else None  # no sample is missing in the batch
     ignored, batch_labels = getattr(loss, "ignore_index", None), labels.cpu().numpy()
     _refuse_out_of_range(batch_labels, ids, num_classes, ignored=ignored, name=trial.name)
@@ -236,9 +236,10 @@ def _growth_of_numbers(components: Components, trial: _Trial, world: World) -> I
     objective, model = components.objective, components.model.eval()  # no dropout
     numbers = []
     try:
-        for micro_batch in _some_samples_and_twice(trial, world):
-            batch = batch_on(world.device, micro_batch)
-            with torch.no_grad(), components.amp.autocast(world.device):
+        with batch_on(world.device, trial.micro_batch) as whole:
+            tried = _some_samples_and_twice(trial, whole)
+        for micro_batch in tried:
+            with batch_on(world.device, micro_batch) as batch, torch.no_grad(), components.amp.autocast(world.device):
                 values = {"loss": whole_loss(objective, model, batch)} if trial.trains else objective.score(model, batch)
             numbers.append({name: float(value.double().sum()) for name, value in values.items()})
     except Exception as error:
@@ -250,10 +251,9 @@ def _growth_of_numbers(components: Components, trial: _Trial, world: World) -> I
             yield name, twice / again, again, twice
 
 
-def _some_samples_and_twice(trial: _Trial, world: World) -> list[MicroBatch]:
+def _some_samples_and_twice(trial: _Trial, batch: Batch) -> list[MicroBatch]:
     """Return half of a micro-batch, the same again, and that half twice over: of its rows, or read anew where rows are not samples."""
-    batch = batch_on(world.device, trial.micro_batch)
-    size = batch_size(note_size(batch, None)) if trial.micro_batch.samples is None else 0
+    size = batch_size(batch) if trial.micro_batch.num_samples is None else 0
     half = max(1, min(_MAX_SAMPLES, size // 2))
 
     def rows(tensor: Tensor, *, times: int) -> Tensor:

@@ -36,8 +36,7 @@ def predict(components: Evaluated, world: World, folder: Path, *, begins_batch: 
         begins_batch()
         batches = copied_ahead(iter(loader), world.device)
         for micro_batch in in_lockstep(batches, world) if components.computes_together else batches:
-            batch = batch_on(world.device, micro_batch)
-            with components.amp.autocast(world.device):
+            with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
                 rows = infer(components.objective, model, inputs_of(batch))
             skips = [bad.sample for bad in micro_batch.skipped]
             files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)

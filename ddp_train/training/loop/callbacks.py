@@ -18,7 +18,7 @@ from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import Batch, named_parameters, overrides
-from ddp_train.loader.device_copy import batch_on
+from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.training.loop.evaluation import as_evaluated, callback_errors
 from ddp_train.training.loop.trainer import Hooks, Trainer
@@ -92,7 +92,7 @@ class RunView:
         if micro_batch is None:
             return None
         self.components.compiled.begin_batch()
-        return batch_on(self.device, micro_batch)
+        return to_device(micro_batch.batch, self.device)
 
 
 class Callbacks:

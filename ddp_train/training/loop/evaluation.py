@@ -148,8 +148,7 @@ def _evaluate_set(
         if components.computes_together:
             batches, is_stopping = in_lockstep(batches, world), on_any_rank(is_stopping, world)
         for micro_batch in batches:
-            batch = batch_on(world.device, micro_batch)
-            with components.amp.autocast(world.device):
+            with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
                 scores, rows, pair = components.examine(batch, predicts=files is not None)
             if files is not None:
                 skips = [bad.sample for bad in micro_batch.skipped]

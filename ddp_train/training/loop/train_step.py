@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Batch, as_pair, batch_size, note_size
+from ddp_train.interfaces import Batch, as_pair, batch_size, counted_as
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop import gradient
@@ -122,8 +122,7 @@ class TrainStep:
     def _accumulate(self, micro_batch: MicroBatch, total_weight: Weight) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
-        batch = batch_on(world.device, micro_batch)
-        with components.amp.autocast(world.device):
+        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
             loss_sum = self.loss(batch)
         if not micro_batch.counts:
             loss_sum = loss_sum * 0.0
@@ -146,7 +145,7 @@ class TrainStep:
         first = next(rest)
         weight = self._weight(first)
         if isinstance(weight, int):
-            known = weight * first.pieces / (first.samples or batch_size(first.batch)) * global_batch_size
+            known = weight * first.pieces / (first.num_samples or batch_size(first.batch)) * global_batch_size
             return lambda: known, chain(iter([first]), rest)  # given the list itself, `chain` would hold its memory to the end
         every = [first, *rest]
         weights = [torch.as_tensor(self._weight(each), dtype=torch.float64) * each.counts for each in every]
@@ -157,4 +156,5 @@ class TrainStep:
 
     def _weight(self, micro_batch: MicroBatch) -> int | Tensor:
         """Return the weight of a micro-batch where it is: on the host, if it was not copied ahead."""
-        return self.components.objective.weight(note_size(as_pair(micro_batch.batch), micro_batch.samples))
+        with counted_as(micro_batch.num_samples):
+            return self.components.objective.weight(as_pair(micro_batch.batch))

@@ -155,13 +155,13 @@ class Components(Evaluated):
     def try_step(self, world: World, micro_batch: MicroBatch | None = None, *, times: int = 1) -> None:
         """Take forward and backward of a micro-batch so many times, of each turn where there are some; forget the gradients. Collective."""
         micro_batch = micro_batch or self.train_loader.peek()
-        batch = batch_on(world.device, micro_batch)
-        for turn in times * [*self.turns.values()] or times * [None]:
-            self.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
-            with turn.alone() if turn else nullcontext():
-                with self.amp.autocast(world.device):
-                    loss = self.loss(batch, turn)
-                loss.backward()
+        with batch_on(world.device, micro_batch) as batch:
+            for turn in times * [*self.turns.values()] or times * [None]:
+                self.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
+                with turn.alone() if turn else nullcontext():
+                    with self.amp.autocast(world.device):
+                        loss = self.loss(batch, turn)
+                    loss.backward()
         self.zero_gradients()
 
     @contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ddp_train import model_log
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Batch, HasTurns, Joint, Objective, batch_size, map_tensors
+from ddp_train.interfaces import Batch, HasTurns, Joint, Objective, batch_size, counted_as, map_tensors
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -45,7 +45,7 @@ class Throughput:
     def __post_init__(self) -> None:
         self._counts_tokens = getattr(self.objective, "unit", "") in ("token", "next_token")
         self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
-        self._units = 0.0  # tokens in it, or samples
+        self._num_samples, self._units = 0, 0.0  # in it; units are tokens or samples
         self._flops_per_unit: float | None = None
         if self.world.device.type == "cuda" and torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats(self.world.device)  # of an earlier job
@@ -58,7 +58,8 @@ class Throughput:
     def see(self, batch: Batch) -> None:
         """Note the shapes of a micro-batch, and its number of tokens or samples. May wait for the device: call it before the first step."""
         self._batch = map_tensors(lambda tensor: torch.empty_like(tensor, device="meta"), batch)
-        self._units = float(self.objective.weight(batch)) if self._counts_tokens else float(batch_size(batch))
+        self._num_samples = batch_size(batch)
+        self._units = float(self.objective.weight(batch) if self._counts_tokens else self._num_samples)
 
     def memory(self) -> list[float]:
         """Return the most that tensors took of this rank's device since the last call, torch's reserve on it, and the process's memory.
@@ -90,7 +91,8 @@ class Throughput:
 
     def _count_flops(self, shapes: ShapeCopy) -> None:
         try:
-            flops = shapes.count(self._batch, self.world.device)
+            with counted_as(self._num_samples):
+                flops = shapes.count(self._batch, self.world.device)
             if not flops:
                 raise ValueError("it has no matrix product that is known")
             self._flops_per_unit = flops / self._units

@@ -110,7 +110,7 @@ class Gpu:
         return placed
 
     def read(self, micro_batch: MicroBatch) -> None:
-        self.launch("forward", read={self.place(each) for each in micro_batch.placed or ()})
+        self.launch("forward", read={self.place(each) for each in micro_batch.on_device or ()})
 
     def launch(self, name: str, *, read: set[int] = frozenset(), written: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         names = {place: ["batch"] for place in read | written}
@@ -172,7 +172,7 @@ def test_torch_sees_the_race_if_the_copies_do_not_wait(gpu: Gpu, monkeypatch: py
 def test_what_is_on_the_device_already_stays_on_its_own_stream(gpu: Gpu) -> None:
     meta = torch.device("meta")  # a device that is not the host
     there = MicroBatch((torch.tensor(1, device=meta),), counts=True)
-    assert [each.placed for each in device_copy._copied_ahead(iter([there, there]), meta)] == [None, None]
+    assert [each.on_device for each in device_copy._copied_ahead(iter([there, there]), meta)] == [None, None]
 
 
 class Weighing(Classification):

@@ -68,10 +68,10 @@ def test_a_step_has_the_length_of_its_number() -> None:
 
 def test_pieces_follow_each_other_and_nothing_is_lost() -> None:
     tokens = torch.arange(48).view(3, 16)
-    whole = MicroBatch({"tokens": tokens, "targets": tokens + 1}, counts=True, placed=(tokens,))
+    whole = MicroBatch({"tokens": tokens, "targets": tokens + 1}, counts=True, on_device=(tokens,))
     found = LengthPlan(16, [(0, 4)]).cut(whole, 0)
     assert found.batch["tokens"].tolist() == torch.arange(48).view(12, 4).tolist()
-    assert found.placed[0].tolist() == found.batch["tokens"].tolist()  # type: ignore[index]
+    assert found.on_device[0].tolist() == found.batch["tokens"].tolist()  # type: ignore[index]
     assert found.batch["tokens"].data_ptr() == tokens.data_ptr()
     assert found.pieces == 4
     for other in ((tokens, torch.zeros(3)), (torch.zeros(3, 15),)):

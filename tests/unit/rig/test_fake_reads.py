@@ -110,7 +110,7 @@ def batches(*, pinned: bool = True) -> list[MicroBatch]:
     """Return some as the loader gives them: one of bytes, one of numbers."""
     place = pin if pinned else lambda values: values
     as_bytes = Pixels(place(torch.zeros(SAMPLES, 3, 32, 32, dtype=torch.uint8)), place(labels(SAMPLES)), (1.0,) * 3, (0.0,) * 3)
-    return [MicroBatch(as_bytes, counts=True), MicroBatch((place(images()), place(labels(SAMPLES))), counts=True, samples=SAMPLES)] * 2
+    return [MicroBatch(as_bytes, counts=True), MicroBatch((place(images()), place(labels(SAMPLES))), counts=True, num_samples=SAMPLES)] * 2
 
 
 def copy_batches(*, pinned: bool = True) -> None:
@@ -119,8 +119,8 @@ def copy_batches(*, pinned: bool = True) -> None:
         device_copy.to_device(batches()[0].batch, CUDA)  # one value for each channel, kept
         moves.sends = False
         for micro_batch in device_copy.copied_ahead(iter(batches(pinned=pinned)), CUDA):
-            found, target = device_copy.batch_on(CUDA, micro_batch)
-            assert found.device == target.device == CUDA
+            with device_copy.batch_on(CUDA, micro_batch) as (found, target):
+                assert found.device == target.device == CUDA
 
 
 class NoAmp:
