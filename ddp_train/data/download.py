@@ -12,11 +12,12 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_train.errors import DataError
+from ddp_train.system.files import appears_whole
 
 _TIMEOUT_S = 5.0  # for each address of a host
 _CHUNK_BYTES = 1 << 20
@@ -55,30 +56,24 @@ def download(url: str, path: Path, sha256: str) -> None:
 
     Raises DataError: no connection, a refusal, other content than expected, or a full disk.
     """
-    # Not mkstemp: its files are readable by their owner alone, and data folders are shared.
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     digest = hashlib.sha256()
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
+        # Not mkstemp: its files are readable by their owner alone, and data folders are shared.
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, appears_whole(path, nonce=uuid.uuid4().hex) as partial:
             _log.info("downloading %s to %s", url, path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(part, "xb") as file:
+            with open(partial, "xb") as file:
                 while chunk := response.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-        if digest.hexdigest() != sha256:
-            happened = f"{url} gives other content: its sha256 is {digest.hexdigest()}"
-            raise DataError(key="data.root", happened=happened, expected=f"sha256 {sha256}")
-        os.replace(part, path)
+            if digest.hexdigest() != sha256:
+                happened = f"{url} gives other content: its sha256 is {digest.hexdigest()}"
+                raise DataError(key="data.root", happened=happened, expected=f"sha256 {sha256}")
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it holds the connection
         raise DataError(key="data.root", happened=f"{url} cannot be downloaded: {error}") from error
-    finally:
-        with suppress(OSError):  # it may never have come to be
-            part.unlink()
 
 
 def damaged(path: Path, what: str, expected: str) -> DataError:

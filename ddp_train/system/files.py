@@ -56,11 +56,14 @@ def tail(path: Path, max_bytes: int) -> str:
 
 
 @contextlib.contextmanager
-def appears_whole(path: Path) -> Iterator[Path]:
-    """Yield a path for a file or a folder, and rename it to `path` when the block ends; after an error nothing of it is left."""
-    partial = path.with_name(f".partial_{path.name}")
-    _remove(partial)
+def appears_whole(path: Path, *, nonce: str = "") -> Iterator[Path]:
+    """Yield a path for a file or a folder, and rename it to `path` when the block ends; after an error nothing of it is left.
+
+    Without a nonce it removes what a killed process has left; with one of its own each process can write the same file at once.
+    """
+    partial = path.with_name(f".partial_{path.name}{nonce}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove(partial)
     try:
         yield partial
         os.replace(partial, path)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from ddp_train.data.tars.tar_scan import SAMPLE, ShardSet, scan
 from ddp_train.errors import DataError
+from ddp_train.system.files import appears_whole
 
 _VERSION = 1
 _THREADS = 16  # what they wait for is the disk
@@ -136,19 +138,13 @@ def _write(places: list[str], samples: NDArray[np.void], shards: NDArray[np.void
     """Write the index to the first place that takes it; it appears complete or not at all."""
     refusals: list[str] = []
     for path in places:
-        part = f"{path}.{uuid.uuid4().hex}.part"  # not mkstemp: its files are readable by their owner alone
-        try:
-            if refusals:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(part, "xb") as file:
+        try:  # not mkstemp: its files are readable by their owner alone
+            with appears_whole(Path(path), nonce=uuid.uuid4().hex) as unfinished, open(unfinished, "xb") as file:
                 np.save(file, samples)
                 np.save(file, shards)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(part, path)
         except OSError as error:
-            with suppress(OSError):  # it may never have come to be
-                os.unlink(part)
             refusals.append(f"{path} cannot be written: {error.strerror}")
             _log.info("the index goes elsewhere: %s", refusals[-1])
         else:
