@@ -73,10 +73,6 @@ class ImageFolder(ImageArray):
         return {"names": hash_of(path.removeprefix(self._folder) for path in self._files), "first_file": first, "last_file": last}
 
     @property
-    def meaning(self) -> Mapping[str, Any]:
-        return {**super().meaning, "classes": list(self.classes)} if self._is_labelled else super().meaning
-
-    @property
     def labels(self) -> NDArray[np.int64]:
         if not self._is_labelled:
             raise DataError(key="data.root", happened="has images without class folders", expected="one folder per class")

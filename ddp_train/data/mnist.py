@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +50,6 @@ class MNIST(ImageArray):
         images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
         require_labels(labels_path, labels, num_images=len(images))
         super().__init__(images[:, None], labels, num_classes=10, mean=[self.mean], std=[self.std], crop_padding=crop_padding, flip=flip)
-
-    @property
-    def meaning(self) -> Mapping[str, Any]:
-        return {**super().meaning, "classes": list(self.classes)}
 
     def _find_files(self, root: Path, prefix: str) -> list[Path]:
         names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]

@@ -144,6 +144,13 @@ class DataSource:
         """
         return batch
 
+    def augment_each(self, batch: Batch, keys: NDArray[np.uint64], indices: Indices) -> Batch:
+        """Return what `augment` does of a batch of the samples at `indices`; in a mixture each source changes its own."""
+        return self.augment(batch, keys)
+
+    def seed_reads(self, keys_of: Callable[[Indices], NDArray[np.uint64]]) -> None:
+        """Let code that draws at random while it reads sample i begin at `keys_of(i)` from now on; most sources have none."""
+
     def where(self, index: int) -> str:
         """Return the file of one sample, or the file and the place in it, for messages; "": not known."""
         return ""
@@ -158,8 +165,9 @@ class DataSource:
 
     @property
     def meaning(self) -> Mapping[str, Any]:
-        """What the numbers mean: vocabulary, classes, tokenizer, mean and std; plain values by name."""
-        return {}
+        """What the numbers mean: vocabulary, tokenizer, mean and std; plain values by name. By default the names in `classes`."""
+        classes = getattr(self, "classes", None)
+        return {"classes": list(classes)} if isinstance(classes, (list, tuple)) and classes else {}
 
     def adopt(self, meaning: Mapping[str, Any]) -> None:
         """Give samples the numbers that they have in a run's data from now on, or raise a DataError."""

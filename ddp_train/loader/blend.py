@@ -43,7 +43,7 @@ class Blend:
         Args:
             others: the sample that goes with each one, of a batch of the same shapes.
         """
-        (inputs, labels), (other_inputs, other_labels) = self._parts(batch), self._parts(others)
+        (inputs, labels), (other_inputs, other_labels) = self._pair(batch), self._pair(others)
         shares, mix = self._drawn(keys, inputs, other_inputs)
         targets = torch.lerp(self._one_hot(other_labels), self._one_hot(labels), shares[:, None])
         if isinstance(batch, Pixels):
@@ -69,7 +69,7 @@ class Blend:
         places, kinds = (torch.from_numpy(each).to(inputs.device, non_blocking=True) for each in (boxes, is_cut))
         return _on(inputs, shares), Mix(others, _on(inputs, mixed), places, kinds)
 
-    def _parts(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
         pair = as_pair(batch)
         inputs, labels = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, None)
         if isinstance(inputs, Tensor) and isinstance(labels, Tensor) and labels.shape == inputs.shape[:1]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -36,10 +37,47 @@ _NUMBERS: dict[type, np.dtype[Any]] = {
 _DTYPES = frozenset(_NUMBERS.values())
 
 
-class DatasetSource(DataSource):
+class AdaptedDataset:
+    """What a dataset of others says of itself, under the names that a `DataSource` has for it."""
+
+    dataset: Any
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Its own `facts`, and `num_classes` where `classes` or one Hugging Face label in its `features` tells it."""
+        facts = dict(getattr(self.dataset, "facts", {}))
+        if hasattr(self.dataset, "classes"):
+            facts.setdefault("num_classes", len(self.dataset.classes))
+        if label := label_of(self.dataset):
+            facts.setdefault("num_classes", self.dataset.features[label].num_classes)
+        return facts
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        if isinstance(own := getattr(self.dataset, "fingerprint", None), Mapping):
+            return own
+        if not isinstance(self.dataset, TensorDataset) or not len(self.dataset):
+            return {}
+        rows = [tensor[index].cpu().contiguous() for index in (0, -1) for tensor in self.dataset.tensors]
+        return {"first_and_last": [xxhash.xxh3_64_hexdigest(row.view(-1).view(torch.uint8).numpy().tobytes()) for row in rows]}
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        if isinstance(own := getattr(self.dataset, "meaning", None), Mapping) and own:
+            return own
+        classes = getattr(self.dataset, "classes", None)
+        if classes is None and (label := label_of(self.dataset)):
+            classes = getattr(self.dataset.features[label], "names", None)
+        return {"classes": list(classes)} if isinstance(classes, (list, tuple)) else {}
+
+    def adopt(self, meaning: Mapping[str, Any]) -> None:
+        if hasattr(self.dataset, "adopt"):
+            self.dataset.adopt(meaning)
+
+
+class DatasetSource(AdaptedDataset, DataSource):
     """A map-style dataset, read a batch at a time: by `__getitems__` where it has that, else item by item.
 
-    Facts are the dataset's own `facts`, if any, and `num_classes` where it has `classes`.
     Transforms inside the dataset may draw from the global generators of python, numpy and torch: these are seeded for each sample, so that
     it looks the same whatever the number of ranks, workers or restarts, and the process's own streams go on as if nothing had been drawn.
     Generators of a dataset's own are out of our reach. A Hugging Face dataset without a format gives tensors.
@@ -65,12 +103,10 @@ class DatasetSource(DataSource):
         self.dataset = dataset.with_format("torch") if has_no_format else dataset
         self._fields, self._by = fields, by
         self._reading, self._collating = Watched(), Watched()
-        self.keys_of: Callable[[Indices], Keys] = keys_without_epochs
-        """What the generators are seeded with for each sample, as in `DataSource.augment`: in training it depends on the epoch."""
+        self._keys_of: Callable[[Indices], Keys] = keys_without_epochs  # which the generators are seeded with for each sample
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return facts_of(self.dataset)
+    def seed_reads(self, keys_of: Callable[[Indices], Keys]) -> None:
+        self._keys_of = keys_of
 
     @property
     def labels(self) -> Any:
@@ -93,7 +129,7 @@ class DatasetSource(DataSource):
 
     def _collated(self, indices: Indices, drawn: Sequence[GlobalGenerator]) -> Batch:
         samples = self._reading.run(partial(self._samples, indices))
-        key = int(np.add.reduce(self.keys_of(indices))) if drawn else 0
+        key = int(np.add.reduce(self._keys_of(indices))) if drawn else 0
         for generator in drawn:
             generator.seed(key)
         return collate(samples, self._fields, self._by)
@@ -104,7 +140,7 @@ class DatasetSource(DataSource):
         if not drawn:
             return self._read(positions)
         samples = []
-        for position, key in zip(positions, self.keys_of(indices).tolist(), strict=True):
+        for position, key in zip(positions, self._keys_of(indices).tolist(), strict=True):
             for generator in drawn:
                 generator.seed(key)
             samples += self._read([position])
@@ -129,16 +165,6 @@ def as_source(candidate: Any, fields: Sequence[str] | None = None, by: Collate |
 
 def dataset_of(source: DataSource) -> Any:
     return source.dataset if isinstance(source, DatasetSource) else source
-
-
-def facts_of(dataset: Any) -> Mapping[str, Any]:
-    """Return a dataset's own `facts`, and `num_classes` where `classes` or one Hugging Face label in its `features` tells it."""
-    facts = dict(getattr(dataset, "facts", {}))
-    if hasattr(dataset, "classes"):
-        facts.setdefault("num_classes", len(dataset.classes))
-    if label := label_of(dataset):
-        facts.setdefault("num_classes", dataset.features[label].num_classes)
-    return facts
 
 
 def label_of(dataset: Any) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource, Indices, map_tensors
 from ddp_train.loader.blend import Blend
-from ddp_train.loader.mixture import Mixed
+from ddp_train.loader.mixture import MixtureSampler
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
 from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
@@ -65,7 +65,7 @@ class Loader:
         return []
 
 
-class Evaluation:
+class EvaluationLoader:
     """The evaluation data of one rank: iterated over once for each evaluation; at least one micro-batch."""
 
     skips = False  # samples that cannot be read
@@ -96,7 +96,7 @@ class TrainLoader(Loader):
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
-        mixed: what draws from a mixture, where the order is its own.
+        mixture: what draws from one, where the order is its own.
         blend: what makes one sample of two; None: they stay as they are.
     """
 
@@ -112,14 +112,14 @@ class TrainLoader(Loader):
         pin_memory: bool,
         skips: bool = False,
         by_size: Callable[[int], int] | None = None,
-        mixed: Mixed | None = None,
+        mixture: MixtureSampler | None = None,
         blend: Blend | None = None,
     ) -> None:
         self.source, self.order = source, order
-        self._mixed = mixed
+        self._mixture = mixture
         self.skips = skips
         self.grad_accum_steps = grad_accum_steps
-        self._num_parts = cache(by_size or (lambda size: grad_accum_steps))  # of this rank's share of a global batch, by its size
+        self._micro_steps = cache(by_size or (lambda size: grad_accum_steps))  # by the size of the global batch
         self._rank, self._world_size = rank, world_size
         self._read = TrainReader(source, order, skips=skips, blend=blend)
         self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
@@ -128,7 +128,7 @@ class TrainLoader(Loader):
         return self._reading.results(self._requests(samples))
 
     def micro_steps(self, samples: int) -> int:
-        return self._num_parts(self.order.batch_at(samples).size) if self.grad_accum_steps > 1 else 1
+        return self._micro_steps(self.order.batch_at(samples).size) if self.grad_accum_steps > 1 else 1
 
     def peek(self) -> MicroBatch:
         return self._reading.here(next(self._requests(0)))
@@ -140,21 +140,22 @@ class TrainLoader(Loader):
         return self._read.indices(next(islice(self._requests(samples), number, None)))
 
     def used(self, samples: int) -> dict[str, int]:
-        return self._mixed.used(samples) if self._mixed is not None else {}
+        return self._mixture.used(samples) if self._mixture is not None else {}
 
     def _requests(self, samples: int) -> Iterator[TrainRequest]:
-        cut = cache(self._cut)
+        slices = cache(self._slices)
         while True:
             batch = self.order.batch_at(samples)
-            for low, high, counts in cut(batch.size):
+            for low, high, counts in slices(batch.size):
                 yield TrainRequest(batch.epoch, batch.start + low, batch.start + high, counts)
             samples += batch.size
 
-    def _cut(self, size: int) -> list[tuple[int, int, bool]]:
-        micro_steps = self._num_parts(size)
+    def _slices(self, size: int) -> list[tuple[int, int, bool]]:
+        """Return which samples of a global batch each micro-batch of this rank has, and whether they count: a stand-in does not."""
+        micro_steps = self._micro_steps(size)
         low, high = share(0, size, self._rank, self._world_size)
-        parts = [share(low, high, part, micro_steps) for part in range(micro_steps)]
-        return [(start, stop, True) if stop > start else (0, 1, False) for start, stop in parts]
+        bounds = [share(low, high, number, micro_steps) for number in range(micro_steps)]
+        return [(start, stop, True) if stop > start else (0, 1, False) for start, stop in bounds]
 
 
 class OneBatch(Loader):
@@ -189,7 +190,7 @@ class OneBatch(Loader):
         return ["debug.overfit: the first global batch is trained on, again and again"]
 
 
-class EvalLoader(Evaluation):
+class EvalLoader(EvaluationLoader):
     """The evaluation data of one rank: every sample once over all ranks, no padding, unequal shares.
 
     Args: as for `TrainLoader`; samples that are skipped are left out.

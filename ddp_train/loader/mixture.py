@@ -19,113 +19,152 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import ConfigError, DataError, one_line
 from ddp_train.hashing import Keys
 from ddp_train.interfaces import Batch, DataSource, Indices, Sampler, describe, map_tensors, tensors_of
-from ddp_train.loader.dataset_adapter import DatasetSource, keys_without_epochs
+from ddp_train.loader.dataset_adapter import keys_without_epochs
 from ddp_train.loader.sampler import hashes_of, key_of, plain_sampler, read_weights
 
 _BLOCK = 1 << 12  # positions: long enough that a batch is drawn at random, short enough to be computed in a third of a millisecond
 _WHOLE = 1 << 32  # what shares are parts of
 _HELD = 16  # blocks
 _PLACES, _SOURCE = 6, 7  # what a key is for; sampler.py has the others
-_OF_ONE = ("bytes_per_token",)  # facts of a source that need not be the same in another; the mixture then has none
+_OF_ONE = ("bytes_per_token", "mean", "std")  # what need not be the same in another source; the mixture then has none
+_MAX_CHARACTERS = 300  # of two values that differ
 
 
 class MixtureSource(DataSource):
     """Reads the samples of several sources, whose batches must be alike but for the number of samples.
 
     Args:
-        parts: the sources by their names.
+        sources: by their names. They have the numbers of the first one, where they can adopt them: one vocabulary for all.
         weights: how often each source is drawn from, relative to the others.
     """
 
-    def __init__(self, parts: Mapping[str, DataSource], weights: Mapping[str, float]) -> None:
-        self.names, self.parts, self.weights = list(parts), list(parts.values()), dict(weights)
-        self._facts = _common(parts)
-        self._ends = np.cumsum([len(part) for part in self.parts])
-        self.keys_of: Callable[[Indices], Keys] = keys_without_epochs
-        for number, part in enumerate(self.parts):
-            if isinstance(part, DatasetSource):  # its transforms draw while it is read
-                part.keys_of = partial(self._keys_of_part, self._start(number))
+    def __init__(self, sources: Mapping[str, DataSource], weights: Mapping[str, float]) -> None:
+        self._names, self._sources, self._weights = list(sources), list(sources.values()), dict(weights)
+        self._ends = np.cumsum([len(source) for source in self._sources])
+        self.adopt(self._sources[0].meaning)
+        self.seed_reads(keys_without_epochs)
 
     @property
     def facts(self) -> Mapping[str, Any]:
         return self._facts
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Weight, number of samples and fingerprint of each source."""
+        known: dict[str, Any] = {}
+        for name, source in zip(self._names, self._sources, strict=True):
+            own = {"weight": self._weights[name], "samples": len(source), **source.fingerprint}
+            known |= {f"sources.{name}.{key}": value for key, value in own.items()}
+        return known
+
+    @property
+    def meaning(self) -> Mapping[str, Any]:
+        """What it is in all sources; a ConfigError where it is not the same."""
+        return self._common(lambda source: source.meaning, "sources whose numbers mean the same")
+
+    def adopt(self, meaning: Mapping[str, Any]) -> None:
+        for source in self._sources:
+            source.adopt(meaning)
+        self._facts = self._common(lambda source: source.facts, "sources of one kind")
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     @property
     def augments(self) -> bool:
-        return any(part.augments for part in self.parts)
+        return any(source.augments for source in self._sources)
 
     @property
     def lengths(self) -> NDArray[Any] | None:
-        every = [part.lengths for part in self.parts]
+        every = [source.lengths for source in self._sources]
         known = [np.asarray(lengths) for lengths in every if lengths is not None]
         return np.concatenate(known) if len(known) == len(every) else None
 
     def batch(self, indices: Indices) -> Batch:
-        found = [(number, rows, self.parts[number].batch(indices[rows] - self._start(number))) for number, rows in self._by_part(indices)]
-        return found[0][2] if len(found) == 1 else self._together(found, len(indices))
+        found = [(number, rows, self._sources[number].batch(indices[rows] - self._start(number))) for number, rows in self._rows(indices)]
+        return self._joined(found, len(indices))
 
     def augment_each(self, batch: Batch, keys: Keys, indices: Indices) -> Batch:
-        """Let each source change its own samples of a batch of `batch()`, as their keys say."""
         found = []
-        for number, rows in self._by_part(indices):
-            part = self.parts[number]
+        for number, rows in self._rows(indices):
+            source = self._sources[number]
             own = batch if len(rows) == len(indices) else map_tensors(partial(_rows_of, rows=rows), batch)
-            found.append((number, rows, part.augment(own, keys[rows]) if part.augments else own))
-        return found[0][2] if len(found) == 1 else self._together(found, len(indices))
+            found.append((number, rows, source.augment(own, keys[rows]) if source.augments else own))
+        return self._joined(found, len(indices))
+
+    def seed_reads(self, keys_of: Callable[[Indices], Keys]) -> None:
+        for number, source in enumerate(self._sources):
+            source.seed_reads(partial(_keys_from, self._start(number), keys_of))
 
     def where(self, index: int) -> str:
-        ((number, _),) = self._by_part(np.asarray([index]))
-        part, own = self.parts[number], index - self._start(number)
-        return f"data.sources.{self.names[number]}, sample {own}" + (f", {place}" if (place := part.where(own)) else "")
+        ((number, _),) = self._rows(np.asarray([index]))
+        source, own = self._sources[number], index - self._start(number)
+        return f"data.sources.{self._names[number]}, sample {own}" + (f", {place}" if (place := source.where(own)) else "")
 
     def to(self, device: torch.device) -> None:
-        for part in self.parts:
-            part.to(device)
+        for source in self._sources:
+            source.to(device)
 
-    def sampler(self, *, seed: int, sampling: str, sample_weights: str | None, multiple_of: int) -> Mixed:
+    def sampler(self, *, seed: int, sampling: str, sample_weights: str | None, multiple_of: int) -> MixtureSampler:
         """Return what draws from the sources by their weights, and from each as `loader.sampling` says."""
         every = read_weights(sample_weights, len(self)) if sample_weights is not None else None
         samplers = {}
-        for number, (name, part) in enumerate(zip(self.names, self.parts, strict=True)):
+        for number, (name, source) in enumerate(zip(self._names, self._sources, strict=True)):
             own = every[self._start(number) : self._ends[number]] if every is not None else None
             if own is not None and not own.any():
                 happened = f"has only zeros for data.sources.{name}"
                 expected = "a sample to draw in each source"
                 raise DataError(key="loader.sample_weights", happened=happened, expected=expected, fix=f"data.sources.{name}=null")
-            samplers[name] = plain_sampler(part, seed=key_of(seed, number, _SOURCE), sampling=sampling, weights=own)
-        return Mixed(samplers, [len(part) for part in self.parts], self.weights, seed=seed, multiple_of=multiple_of)
+            samplers[name] = plain_sampler(source, seed=key_of(seed, number, _SOURCE), sampling=sampling, weights=own)
+        return MixtureSampler(samplers, [len(source) for source in self._sources], self._weights, seed=seed, multiple_of=multiple_of)
 
     def _start(self, number: int) -> int:
-        return int(self._ends[number]) - len(self.parts[number])
+        """Return the index of the first sample of a source."""
+        return int(self._ends[number]) - len(self._sources[number])
 
-    def _keys_of_part(self, start: int, indices: Indices) -> Keys:
-        return self.keys_of(indices + start)
-
-    def _by_part(self, indices: Indices) -> list[tuple[int, Indices]]:
+    def _rows(self, indices: Indices) -> list[tuple[int, Indices]]:
+        """Return the numbers of the sources that have samples of a batch, each with its rows of it."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         return [(int(number), np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
 
-    def _together(self, found: list[tuple[int, Indices, Batch]], size: int) -> Batch:
+    def _joined(self, found: list[tuple[int, Indices, Batch]], size: int) -> Batch:
+        """Return one batch of what each source has for its rows."""
+        if len(found) == 1:
+            return found[0][2]
         shown = [describe(map_tensors(lambda tensor: tensor[:1], batch)) for _, _, batch in found]
         for (number, _, _), layout in zip(found, shown, strict=True):
             if layout != shown[0]:
-                happened = f"{self.names[found[0][0]]} gives {shown[0]}, {self.names[number]} gives {layout}"
+                happened = f"{self._names[found[0][0]]} gives {shown[0]}, {self._names[number]} gives {layout}"
                 raise DataError(key="data.sources", happened=happened, expected="samples of the same types and shapes in all sources")
         columns = zip(*(tensors_of(batch) for _, _, batch in found), strict=True)
-        whole = iter([_interleaved(parts, [rows for _, rows, _ in found], size) for parts in columns])
+        whole = iter([_interleaved(tensors, [rows for _, rows, _ in found], size) for tensors in columns])
         return map_tensors(lambda _: next(whole), found[0][2])
 
+    def _common(self, ask: Callable[[DataSource], Mapping[str, Any]], expected: str) -> dict[str, Any]:
+        """Return what all sources say alike; a ConfigError where two differ, but in what may be each one's own."""
+        common: dict[str, Any] = {}
+        said_by: dict[str, str] = {}
+        for name, source in zip(self._names, self._sources, strict=True):
+            for key, value in ask(source).items():
+                known, first = common.setdefault(key, value), said_by.setdefault(key, name)
+                if known != value and key not in _OF_ONE:
+                    happened = one_line(f"has {key} {value}, and data.sources.{first} has {known}", _MAX_CHARACTERS)
+                    raise ConfigError(key=f"data.sources.{name}", happened=happened, expected=expected)
+                common[key] = value if known == value else None
+        return {key: value for key, value in common.items() if value is not None}
 
-def _interleaved(parts: tuple[Tensor, ...], rows: list[Indices], size: int) -> Tensor:
-    whole = parts[0].new_empty((size, *parts[0].shape[1:]))
-    for part, places in zip(parts, rows, strict=True):
-        whole[torch.from_numpy(places).to(whole.device, non_blocking=True)] = part
+
+def _keys_from(start: int, keys_of: Callable[[Indices], Keys], indices: Indices) -> Keys:
+    return keys_of(indices + start)
+
+
+def _interleaved(tensors: tuple[Tensor, ...], rows: list[Indices], size: int) -> Tensor:
+    whole = tensors[0].new_empty((size, *tensors[0].shape[1:]))
+    for tensor, own in zip(tensors, rows, strict=True):
+        whole[torch.from_numpy(own).to(whole.device, non_blocking=True)] = tensor
     return whole
 
 
@@ -133,20 +172,7 @@ def _rows_of(tensor: Tensor, rows: Indices) -> Tensor:
     return tensor[torch.from_numpy(rows).to(tensor.device, non_blocking=True)]
 
 
-def _common(parts: Mapping[str, DataSource]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    said_by: dict[str, str] = {}
-    for name, part in parts.items():
-        for fact, value in part.facts.items():
-            known, first = facts.setdefault(fact, value), said_by.setdefault(fact, name)
-            if known != value and fact not in _OF_ONE:
-                happened = f"has {fact} {value}, and data.sources.{first} has {known}"
-                raise ConfigError(key=f"data.sources.{name}", happened=happened, expected="sources of one kind")
-            facts[fact] = value if known == value else None
-    return {fact: value for fact, value in facts.items() if value is not None}
-
-
-class Mixed:
+class MixtureSampler:
     """Draws from several sources by weight. An epoch is as many draws as they have samples together.
 
     A source's visits go through its sampler's epoch, then through the next one: with `Shuffled` each of its samples comes once before

@@ -20,13 +20,13 @@ from ddp_train.interfaces import Indices, Sampler
 _AHEAD = 1 << 14  # positions drawn at once: large enough that numpy's cost per call vanishes, small enough for a first batch in 1 ms
 
 
-def share(start: int, stop: int, part: int, parts: int) -> tuple[int, int]:
-    """Cut [start, stop) into contiguous parts, the first ones larger by one where it does not divide; return the bounds of one."""
-    if parts == 1:
+def share(start: int, stop: int, index: int, count: int) -> tuple[int, int]:
+    """Return the bounds of one of `count` contiguous shares of [start, stop); the first ones are larger by one where it does not divide."""
+    if count == 1:
         return start, stop
-    size, rest = divmod(stop - start, parts)
-    low = start + part * size + min(part, rest)
-    return low, low + size + (part < rest)
+    size, rest = divmod(stop - start, count)
+    low = start + index * size + min(index, rest)
+    return low, low + size + (index < rest)
 
 
 class GlobalBatch(NamedTuple):
@@ -145,19 +145,14 @@ class SampleOrder(BatchOrder):
         self.epoch_size = sampler.length - sampler.length % global_batch_size if drop_last else sampler.length
         self.steps_per_epoch = None if changes else -(-self.epoch_size // global_batch_size)
         self._plan = BatchPlan(self.epoch_size, global_batch_size, changes)
-        self._asked: tuple[int, GlobalBatch] | None = None
         # What has been drawn ahead.
         self._rows: dict[tuple[int, int, int], Indices] = {}  # by epoch, start and stop
-        self._keys: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # those of each part of a global batch
+        self._held: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # which rows, by the slice of a global batch: offset and size
         self._block: tuple[int, int, Indices] | None = None  # of a sampler with windows, several of them: by epoch and number
 
     def batch_at(self, samples: int) -> GlobalBatch:
-        asked = self._asked  # in a step several ask for the same one
-        if asked is None or asked[0] != samples:
-            epoch, start = divmod(samples, self.epoch_size)
-            batch = GlobalBatch(epoch, start, min(start + self._plan.size_at(samples), self.epoch_size))
-            asked = self._asked = samples, batch
-        return asked[1]
+        epoch, start = divmod(samples, self.epoch_size)
+        return GlobalBatch(epoch, start, min(start + self._plan.size_at(samples), self.epoch_size))
 
     def samples_after(self, step: int) -> int:
         return self._plan.samples_after(step)
@@ -173,17 +168,17 @@ class SampleOrder(BatchOrder):
         return self._from_windows(epoch, start, stop) if self._sampler.window > 1 else self._draw(epoch, start, stop)
 
     def _draw(self, epoch: int, start: int, stop: int) -> Indices:
-        """A rank reads the same part of one global batch after another: that part of the next ones is drawn with it, nobody else's."""
+        """Draw a slice, and the same one of the next global batches, nobody else's: a rank reads that of one after another."""
         stride, origin = self._plan.size_at(epoch * self.epoch_size + start), self._plan.origin(epoch, start)
         size = stop - start
         num_batches = min(max(1, _AHEAD // size), 1 + (self._sampler.length - stop) // stride)
         starts = start + stride * np.arange(num_batches)
         rows = self._sampler(epoch, (starts[:, None] + np.arange(size)).reshape(-1)).reshape(num_batches, size)
-        part = (start - origin) % stride, size
-        for key in self._keys.get(part, ()):
+        own_slice = (start - origin) % stride, size
+        for key in self._held.get(own_slice, ()):
             self._rows.pop(key, None)
-        self._keys[part] = [(epoch, first, first + size) for first in starts.tolist()]
-        self._rows.update(zip(self._keys[part], rows, strict=True))
+        self._held[own_slice] = [(epoch, first, first + size) for first in starts.tolist()]
+        self._rows.update(zip(self._held[own_slice], rows, strict=True))
         first_row: Indices = rows[0]
         return first_row
 
@@ -232,4 +227,4 @@ class SampleOrder(BatchOrder):
         return self._sampler(epoch, (first + np.arange(count)) % self._sampler.length)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": {}, "_keys": {}, "_block": None}  # for data-loader workers: each draws for itself
+        return {**self.__dict__, "_rows": {}, "_held": {}, "_block": None}  # for data-loader workers: each draws for itself

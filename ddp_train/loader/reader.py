@@ -14,8 +14,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Batch, Counted, DataSource, Indices, describe, map_tensors, tensors_of
 from ddp_train.loader.blend import Blend
-from ddp_train.loader.dataset_adapter import DatasetSource
-from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
 
 _TRIES = 100  # samples that are tried in the place of one that cannot be read
@@ -78,17 +76,14 @@ class TrainReader:
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool, blend: Blend | None = None) -> None:
         self.samples, self._order, self._skips, self._blend = Samples(source), order, skips, blend
-        self._mixture = source if isinstance(source, MixtureSource) else None
         self._augments = source.augments
-        self._dataset = source if isinstance(source, (DatasetSource, MixtureSource)) else None
 
     def indices(self, request: TrainRequest) -> Indices:
         return self._order.indices(request.epoch, request.start, request.stop)
 
     def __call__(self, request: TrainRequest) -> MicroBatch:
-        wanted = self._order.indices(request.epoch, request.start, request.stop)
-        positions = np.arange(request.start, request.stop) if self._augments or self._blend is not None else wanted
-        batch, wanted, skipped = self._read(request.epoch, wanted, positions)
+        positions = np.arange(request.start, request.stop)
+        batch, wanted, skipped = self._read(request.epoch, self.indices(request), positions)
         if self._blend is not None:
             others, _, _ = self._read(request.epoch, *self._order.partners(request.epoch, positions))
             batch = self._blend(batch, others, self._order.sample_keys(request.epoch, wanted, positions=positions))
@@ -105,10 +100,10 @@ class TrainReader:
         """Return samples of an epoch as they are trained on, which they are, and those that cannot be read.
 
         Args:
-            positions: theirs in the epoch's order, where something is decided by them.
+            positions: theirs in the epoch's order.
         """
-        if self._dataset is not None:  # its transforms draw while it is read
-            self._dataset.keys_of = partial(self._order.sample_keys, epoch)
+        source = self.samples.source
+        source.seed_reads(partial(self._order.sample_keys, epoch))
         skipped: tuple[BadSample, ...] = ()
         if self._skips:
             batch, wanted, skipped = self.samples.read_good(wanted, partial(self._order.others, epoch, count=_TRIES))
@@ -116,10 +111,7 @@ class TrainReader:
             batch = self.samples.read(wanted)
         if self._augments:
             keys = self._order.sample_keys(epoch, wanted, positions=positions)
-            if self._mixture is not None:
-                batch = self._mixture.augment_each(batch, keys, wanted)
-            else:
-                batch = self.samples.source.augment(batch, keys)
+            batch = source.augment_each(batch, keys, wanted)
         return batch, wanted, skipped
 
 
@@ -140,7 +132,7 @@ class EvalReader:
         batch, taken, skipped = self.samples.read_good(self.indices(request))
         if batch is not None:
             return as_micro_batch(batch, len(taken), skipped=skipped)
-        stand_in, _, _ = self.samples.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples))))
+        stand_in, _, _ = self.samples.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples.source))))
         return as_micro_batch(stand_in, 1, counts=False, skipped=skipped)
 
 
@@ -150,9 +142,6 @@ class Samples:
     def __init__(self, source: DataSource) -> None:
         self.source = source
         self._bad: dict[int, str] = {}
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def where(self, index: int) -> str:
         """Return the file that a sample comes from, as far as the source tells, in brackets."""
@@ -184,7 +173,7 @@ class Samples:
             others: gives for an index what to try in its place; None: bad samples are left out.
         """
         while True:
-            bad = [place for place, index in enumerate(indices.tolist()) if index in self._bad] if self._bad else []
+            bad = [row for row, index in enumerate(indices.tolist()) if index in self._bad] if self._bad else []
             skipped = tuple(BadSample(index, self._bad[index]) for index in indices[bad].tolist())
             taken = indices.copy() if others is not None else np.delete(indices, bad)
             if others is not None:

@@ -19,17 +19,17 @@ from torch.utils.data import IterableDataset
 
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Batch
-from ddp_train.loader.dataset_adapter import Collate, collate, facts_of
-from ddp_train.loader.loader import Evaluation, Loader
+from ddp_train.loader.dataset_adapter import AdaptedDataset, Collate, collate
+from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.order import BatchOrder, share
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
-from ddp_train.loader.stream_shard import comes_from, cut, reads_all
+from ddp_train.loader.stream_shard import comes_from, reads_all, shard
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 
 _KEPT_STEPS = 16  # more than are under way between the readers and the optimizer, which may be a few behind
 
 
-class Stream:
+class Stream(AdaptedDataset):
     """An iterable dataset as it is used here.
 
     Args:
@@ -48,8 +48,8 @@ class Stream:
         return collate(samples, self._fields, self._by)
 
     @property
-    def facts(self) -> Mapping[str, Any]:
-        return facts_of(self.dataset)
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"samples": self.length, **super().fingerprint}
 
     @property
     def length(self) -> int | None:
@@ -83,7 +83,7 @@ class StreamLoader(Loader):
         self._num_readers, self._num_workers, self._pin_memory = max(num_workers, 1), num_workers, pin_memory
         self._first_reader, self._all_readers = rank * self._num_readers, world_size * self._num_readers
         low, high = share(0, order.global_batch_size, rank, world_size)
-        bounds = [share(low, high, part, grad_accum_steps) for part in range(grad_accum_steps)]
+        bounds = [share(low, high, number, grad_accum_steps) for number in range(grad_accum_steps)]
         self._sizes = [stop - start for start, stop in bounds]  # those of 0 samples come last
         self._keeps_state = stream.has_state
         self._loaded: list[tuple[int, Any]] | None = None
@@ -96,28 +96,28 @@ class StreamLoader(Loader):
         positions = {number: pickle.dumps(position) if position else None for number, position in turns}  # the next reader's comes first
         num_read = sum(size > 0 for size in self._sizes)
         # The state after each reader's last micro-batch of a step is what a checkpoint may need.
-        requests = [_Request(size, place >= num_read - self._num_readers) for place, size in enumerate(self._sizes[:num_read])]
+        requests = [_Request(size, micro_step >= num_read - self._num_readers) for micro_step, size in enumerate(self._sizes[:num_read])]
         workers = WorkerPool(readers, pin_memory=self._pin_memory) if self._num_workers else None
         results = workers.results(cycle(requests)) if workers else map(readers[0], cycle(requests))
         micro_batch: MicroBatch | None = None
         try:
             while True:
                 samples += self.order.global_batch_size
-                for place in range(self.grad_accum_steps):
-                    if place < num_read:
+                for micro_step in range(self.grad_accum_steps):
+                    if micro_step < num_read:
                         batch, position = next(results)
                         number = next(iter(positions))
                         positions[number] = positions.pop(number)
-                        if requests[place].keeps_position:
+                        if requests[micro_step].keeps_position:
                             positions[number] = position
                             self._note(position)
-                        micro_batch = as_micro_batch(batch, requests[place].size)
+                        micro_batch = as_micro_batch(batch, requests[micro_step].size)
                         if self._pin_memory and workers is None:
                             micro_batch = micro_batch.pin_memory()
                     else:
                         assert micro_batch is not None  # a rank has a sample of each step at least
                         micro_batch = micro_batch._replace(counts=False)
-                    if place == num_read - 1:
+                    if micro_step == num_read - 1:
                         self._passed.append((samples, list(positions.items())))
                     yield micro_batch
         except WorkerDied as error:
@@ -175,7 +175,7 @@ class StreamLoader(Loader):
         return _Reader(self._stream, self._first_reader + number, self._all_readers, position)
 
 
-class StreamEvalLoader(Evaluation):
+class StreamEvalLoader(EvaluationLoader):
     """The evaluation data of one rank: each sample of one pass once over all ranks, no padding. The stream must end.
 
     Args: as for `EvalLoader`.
@@ -209,7 +209,7 @@ class StreamEvalLoader(Evaluation):
         return next(iter(StreamEvalLoader(stream, rank=self._rank, world_size=self._world_size, batch_size=self._batch_size)))
 
     def _samples(self, rank: int) -> Iterator[Any]:
-        return cut(self._stream.dataset, rank, self._world_size).samples()
+        return shard(self._stream.dataset, rank, self._world_size).samples()
 
 
 class _Request(NamedTuple):
@@ -237,7 +237,7 @@ class _Reader:
     def __call__(self, request: _Request) -> tuple[Batch, bytes | None]:
         """Return the next samples and the position after them: pickled, so that what is rarely looked at costs little on its way."""
         if self._samples is None:
-            self._shard = cut(self._stream.dataset, self._number, self._count)
+            self._shard = shard(self._stream.dataset, self._number, self._count)
             self._samples = self._all_samples()
         batch = self._stream.collate(list(islice(self._samples, request.size)))
         return batch, self._position_now() if request.keeps_position and self._stream.has_state else None

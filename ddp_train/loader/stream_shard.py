@@ -23,7 +23,7 @@ class StreamShard:
         return islice(iter(self.dataset), self.step - 1 if is_resumed else self.start, None, self.step)
 
 
-def cut(dataset: Any, index: int, count: int) -> StreamShard:
+def shard(dataset: Any, index: int, count: int) -> StreamShard:
     """Return shard `index` of `count`. Together they have every sample of one pass once, where a pass is the same wherever it is read.
 
     In this order: Hugging Face's own split, WebDataset's (its tar files), the dataset's `shard(num_shards, index)`, and every `count`-th

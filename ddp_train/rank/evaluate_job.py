@@ -32,11 +32,11 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_start
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.phase import Phase, PhaseTracker
-from ddp_train.training.build.build import build_evaluated
+from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.predict import predict
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.parts.components import Evaluated
+from ddp_train.training.parts.components import EvaluationParts
 from ddp_train.training.record.records import Records
 from ddp_train.training.state.data_identity import known_meaning
 from ddp_train.training.state.weights import put_weights, read_weights
@@ -60,7 +60,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
             print(summary.opening(job, world), flush=True)
         known = known_meaning(Path(task.run if task.watches else task.checkpoint)) if world.is_main else {}
         answers, meaning = world.from_main((answers_of(Path(task.run)), known) if world.is_main else None)
-        components = build_evaluated(job.config, world, answers, meaning)
+        components = build_evaluation(job.config, world, answers, meaning)
     seen = {int(record["step"]) for record in read_records(job.run_folder.root)}  # by an attempt before this one
     last, metrics = max(seen, default=0), dict[str, float]()
     records: Records | None = None
@@ -100,7 +100,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     return DONE
 
 
-def _work(job: Job, task: Task, components: Evaluated, state: TrainState, world: World, tracker: PhaseTracker) -> dict[str, float]:
+def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, world: World, tracker: PhaseTracker) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
     folder_of, loaders = partial(job.run_folder.predictions_of, state.step), components.eval_loaders.values()
     counts = [len(loader) if isinstance(loader, EvalLoader) else None for loader in loaders]
@@ -124,7 +124,9 @@ def _work(job: Job, task: Task, components: Evaluated, state: TrainState, world:
     return metrics
 
 
-def _load(checkpoint: Path, components: Evaluated, state: TrainState, world: World, tracker: PhaseTracker, *, is_verified: bool) -> str:
+def _load(
+    checkpoint: Path, components: EvaluationParts, state: TrainState, world: World, tracker: PhaseTracker, *, is_verified: bool
+) -> str:
     """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or "". Collective.
 
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.

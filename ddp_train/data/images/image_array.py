@@ -91,7 +91,7 @@ class ImageArray(DataSource):
 
     @property
     def meaning(self) -> Mapping[str, Any]:
-        return {"mean": self._mean, "std": self._std}
+        return {**super().meaning, "mean": self._mean, "std": self._std}
 
     @property
     def augments(self) -> bool:
@@ -264,8 +264,8 @@ class EncodedImages:
 
     def __getitem__(self, indices: Indices, /) -> NDArray[np.uint8]:
         images_BCHW = np.empty((len(indices), *self.shape[1:]), np.uint8)
-        for place in np.argsort(indices):  # neighbours lie side by side on the disk, in one shard
-            index = int(indices[place])
+        for row in np.argsort(indices):  # neighbours lie side by side on the disk, in one shard
+            index = int(indices[row])
             image = self._decode(index)
             if image.shape != self.shape[1:]:
                 H, W = self.shape[2:]
@@ -273,7 +273,7 @@ class EncodedImages:
                 expected = f"{H} x {W}, as the first image, {self._files.name(0)}"
                 fix = f"data.image_size={min(H, W)}, which resizes all to one size"
                 raise DataError(key="data.image_size", happened=happened, expected=expected, fix=fix)
-            images_BCHW[place] = image
+            images_BCHW[row] = image
         return images_BCHW
 
     def decode_all(self) -> NDArray[np.uint8]:

@@ -32,12 +32,12 @@ from ddp_train.training.build.optimization import groups_of, make_optimizer, mak
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.loop import callbacks
 from ddp_train.training.parts.compiled import compile_model, note
-from ddp_train.training.parts.components import Components, Evaluated, with_loss
+from ddp_train.training.parts.components import Components, EvaluationParts, with_loss
 from ddp_train.training.parts.metric import build_metrics, goals_of
 from ddp_train.training.parts.turn import make_turns, takes_turns
 from ddp_train.training.record.throughput import measure, peak_of
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.state.data_identity import adopt, identity_of, meaning_of, require_meaning
+from ddp_train.training.state.data_identity import identity_of, require_meaning
 from ddp_train.traits import require_rows
 
 _NOTHING: Mapping[str, Any] = {}
@@ -137,12 +137,12 @@ def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, di
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
         train_source = data.make_source(config, key="data")
-        eval_sources = data.make_eval_sources(config)
-    meaning = meaning_of(train_source)
+        eval_sources = {key: data.make_source(config, key=key) for key in config.evaluation_sets()}
+    meaning = train_source.meaning
     for key, source in eval_sources.items():
-        adopt(source, meaning)
+        source.adopt(meaning)
         data.require_same_facts(train_source.facts, source.facts, key=key)
-        require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
+        require_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data((train_source, *eval_sources.values()), config.loader, world)
     return train_source, eval_sources
 
@@ -151,7 +151,7 @@ def _strategy(config: RunConfig) -> Strategy:
     return adapted(Strategy, instantiate(config.strategy, key="strategy"), required=["prepare"])
 
 
-def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any] = _NOTHING) -> Evaluated:
+def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any] = _NOTHING) -> EvaluationParts:
     """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer. Collective.
 
     The strategy serves where it cuts the model among the ranks, which may be too large for one; else the model is whole.
@@ -169,11 +169,11 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
         raise conflict("data.eval", "is null: the run has no evaluation data", "{}", expected=expected)
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():
-        sources = data.make_eval_sources(config)
+        sources = {key: data.make_source(config, key=key) for key in config.evaluation_sets()}
     for key, source in sources.items():
-        adopt(source, meaning)
+        source.adopt(meaning)
         auto.require_kind(answers, source.facts)
-        require_meaning(meaning_of(source), meaning, key=key, accepted=config.accept_changed_data)
+        require_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)
     facts = next(iter(sources.values())).facts
     added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric
@@ -182,7 +182,7 @@ def build_evaluated(config: RunConfig, world: World, answers: Mapping[str, Any],
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
     is_cut = strategy.computes_together and world.has_group
-    return Evaluated(
+    return EvaluationParts(
         model=model,
         trained=strategy.prepare(trained.requires_grad_(False), world.device, world.size) if is_cut else trained.to(world.device),
         objective=objective,

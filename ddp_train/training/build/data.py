@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,15 +18,14 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, conflict
 from ddp_train.interfaces import DataSource
 from ddp_train.loader.blend import Blend
-from ddp_train.loader.dataset_adapter import as_source, dataset_of
-from ddp_train.loader.loader import EvalLoader, Evaluation, Loader, TrainLoader, require_samples
+from ddp_train.loader.dataset_adapter import Collate, as_source, dataset_of
+from ddp_train.loader.loader import EvalLoader, EvaluationLoader, Loader, TrainLoader, require_samples
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.reader import LengthPlan
 from ddp_train.loader.sampler import labels_of, sampler_from
 from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, is_stream
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.state.data_identity import adopt, meaning_of
 
 
 def make_data(config: RunConfig, *, key: str) -> Any:
@@ -45,30 +44,25 @@ def make_data(config: RunConfig, *, key: str) -> Any:
 
 def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
     """Return the data of one split as the loaders read it."""
-    made, fields, node = make_data(config, key=key), config.loader.fields, config.loader.collate
+    node = config.loader.collate
+    made = make_data(config, key=key)
     collate = instantiate(node, key="loader.collate") if node is not None else None
     if not callable(collate) and collate is not None:
         expected = "a function that takes a list of samples, or a class whose objects do"
         raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
-    if isinstance(made, Mixture):
-        parts = {name: _part(each, name, fields, collate) for name, each in made.sources.items()}
-        for part in list(parts.values())[1:]:
-            adopt(part, meaning_of(next(iter(parts.values()))))  # one vocabulary for all
-        return MixtureSource(parts, made.weights)
-    return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
+    return adapt(made, config.loader.fields, collate)
 
 
-def _part(made: Any, name: str, fields: list[str] | None, collate: Any) -> DataSource:
-    if is_stream(made):
-        happened = f"is a stream ({type(made).__name__}): its samples have no positions to draw from, nor to go back to"
-        expected = "data with positions (`ddp-train help docs/data.md`)"
-        raise ConfigError(key=f"data.sources.{name}.data", happened=happened, expected=expected)
-    return as_source(made, fields, collate)
-
-
-def make_eval_sources(config: RunConfig) -> dict[str, DataSource | Stream]:
-    """Return the data of each evaluation set by its key, as the loaders read it; {} where nothing is evaluated."""
-    return {key: make_source(config, key=key) for key in config.evaluation_sets()}
+def adapt(made: Any, fields: Sequence[str] | None = None, collate: Collate | None = None) -> DataSource | Stream:
+    """Return what a `_target_` made as the loaders read it."""
+    if not isinstance(made, Mixture):
+        return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
+    for name, each in made.sources.items():
+        if is_stream(each):
+            happened = f"is a stream ({type(each).__name__}): its samples have no positions to draw from, nor to go back to"
+            expected = "data with positions (`ddp-train help docs/data.md`)"
+            raise ConfigError(key=f"data.sources.{name}.data", happened=happened, expected=expected)
+    return MixtureSource({name: as_source(each, fields, collate) for name, each in made.sources.items()}, made.weights)
 
 
 def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
@@ -111,18 +105,18 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
         batches = BatchOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
         return StreamLoader(source, batches, **reading)
     require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
-    own, mixed = _own_sampler(source, config), None
+    own, mixture = _own_sampler(source, config), None
     if isinstance(source, MixtureSource):
         if own is not None:
             raise conflict("loader.sampler", "is given, and the weights of data.sources say which sample comes when", "null")
-        own = mixed = source.sampler(
+        own = mixture = source.sampler(
             seed=config.seed,
             sampling=loader.sampling,
             sample_weights=loader.sample_weights,
             multiple_of=batch.global_batch_size if loader.drop_last else 1,
         )
     reading["blend"] = _blend(source.facts, loader)
-    reading["mixed"] = mixed if loader.bucket_batches is None else None  # within a window of batches nobody keeps count
+    reading["mixture"] = mixture if loader.bucket_batches is None else None  # within a window of batches nobody keeps count
     sampler = sampler_from(
         source,
         seed=config.seed,
@@ -162,12 +156,12 @@ def make_lengths(source: DataSource | Stream, trainer: TrainerConfig) -> LengthP
     return LengthPlan(whole, changes)
 
 
-def make_eval_loaders(sources: Mapping[str, DataSource | Stream], config: RunConfig, world: World) -> dict[str, Evaluation]:
+def make_eval_loaders(sources: Mapping[str, DataSource | Stream], config: RunConfig, world: World) -> dict[str, EvaluationLoader]:
     """Return what reads each evaluation set on this rank, by its name: "" for `data.eval`."""
     return {set_name(key): _eval_loader(source, config, world, key=key) for key, source in sources.items()}
 
 
-def _eval_loader(source: DataSource | Stream, config: RunConfig, world: World, *, key: str) -> Evaluation:
+def _eval_loader(source: DataSource | Stream, config: RunConfig, world: World, *, key: str) -> EvaluationLoader:
     loader, batch_size = config.loader, config.evaluation.batch_size
     limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
     most = min(limits, default=None)

@@ -39,7 +39,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import batch_size, describe, tensors_of
 from ddp_train.system.files import appears_whole
-from ddp_train.training.build.build import build_evaluated
+from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.finished_run import load, typed_config
 from ddp_train.training.inference.predict import infer, inputs_of
 from ddp_train.training.state.weights import AVERAGES, find, put_weights, read_weights
@@ -224,7 +224,7 @@ def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, 
         "loader": {**config["loader"], "num_workers": 0, "on_device": False},
         "data": {**config["data"], "eval": config["data"].get("eval") or {}},
     }
-    components = build_evaluated(typed_config({**config, **changes}), alone(), {})
+    components = build_evaluation(typed_config({**config, **changes}), alone(), {})
     put_weights(checkpoint, read_weights(checkpoint), components.modules)
     assert components.eval_loader is not None
     batch = components.eval_loader.peek()

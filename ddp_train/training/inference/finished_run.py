@@ -21,10 +21,10 @@ from ddp_train.config.targets.target import set_name
 from ddp_train.distributed.world import alone
 from ddp_train.metrics.jsonl import read_records
 from ddp_train.run_folder.trust import require_trust
-from ddp_train.training.build.data import make_data
+from ddp_train.training.build.data import adapt, make_data
 from ddp_train.training.build.model import build_model
 from ddp_train.training.seeding import random_state, set_random_state
-from ddp_train.training.state.data_identity import adopt, meaning_of, require_meaning, saved_identity
+from ddp_train.training.state.data_identity import require_meaning, saved_identity
 from ddp_train.training.state.weights import find, put_weights, read_weights
 
 
@@ -38,7 +38,7 @@ class FinishedRun:
     config: dict[str, Any]  # as composed, everything resolved, each `auto` replaced by its value
     model: nn.Module  # in evaluation mode
     typed: RunConfig  # `config`, typed
-    meaning: Mapping[str, Any]  # of the numbers in its data, to the model (`data_identity.meaning_of`)
+    meaning: Mapping[str, Any]  # of the numbers in its data, to the model (`DataSource.meaning`)
 
     @cached_property
     def data(self) -> Any:
@@ -57,8 +57,9 @@ class FinishedRun:
 
     def _make_data(self, key: str) -> Any:
         data = make_data(self.typed, key=key)
-        adopt(data, self.meaning)
-        require_meaning(meaning_of(data), self.meaning, key=key, accepted=self.typed.accept_changed_data)
+        source = adapt(data)
+        source.adopt(self.meaning)
+        require_meaning(source.meaning, self.meaning, key=key, accepted=self.typed.accept_changed_data)
         return data
 
     @property

@@ -18,16 +18,16 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Place, cut, describe, is_cut, own_rows, plain_name
 from ddp_train.loader.device_copy import batch_on, copied_ahead
-from ddp_train.loader.loader import EvalLoader, Evaluation
+from ddp_train.loader.loader import EvalLoader, EvaluationLoader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts import metric
-from ddp_train.training.parts.components import Components, Evaluated
+from ddp_train.training.parts.components import Components, EvaluationParts
 from ddp_train.training.record.predictions import PredictionFiles
 from ddp_train.traits import has_modes
 
 
 def evaluate(
-    components: Evaluated,
+    components: EvaluationParts,
     world: World,
     *,
     predictions: Callable[[str], Path] | None = None,
@@ -63,7 +63,7 @@ def evaluate(
 
 
 @contextmanager
-def as_evaluated(components: Evaluated) -> Iterator[None]:
+def as_evaluated(components: EvaluationParts) -> Iterator[None]:
     """Set the model to evaluation: its mode, no gradients, a callback's averaged weights. It may be entered twice."""
     modules = [module for module in (components.model, components.objective) if isinstance(module, nn.Module)]
     with torch.no_grad(), model_log.taken_by(None), _averaged(components), _in_eval_mode(modules):
@@ -123,8 +123,8 @@ def training_mode(optimizer: Optimizer, trained: Sequence[Tensor] = ()) -> None:
 
 
 def _evaluate_set(
-    components: Evaluated,
-    loader: Evaluation,
+    components: EvaluationParts,
+    loader: EvaluationLoader,
     world: World,
     *,
     predictions: Path | None,
@@ -175,7 +175,7 @@ def _evaluate_set(
     return metrics | ({"skipped_samples": skipped} if loader.skips else {})
 
 
-def averages(components: Evaluated) -> Mapping[str, Tensor]:
+def averages(components: EvaluationParts) -> Mapping[str, Tensor]:
     """Return a callback's averaged weights for evaluation, by the model's names and with its shapes; {} where there are none."""
     name = components.averaging
     if name is None:
@@ -196,7 +196,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _averaged(components: Evaluated) -> Iterator[None]:
+def _averaged(components: EvaluationParts) -> Iterator[None]:
     """Give the model a callback's averaged weights, if any, and afterwards its own. An error ends the run.
 
     Where the types are the same, tensors are exchanged and not copied: so averages of buffers become rank 0's, too. Rows of tensors that

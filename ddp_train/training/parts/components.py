@@ -16,7 +16,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, Joint, Objective, Scheduler, Strategy, SupportsCompare, SupportsPredict, overrides
 from ddp_train.loader.device_copy import batch_on
-from ddp_train.loader.loader import Evaluation, Loader
+from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.reader import LengthPlan, MicroBatch
 from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, goals_of
@@ -26,14 +26,14 @@ from ddp_train.training.seeding import random_state, set_random_state
 
 
 @dataclass(kw_only=True)
-class Evaluated:
+class EvaluationParts:
     """What evaluation works with, also where nothing is trained."""
 
     model: nn.Module  # as the config says
     trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
     objective: Objective
     amp: Amp
-    eval_loaders: Mapping[str, Evaluation]  # by the names of the evaluation sets, that without a name first; {}: nothing is evaluated
+    eval_loaders: Mapping[str, EvaluationLoader]  # by the names of the evaluation sets, that without a name first; {}: nothing is evaluated
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
     computes_together: bool = False  # every forward is a collective
@@ -58,7 +58,7 @@ class Evaluated:
         return goals_of(self.objective, self.metrics, self.eval_loaders)
 
     @property
-    def eval_loader(self) -> Evaluation | None:
+    def eval_loader(self) -> EvaluationLoader | None:
         """What reads the evaluation data without a name, or the first set where there is none; None: nothing is evaluated."""
         return next(iter(self.eval_loaders.values()), None)
 
@@ -78,7 +78,7 @@ def with_loss(trained: nn.Module, objective: Objective) -> Joint:
 
 
 @dataclass(kw_only=True)
-class Components(Evaluated):
+class Components(EvaluationParts):
     """Everything that the loop works with."""
 
     module: nn.Module  # what computes the loss, as the strategy wraps it; with turns what is trained, as it is: each turn has its own

@@ -1,7 +1,7 @@
 """By what a run's data is known again: in each checkpoint, and compared wherever a run goes on or its weights are used.
 
     order      what decides which sample comes at which position, by config keys
-    data       how many samples there are, and what the data says of itself: sizes, names, first and last bytes
+    data       how many samples there are, and what the data says of itself: sizes, names, first and last bytes; a mixture's weights
     meaning    what its numbers mean: vocabulary, classes, tokenizer, mean and std
 
 What differs is refused with both values, or accepted by `accept_changed_data`, whose code says exactly what is accepted: another change
@@ -11,14 +11,12 @@ later is refused again. docs/invariants.md has a table of what could differ, doc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
-from torch.utils.data import TensorDataset
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.read import read_shared
@@ -26,10 +24,9 @@ from ddp_train.config.auto import plain
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
 from ddp_train.config.tree import at
-from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, UserError
-from ddp_train.loader.dataset_adapter import DatasetSource, label_of
+from ddp_train.errors import UserError
+from ddp_train.interfaces import DataSource, few
 from ddp_train.loader.loader import Loader
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
@@ -44,11 +41,10 @@ _KEY, _BATCH = "accept_changed_data", "trainer.global_batch_size"
 _LOADER = ("loader.drop_last", "loader.sampling", "loader.bucket_batches", "loader.sampler")
 _ORDER = ("seed", "trainer.batch_size_schedule", "debug.overfit", *_LOADER)
 _PROBED = 64  # positions of the order; a function of others' (`loader.sampler`) has no other identity
-_OF_ONE = ("mean", "std")  # which the sources of a mixture may each have of their own
 _SHOWN = 8
 
 
-def identity_of(source: Any, loader: Loader, config: RunConfig) -> Identity:
+def identity_of(source: DataSource | Stream, loader: Loader, config: RunConfig) -> Identity:
     """Return by what the training data and the order of its samples are known again. Its cost does not grow with the data."""
     order = {_BATCH: config.batch.global_batch_size, **{key: at(config.tree, key) for key in _ORDER}}
     if config.loader.sample_weights is not None:  # the file has been read: to hash it costs little beside that
@@ -56,32 +52,10 @@ def identity_of(source: Any, loader: Loader, config: RunConfig) -> Identity:
     if isinstance(loader.order, SampleOrder):
         first = loader.order.indices(0, 0, min(_PROBED, loader.order.epoch_size))
         order["the first samples"] = xxhash.xxh3_64_hexdigest(first.tobytes())
-    data: dict[str, Any] = {}
-    for key, part in _parts(source):
-        if isinstance(source, MixtureSource):
-            order[f"{key}.weight"] = source.weights[key.rpartition(".")[2]]
-        data[f"{key}.samples"] = part.length if isinstance(part, Stream) else len(part)
-        data |= {f"{key}.{name}": value for name, value in fingerprint_of_dataset(_raw(part)).items()}
-    return {name: plain(part) for name, part in {"order": order, "data": data, "meaning": meaning_of(source)}.items()}
-
-
-def meaning_of(data: Any) -> dict[str, Any]:
-    """Return what the numbers of data mean, of a source or of what the config names. Raises ConfigError: not the same in a mixture."""
-    found: dict[str, Any] = {}
-    for key, part in _parts(data):
-        for name, value in plain(_meaning(_raw(part))).items():
-            if found.setdefault(name, value) != value:
-                if name not in _OF_ONE:
-                    raise ConfigError(key=key, happened=_change(name, found[name], value), expected="sources whose numbers mean the same")
-                found[name] = None
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def adopt(data: Any, meaning: Mapping[str, Any]) -> None:
-    """Give the samples the numbers that they have in `meaning`, where the data can do that."""
-    for _, part in _parts(data):
-        if hasattr(_raw(part), "adopt"):
-            _raw(part).adopt(meaning)
+    # Those two say their numbers of samples themselves: each source its own, and none where a stream does not know it.
+    known = source.fingerprint if isinstance(source, (MixtureSource, Stream)) else {"samples": len(source), **source.fingerprint}
+    data = {f"data.{name}": value for name, value in known.items()}
+    return {name: plain(part) for name, part in {"order": order, "data": data, "meaning": source.meaning}.items()}
 
 
 def require_meaning(own: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
@@ -89,7 +63,7 @@ def require_meaning(own: Mapping[str, Any], known: Mapping[str, Any], *, key: st
 
     Raises UserError with both values.
     """
-    before, now = ({name: values[name] for name in own.keys() & known.keys()} for values in (known, own))
+    before, now = ({name: plain(values[name]) for name in own.keys() & known.keys()} for values in (known, own))
     happened = "the numbers of the data mean something else than the model was trained with"
     return _accept({"meaning": before}, {"meaning": now}, accepted=accepted, key=key, happened=happened)
 
@@ -152,47 +126,12 @@ def require_alike(identity: Identity, world: World) -> None:
         raise UserError(key="data", happened=happened, expected="the same data on every machine", fix="copy it again")
 
 
-def _parts(data: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the data sets of a mixture by their keys, or the one that it is."""
-    if isinstance(data, MixtureSource):
-        yield from ((f"data.sources.{name}", part) for name, part in zip(data.names, data.parts, strict=True))
-    elif isinstance(data, Mixture):
-        yield from ((f"data.sources.{name}", part) for name, part in data.sources.items())
-    else:
-        yield "data", data
-
-
-def _raw(part: Any) -> Any:
-    return part.dataset if isinstance(part, (DatasetSource, Stream)) else part
-
-
-def fingerprint_of_dataset(dataset: Any) -> Mapping[str, Any]:
-    """Return by what a data set is known again, beside its length."""
-    if isinstance(own := getattr(dataset, "fingerprint", None), Mapping):
-        return own
-    if isinstance(dataset, TensorDataset) and len(dataset):
-        rows = [tensor[place].cpu().contiguous() for place in (0, -1) for tensor in dataset.tensors]
-        return {"first_and_last": [xxhash.xxh3_64_hexdigest(row.view(-1).view(torch.uint8).numpy().tobytes()) for row in rows]}
-    return {}
-
-
-def _meaning(dataset: Any) -> Mapping[str, Any]:
-    if isinstance(own := getattr(dataset, "meaning", None), Mapping) and own:
-        return own
-    classes = getattr(dataset, "classes", None)
-    if classes is None and (label := label_of(dataset)):
-        classes = getattr(dataset.features[label], "names", None)
-    return {"classes": list(classes)} if isinstance(classes, (list, tuple)) else {}
-
-
 def _change(name: str, before: Any, now: Any) -> str:
     """Say how a value has changed; of a vocabulary and of classes, which have gone and which have come."""
     if not (isinstance(before, list) and isinstance(now, list)) and name != "vocabulary":
         return f"{name}: {before} -> {now}"
     gone, come = [each for each in before or () if each not in (now or ())], [each for each in now or () if each not in (before or ())]
-    return f"{name}: without {_listed(gone)}, and with {_listed(come)} now" if gone or come else f"{name}: in another order"
-
-
-def _listed(values: list[Any]) -> str:
-    shown = ", ".join(map(repr, values[:_SHOWN])) or "none"
-    return f"{shown} and {len(values) - _SHOWN} more" if len(values) > _SHOWN else shown
+    if not gone and not come:
+        return f"{name}: in another order"
+    without, new = (few([*map(repr, values)]) or "none" for values in (gone, come))
+    return f"{name}: without {without}, and with {new} now"

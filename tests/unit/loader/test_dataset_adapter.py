@@ -16,7 +16,7 @@ from ddp_train.data.synthetic_images import SyntheticImages
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import DataSource
 from ddp_train.loader import dataset_adapter as module
-from ddp_train.loader.dataset_adapter import DatasetSource, as_source, collate
+from ddp_train.loader.dataset_adapter import DatasetSource, as_source, collate, keys_without_epochs
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
@@ -141,7 +141,7 @@ def test_numpy_and_torch_get_streams_of_their_own():
             return int.from_bytes(np.random.bytes(4), "little") % 2**31, int(torch.randint(2**31, (1,)))
 
     source = as_source(Words())
-    source.keys_of = lambda indices: indices.astype(np.uint64) * 0x1_0000_0001 + 5
+    source.seed_reads(lambda indices: indices.astype(np.uint64) * 0x1_0000_0001 + 5)
     numpy, tensor = source.batch(np.arange(10))
     assert not set(numpy.tolist()) & set(tensor.tolist())
 
@@ -150,7 +150,7 @@ def test_a_sample_draws_what_its_key_says():
     """The numbers of a run that goes on from a checkpoint: they may not change with what draws beside."""
     source = as_source(Jittered())
     index, one, other, third = (column[1].item() for column in source.batch(np.asarray([5, 3])))
-    key = int(source.keys_of(np.asarray([3]))[0])
+    key = int(keys_without_epochs(np.asarray([3]))[0])
     random.seed(key)
     np.random.seed(key % 2**32)
     torch.manual_seed(key >> 32)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.interfaces import Indices
 from ddp_train.loader.dataset_adapter import DatasetSource, as_source
-from ddp_train.loader.mixture import Mixed, MixtureSource
+from ddp_train.loader.mixture import MixtureSampler, MixtureSource
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.reader import TrainReader, TrainRequest
 from ddp_train.loader.sampler import Shuffled, key_of
@@ -120,12 +120,12 @@ WEIGHTS = {"large": 6.0, "small": 3.0, "rare": 0.1}
 SHARES = np.asarray(list(WEIGHTS.values())) / sum(WEIGHTS.values())
 
 
-def mixed(seed: int = 0, **changes: float) -> Mixed:
+def mixed(seed: int = 0, **changes: float) -> MixtureSampler:
     samplers = {name: Shuffled(length, seed=key_of(seed, number, 7)) for number, (name, length) in enumerate(LENGTHS.items())}
-    return Mixed(samplers, list(LENGTHS.values()), WEIGHTS | changes, seed=seed)
+    return MixtureSampler(samplers, list(LENGTHS.values()), WEIGHTS | changes, seed=seed)
 
 
-def drawn(sampler: Mixed, start: int, stop: int) -> np.ndarray:
+def drawn(sampler: MixtureSampler, start: int, stop: int) -> np.ndarray:
     """Return the indices at positions of the run, whatever their epochs."""
     epochs, positions = np.divmod(np.arange(start, stop), sampler.length)
     return np.concatenate([sampler(int(epoch), positions[epochs == epoch]) for epoch in np.unique(epochs)])
@@ -154,7 +154,7 @@ def test_each_source_has_every_sample_once_before_any_comes_again() -> None:
 
 def test_a_position_is_drawn_alone_as_with_all_others_also_by_a_worker() -> None:
     every = drawn(mixed(), 0, 12_000)
-    sampler: Mixed = pickle.loads(pickle.dumps(mixed()))
+    sampler: MixtureSampler = pickle.loads(pickle.dumps(mixed()))
     for position in (11_999, 0, 4095, 4096, 3570, 3569):
         assert drawn(sampler, position, position + 1)[0] == every[position]
     assert not np.array_equal(every[:100], drawn(mixed(seed=1), 0, 100))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.loader.stream_shard import cut
+from ddp_train.loader.stream_shard import shard
 from tests.unit.loader.streams import make
 
 
@@ -26,6 +26,6 @@ def test_the_shards_together_have_every_sample_once(kind: str, count: int, tmp_p
     for name, value in {"RANK": "0", "WORLD_SIZE": str(count), "WORKER": "0", "NUM_WORKERS": "2" if count > 1 else "1"}.items():
         monkeypatch.setenv(name, value)  # what WebDataset's own splitters would look at
     dataset = make(kind, tmp_path)
-    found = [[value_of(sample) for sample in cut(dataset, index, count).samples()] for index in range(count)]
+    found = [[value_of(sample) for sample in shard(dataset, index, count).samples()] for index in range(count)]
     assert sorted(chain.from_iterable(found)) == list(range(24))
     assert kind == "web" or {len(part) for part in found} == {24 // count}  # that one gives whole tar files

@@ -17,8 +17,9 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Indices
 from ddp_train.launch.job import Job
+from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.training.build.build import build, build_evaluated
+from ddp_train.training.build.build import build, build_evaluation
 from ddp_train.training.inference.finished_run import load
 from ddp_train.training.state import data_identity
 from ddp_train.training.state.checkpoints import resume
@@ -125,11 +126,11 @@ def test_a_vocabulary_is_that_of_the_run(tmp_path: Path) -> None:
         config = checked(base=char_text(other, f"+data.eval.path={other}"))
         if outcome:
             with pytest.raises(DataError) as refused:
-                build_evaluated(config, alone(), {}, known)
+                build_evaluation(config, alone(), {}, known)
             assert outcome in refused.value.happened
         else:  # fewer characters have the numbers that they have in the run
-            (loader,) = build_evaluated(config, alone(), {"model.vocab_size": len(known["vocabulary"])}, known).eval_loaders.values()
-            assert data_identity.meaning_of(loader.source) == known  # type: ignore[attr-defined]
+            (loader,) = build_evaluation(config, alone(), {"model.vocab_size": len(known["vocabulary"])}, known).eval_loaders.values()
+            assert loader.source is not None and loader.source.meaning == known
     assert load(run).data.meaning == known
     path.write_text(text.replace("z", "\x01"))
     with pytest.raises(DataError, match="x01"):
@@ -171,8 +172,8 @@ def test_classes_of_a_users_data_are_those_that_the_model_knows(tmp_path: Path) 
     assert known == {"classes": ["cat", "dog"]}
     for other in (named("dog", "cat"), named("cat", "wolf")):
         with pytest.raises(UserError, match="classes") as refused:
-            build_evaluated(checked(base=other), alone(), {}, known)
-        build_evaluated(checked(f"accept_changed_data={code_of(refused.value)}", base=other), alone(), {}, known)
+            build_evaluation(checked(base=other), alone(), {}, known)
+        build_evaluation(checked(f"accept_changed_data={code_of(refused.value)}", base=other), alone(), {}, known)
         with pytest.raises(UserError, match="classes"):
             resumed(tmp_path, base=other)
         with pytest.raises(UserError, match=r"init_from: .*mean something else"):
@@ -183,7 +184,7 @@ def test_classes_of_a_users_data_are_those_that_the_model_knows(tmp_path: Path) 
 
 def test_tensors_are_known_by_their_first_and_last_row() -> None:
     def found(tensor: torch.Tensor) -> Mapping[str, Any]:
-        return data_identity.fingerprint_of_dataset(TensorDataset(tensor))
+        return as_source(TensorDataset(tensor)).fingerprint
 
     rows = torch.arange(12.0).view(4, 3).to(torch.bfloat16)
     assert found(rows) == found(rows.clone()) != found(rows.flip(0))
