@@ -52,7 +52,7 @@ def _lines(report: ClusterReport) -> Iterator[tuple[str, Mapping[int, str]]]:
     yield "open files", {number: str(machine.open_files) for number, machine in machines.items()}
     infiniband = {number: machine for number, machine in machines.items() if machine.adapters}
     yield "locked memory", {number: _size(machine.locked_bytes, "unlimited") for number, machine in infiniband.items()}
-    yield "InfiniBand", {number: f"{each.active_adapters} of {len(each.adapters)} active" for number, each in infiniband.items()}
+    yield "InfiniBand", {number: f"{machine.active_adapters} of {len(machine.adapters)} active" for number, machine in infiniband.items()}
     if report.count > 1:
         yield "clock", {number: f"{ahead:+.0f} s".replace("-0 ", "+0 ") for number, ahead in report.clocks.items()}
         yield "reaches", {number: f"not {len(peer.unreached)}" if peer.unreached else "all others" for number, peer in peers.items()}

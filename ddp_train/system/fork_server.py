@@ -105,18 +105,18 @@ def spawn_fork_server(environment: Mapping[str, str], imports: Sequence[str], *,
         imports: modules that it imports while there is no request, in this order.
         command: the command to run instead of `interpreter()`.
     """
-    door, theirs = socket.socketpair()
-    theirs.set_inheritable(True)
+    door, server_end = socket.socketpair()
+    server_end.set_inheritable(True)
     words = [*(command or interpreter()), *imports]
     pid = os.posix_spawn(
         words[0],
         words,
-        {**environment, handover.FORK_SERVER: f"{theirs.fileno()}:{os.getpid()}"},
+        {**environment, handover.FORK_SERVER: f"{server_end.fileno()}:{os.getpid()}"},
         setsid=True,  # Ctrl-C on the terminal reaches the owner alone
         setsigmask=STOP_SIGNALS,  # until it has put aside Python's own handler, which would show a traceback
         setsigdef=STOP_SIGNALS,
     )
-    theirs.close()
+    server_end.close()
     return ForkServer(Child(pid), door, is_loaded=False)
 
 
@@ -125,17 +125,17 @@ def fork_as_server(entry: Entry, *, without: Sequence[int] = ()) -> ForkServer:
 
     `without`: descriptors that it closes: a lock or a port would stay taken as long as it has them.
     """
-    door, theirs = socket.socketpair()
+    door, server_end = socket.socketpair()
     owner = os.getpid()
 
     def wait() -> int:
         for descriptor in (door.detach(), *without):
             os.close(descriptor)
         os.setsid()
-        return _serve(theirs, owner, entry)
+        return _serve(server_end, owner, entry)
 
     child = fork(wait)
-    theirs.close()
+    server_end.close()
     return ForkServer(child, door, is_loaded=True)
 
 
