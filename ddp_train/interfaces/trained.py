@@ -90,41 +90,44 @@ def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> se
     return chosen
 
 
-def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+def repeated_blocks(model: nn.Module, *, with_layers: bool = False) -> dict[str, nn.Module]:
     """Return the blocks that a model is made of, by name; {} where nothing repeats.
 
-    These are modules of a class that comes twice at least in one ModuleList, ModuleDict or Sequential, and that have parts and parameters
-    themselves: no single layers. One inside another is not returned.
+    These are modules with parameters that lie beside another one of their class in a ModuleList, ModuleDict or Sequential; single layers
+    only where they are asked for. One inside another is not returned.
     """
-    classes = set[type[nn.Module]]()
+    found = set[nn.Module]()
     for container in model.modules():
         if isinstance(container, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
-            counts = Counter(type(part) for part in container.children() if _is_made_of_parts(part))
-            classes |= {kind for kind, count in counts.items() if count > 1}
-    return _outermost({name: module for name, module in model.named_modules() if type(module) in classes and _is_made_of_parts(module)})
+            blocks = [part for part in container.children() if _is_block(part, with_layers)]
+            counts = Counter(map(type, blocks))
+            found |= {block for block in blocks if counts[type(block)] > 1}
+    return _outermost({name: module for name, module in model.named_modules() if module in found})
 
 
-def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str) -> dict[str, nn.Module]:
+def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str, for_shards: bool = False) -> dict[str, nn.Module]:
     """Return the blocks that a config chooses, by name, in the model's order.
 
     Args:
         chosen: "auto": those that repeat, which may be none; or the names of classes.
         key: the config key that has them, for errors.
+        for_shards: whose weights are gathered one block at a time: single layers are blocks, too, and of classes those inside others.
     """
     if chosen == "auto":
-        return repeated_blocks(model)
+        return repeated_blocks(model, with_layers=for_shards)
     found = {name: module for name, module in model.named_modules() if type(module).__name__ in chosen and name}
     for kind in chosen:
         if not any(type(module).__name__ == kind for module in found.values()):
-            kinds = list(dict.fromkeys(type(module).__name__ for module in model.modules() if _is_made_of_parts(module)))
+            kinds = list(dict.fromkeys(type(module).__name__ for module in model.modules() if _is_block(module, for_shards)))
             expected = f"auto, or classes of its modules: {few(kinds[1:] or kinds)}"
             raise ConfigError(key=key, happened=f"the {type(model).__name__} has no module of a class {kind}", expected=expected)
-    return _outermost(found)
+    return found if for_shards else _outermost(found)
 
 
-def _is_made_of_parts(module: nn.Module) -> bool:
-    is_container = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    return not is_container and any(True for _ in module.children()) and any(True for _ in module.parameters())
+def _is_block(module: nn.Module, with_layers: bool) -> bool:
+    """Tell whether a module has a forward and parameters, and parts, unless single layers count."""
+    has_parts = with_layers or any(True for _ in module.children())
+    return has_parts and not isinstance(module, (nn.ModuleList, nn.ModuleDict)) and any(True for _ in module.parameters())
 
 
 def _outermost(found: dict[str, nn.Module]) -> dict[str, nn.Module]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Joint, Shards, Strategy, few, is_cut
+from ddp_train.interfaces import Joint, Shards, Strategy, blocks_of, is_cut
 from ddp_train.strategy.means import take_main
 from ddp_train.system import handover
 
@@ -139,15 +139,7 @@ class FSDP(Strategy):
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the modules whose own weights come together at a time, each before those within it; not those that share weights."""
-        modules = [module for module in model.modules() if module is not model]
-        if self._blocks == "auto":
-            found = list(_repeated(model))
-        else:
-            classes = {type(module).__name__ for module in modules}
-            if unknown := [name for name in self._blocks if name not in classes]:
-                happened = f"the model has no module of the class {unknown[0]}"
-                raise ConfigError(key="strategy.blocks", happened=happened, expected=f"some of {few(sorted(classes))}")
-            found = [module for module in modules if type(module).__name__ in self._blocks]
+        found = blocks_of(model, self._blocks, key="strategy.blocks", for_shards=True).values()
         every = _uses(model)
         return [block for block in found if (own := _uses(block)) and all(every[each] == count for each, count in own.items())]
 
@@ -238,14 +230,3 @@ def _of_main(tensor: Tensor, device: torch.device) -> Tensor:
             tensor.copy_(values)
         return tensor
     return nn.Parameter(values, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
-
-
-def _repeated(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules that lie side by side with another one of their class, and have parameters."""
-    for child in model.children():
-        if isinstance(model, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-            twins = [each for each in model.children() if type(each) is type(child)]
-            if len(twins) > 1 and any(True for _ in child.parameters()):
-                yield child
-                continue
-        yield from _repeated(child)

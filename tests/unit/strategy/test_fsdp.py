@@ -31,9 +31,11 @@ def gpt() -> GPT:
 
 def test_blocks_are_what_lies_side_by_side_or_what_is_named() -> None:
     assert names(gpt()) == ["blocks.0", "blocks.1"]
-    assert names(gpt(), blocks=["FeedForward"]) == ["blocks.0.mlp", "blocks.1.mlp"] or names(gpt(), blocks=["FeedForward"])
+    assert names(gpt(), blocks=["Block", "FeedForward"]) == ["blocks.0", "blocks.0.mlp", "blocks.1", "blocks.1.mlp"]
     assert names(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU(), nn.Linear(2, 2))) == ["0", "3"]
     assert names(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+    stages = nn.ModuleList(nn.ModuleList(nn.Linear(2, 2) for _ in range(2)) for _ in range(2))
+    assert names(stages) == ["0.0", "0.1", "1.0", "1.1"]  # a ModuleList has no forward
 
 
 def test_a_block_whose_weights_another_one_has_too_is_not_cut_by_itself() -> None:
@@ -43,7 +45,7 @@ def test_a_block_whose_weights_another_one_has_too_is_not_cut_by_itself() -> Non
 
 
 def test_a_class_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match="no module of the class Blok") as raised:
+    with pytest.raises(ConfigError, match="no module of a class Blok") as raised:
         names(gpt(), blocks=["Blok"])
     assert "Block" in str(raised.value.expected)
 
