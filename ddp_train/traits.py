@@ -25,7 +25,7 @@ def require_rows(strategy: object, optimizer: object) -> None:
 
     Raises ConfigError: it does.
     """
-    for part in getattr(optimizer, "_parts", (optimizer,)) if getattr(strategy, "steps_rows", False) else ():
+    for part in getattr(optimizer, "_parts", (optimizer,)) if getattr(strategy, "shards_optimizer", False) else ():
         if needs_whole_matrices(type(part)):
             name = type(strategy).__name__
             happened = f"is {type(part).__name__}, which needs whole matrices, and {name} steps rows of them on each rank"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Run, cut, own_rows, plain_name
+from ddp_train.interfaces import Run, local_rows, plain_name, shard_like
 
 
 class EMA:
@@ -42,7 +42,7 @@ class EMA:
         if self._averages and self._averages.keys() != live.keys():
             raise ValueError("the averages in the checkpoint are of another model")
         self._averages = {
-            name: cut(self._averages[name].to(tensor.device), tensor) if self._averages else _wide(tensor.detach()).clone()
+            name: shard_like(self._averages[name].to(tensor.device), tensor) if self._averages else _wide(tensor.detach()).clone()
             for name, tensor in live.items()
         }
         self._live = list(live.values())
@@ -53,8 +53,8 @@ class EMA:
             return
         self._num_updates += 1
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
-        averages = [own_rows(average) for average in self._averages.values()]
-        torch._foreach_lerp_(averages, [_wide(own_rows(tensor)) for tensor in self._live], 1 - decay)
+        averages = [local_rows(average) for average in self._averages.values()]
+        torch._foreach_lerp_(averages, [_wide(local_rows(tensor)) for tensor in self._live], 1 - decay)
 
     def evaluation_weights(self) -> Mapping[str, Tensor] | None:
         return self._averages if self._for_evaluation and self._averages else None

@@ -51,7 +51,7 @@ class GeneratedText:
             raise ConfigError(key="callbacks.generated_text.tokenizer", happened=happened, expected=expected, fix=fix)
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if run.rank != 0 and not run.computes_together:
+        if run.rank != 0 and not run.forward_is_collective:
             return
         batch = run.evaluation_batch()
         tokens_BT = next((tensor for tensor in tensors_of(batch) if tensor.ndim == 2 and not tensor.is_floating_point()), None)

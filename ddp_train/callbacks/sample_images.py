@@ -29,7 +29,7 @@ class SampleImages:
         self._batch: Any = None
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
-        if run.rank != 0 and not run.computes_together:
+        if run.rank != 0 and not run.forward_is_collective:
             return
         is_first, batch = self._batch is None, run.evaluation_batch() if self._batch is None else self._batch
         images_BCHW = next((tensor for tensor in tensors_of(batch) if _are_images(tensor)), None)

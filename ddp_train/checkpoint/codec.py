@@ -6,7 +6,7 @@
     (1, 2), b"ab", float("inf"), float("nan")       {"$tuple": [1, 2]}, {"$bytes": "6162"}, {"$float": "inf"}
     a tensor at state["a"]["b"]                     {"$tensor": "a.b", "dtype": "float32", "shape": [2, 3]}
 
-A tensor whose memory is permuted (channels last) has its "stride", too; one that is cut among ranks the number of its "shards".
+A tensor whose memory is permuted (channels last) has its "stride", too; one that is sharded among ranks the number of its "shards".
 Tied tensors have one name, and are one tensor again. Mappings of other kinds come back as dicts.
 """
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import UserError
-from ddp_train.interfaces import is_cut, num_shards, own_rows
+from ddp_train.interfaces import is_sharded, local_rows, num_shards
 
 _NAMES = """bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 bfloat16 float16 float32 float64 complex32 complex64 complex128
 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"""
@@ -39,7 +39,7 @@ class Leaf:
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None  # None: contiguous
-    shards: int = 1  # among how many its rows are cut (interfaces/strategy.py); 1: it is whole
+    shards: int = 1  # in how many its rows are (interfaces/strategy.py); 1: it is whole
 
     @property
     def numel(self) -> int:
@@ -92,7 +92,7 @@ def leaves(plain: Any) -> dict[str, Leaf]:
 
 def leaf_of(name: str, tensor: Tensor) -> Leaf:
     shape = tuple(tensor.shape)
-    if is_cut(tensor):
+    if is_sharded(tensor):
         return Leaf(name, tensor.dtype, shape, None, num_shards(tensor))
     # Of a permuted tensor (channels last): its optimizer state must lie as it does. Not of a view with gaps.
     has_stride = not tensor.is_contiguous() and _is_dense(shape, tensor.stride())
@@ -115,7 +115,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor], names: dict[tuple
             return {key: _encode(item, f"{path}.{key}", tensors, names) for key, item in value.items()}
         pairs = [[_encode_key(key, path), _encode(item, f"{path}.{key}", tensors, names)] for key, item in value.items()]
         return {"$dict": pairs}
-    if kind is Tensor or isinstance(value, nn.Parameter) or is_cut(value):
+    if kind is Tensor or isinstance(value, nn.Parameter) or is_sharded(value):
         return _encode_tensor(value.detach(), path, tensors, names)
     happened = f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold"
     fix = "a state_dict() that converts it, for example with .item(), .tolist() or torch.from_numpy"
@@ -135,7 +135,7 @@ def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names:
             expected="a dense tensor with values",
         )
     # Of rows what holds their memory counts, which is there, too, on a rank that has none of them.
-    address = own_rows(tensor).untyped_storage()._cdata if is_cut(tensor) else tensor.data_ptr()
+    address = local_rows(tensor).untyped_storage()._cdata if is_sharded(tensor) else tensor.data_ptr()
     same = (address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     name = names.get(same) if tensor.numel() else None
     if name is None:

@@ -1,7 +1,7 @@
 """Reading: every rank reads a verified checkpoint into plain dicts. Nothing in it is executed: tensors and JSON, by our own readers.
 
 The common state is read once, whatever the number of ranks: each rank reads some of the files and sends their tensors to the others. Of a
-tensor that is cut among the ranks each reads its own rows, from whatever files have them, however it was cut when it was written.
+tensor that is sharded among the ranks each reads its own rows, from whatever files have them, however it was sharded when it was written.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.staging import OF_RANK_0, OWN, SHARED, Piece, divide_shared, pieces_between, whole
 from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
-from ddp_train.interfaces import as_cut, own_range, own_rows
+from ddp_train.interfaces import from_local_rows, local_range, local_rows
 
 LayOut = Callable[[Mapping[str, Any], Mapping[str, codec.Leaf]], Mapping[str, Tensor]]
-"""Gets a state without its tensors, and what these are by their names; returns, for those that are to come back cut among the ranks, one
+"""Gets a state without its tensors, and what these are by their names; returns, for those that are to come back sharded, one
 that is: of the same shape."""
 
 _T = TypeVar("_T")
@@ -46,7 +46,7 @@ def read_shared(
     Args:
         world: whose ranks each read a part of the files; None: this process alone reads all of them.
         only: the parts to read, those of them that there are; None: all.
-        lay_out: tells which tensors are to be cut among the ranks; none: all come whole, however they were written.
+        lay_out: tells which tensors are to be sharded among the ranks; none: all come whole, however they were written.
         on_progress: called again and again while this rank reads.
 
     Raises CheckpointError: it is not what its format says.
@@ -64,8 +64,8 @@ def read_shared(
         likes = lay_out(plain, wanted)
         tensors = shared.read_together([leaf for name, leaf in wanted.items() if name not in likes], world, on_progress)
         for name, like in likes.items():
-            rows = own_rows(like)
-            tensors[name] = as_cut(shared.read(wanted[name], *own_range(like)).view(rows.shape).to(rows.device), like)
+            rows = local_rows(like)
+            tensors[name] = from_local_rows(shared.read(wanted[name], *local_range(like)).view(rows.shape).to(rows.device), like)
             on_progress()
         return _require(codec.decode(plain, tensors), dict)
 

@@ -1,7 +1,7 @@
 """Which rank writes which bytes, and a rank's copy of them, in memory that is kept, laid out as its file will be.
 
 The large tensors that all ranks have are laid end to end and cut into one stretch of bytes for each rank; a tensor across two stretches is
-written in pieces. Of a tensor that a strategy has cut among the ranks each rank writes its rows; of rows that several ranks have, each
+written in pieces. Of a tensor that a strategy has sharded among the ranks each rank writes its rows; of rows that several ranks have, each
 writes a part: nothing is gathered. Every rank, and every reader, computes the same from the tensors' names, types and shapes. Tensors that
 may differ between ranks are written by rank 0 alone: the shares of two states would make a third that no rank ever had.
 """
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf, StateError
-from ddp_train.interfaces import own_range, own_rows, range_of
+from ddp_train.interfaces import local_range, local_rows, shard_range
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Piece:
 
 
 def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[str] = ()) -> list[list[Piece]]:
-    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are cut among them (`pieces_between`).
+    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are sharded among them (`pieces_between`).
 
     About as many bytes for each; tensors with large types first, so that all are aligned. Rank 0 gets the tensors that may differ between
     ranks, and the parts `of_rank_0`.
@@ -106,7 +106,7 @@ def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[st
 
 
 def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tuple[int, Piece]]:
-    """Yield the pieces of a cut tensor that have elements from `begin` to `end`, each with the rank, of `size`, that has written it.
+    """Yield the pieces of a sharded tensor that have elements from `begin` to `end`, each with the rank, of `size`, that has written it.
 
     Ranks are laid out as replicas of all shards: of R x S ranks the number r * S + s has shard s, and of it the part r of R. Raises
     StateError: so many ranks cannot have had so many shards.
@@ -116,9 +116,9 @@ def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tupl
     replicas, shards = size // leaf.shards, leaf.shards
     if begin >= end:
         return
-    shard_size = range_of(leaf.shape, shards, 0)[1]
+    shard_size = shard_range(leaf.shape, shards, 0)[1]
     for shard in range(begin // shard_size, min(shards, -(-end // shard_size))):
-        low, high = range_of(leaf.shape, shards, shard)
+        low, high = shard_range(leaf.shape, shards, shard)
         for replica in range(replicas):
             start, stop = (low + (high - low) * number // replicas for number in (replica, replica + 1))
             if start < min(stop, end) and stop > begin:
@@ -126,8 +126,8 @@ def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tupl
 
 
 def own_piece(leaf: Leaf, rank: int, size: int) -> list[Piece]:
-    """Return the piece that one of `size` ranks writes of a tensor that is cut among them, or none."""
-    low, high = range_of(leaf.shape, leaf.shards, rank % leaf.shards)
+    """Return the piece that one of `size` ranks writes of a tensor that is sharded among them, or none."""
+    low, high = shard_range(leaf.shape, leaf.shards, rank % leaf.shards)
     return [piece for writer, piece in pieces_between(leaf, low, high, size) if writer == rank]
 
 
@@ -190,7 +190,7 @@ class StagingBuffer:
         """Copy this rank's share; later changes of the state do not change the copy. Waits for the device once.
 
         Args:
-            shared: the same on every rank, or cut among them; each copies its share.
+            shared: the same on every rank, or sharded among them; each copies its share.
             own: this rank's.
             origin: run and step of the checkpoint, for the file's header; None: the header has none.
 
@@ -249,7 +249,7 @@ def _part(leaf: Leaf) -> str:
 def _copy(tensors: Mapping[str, Tensor], copies: Iterable[tuple[Piece, Tensor]]) -> None:
     for piece, values in copies:
         source = tensors[piece.leaf.name]
-        rows, (first, _) = own_rows(source), own_range(source)
+        rows, (first, _) = local_rows(source), local_range(source)
         values.copy_(rows if piece.is_whole else rows.reshape(-1)[piece.start - first : piece.stop - first], non_blocking=True)
 
 

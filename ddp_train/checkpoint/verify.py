@@ -23,7 +23,7 @@ from ddp_train.run_folder.paths import RunFolder
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
 FORMAT = 2
-"""Of the folder; it grows when older programs cannot read a new folder. Since 2 a tensor may be cut among the ranks."""
+"""Of the folder; it grows when older programs cannot read a new folder. Since 2 a tensor may be sharded among the ranks."""
 _READABLE = (1, 2)
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")

@@ -41,17 +41,17 @@ from ddp_train.interfaces.data import (
 )
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, overrides
 from ddp_train.interfaces.strategy import (
-    Place,
-    Shards,
+    MemoryKey,
+    RankMemory,
     Strategy,
-    as_cut,
-    cut,
-    is_cut,
+    from_local_rows,
+    is_sharded,
+    local_range,
+    local_rows,
+    memory_key,
     num_replicas,
     num_shards,
-    own_range,
-    own_rows,
-    place_of,
-    range_of,
+    shard_like,
+    shard_range,
 )
 from ddp_train.interfaces.trained import Joint, blocks_of, matching, named_parameters, plain_name, repeated_blocks, whole_loss

@@ -35,7 +35,7 @@ class Run(Protocol):
     total_steps: int
     is_log_step: bool  # in `step`: the record is written next
     model: nn.Module  # as the config says, without what the strategy has put around it
-    computes_together: bool  # every forward of it is a collective: no rank calls it alone (strategy=fsdp)
+    forward_is_collective: bool  # every forward of it is a collective: no rank calls it alone (strategy=fsdp)
     optimizer: Optimizer
     data: Any  # the training data, as the loader reads it
     goals: Mapping[str, Goal]  # what is measured, the headline metric first, and which way is better; empty without evaluation data

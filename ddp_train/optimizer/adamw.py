@@ -25,7 +25,7 @@ class AdamW(TorchAdamW):
     """AdamW, as torch's in its arguments, its state and its results.
 
     torch's own step runs if more than the kernel is needed: hooks, a profiler, a closure, a loss scaler or a guard that may skip the step,
-    parameters without a gradient or cut among ranks, settings that the kernel lacks.
+    parameters without a gradient or sharded among ranks, settings that the kernel lacks.
 
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101.
     """

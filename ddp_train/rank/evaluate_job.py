@@ -130,11 +130,11 @@ def _load(
     """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or "". Collective.
 
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
-    Of a model that is cut among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
+    Of a model that is sharded among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
     found = components.modules
     problem = "" if is_verified else verify_together(checkpoint, world, on_progress=tracker.move)
-    if components.computes_together:
+    if components.forward_is_collective:
         if not problem:
             weights = read_weights(checkpoint, world, found)
             put_weights(checkpoint, weights, found)

@@ -28,7 +28,7 @@ from ddp_train.config.schema import FaultConfig
 from ddp_train.config.values import EVERY_ATTEMPT
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Indices, own_rows
+from ddp_train.interfaces import Indices, local_rows
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.torchrun_env import restart_count
@@ -106,7 +106,7 @@ class _Injector:
             case "drift":
                 parameter = next(each for each in self._components.model.parameters() if each.requires_grad)
                 with torch.no_grad():
-                    own_rows(parameter).view(-1)[:1] += _DRIFT
+                    local_rows(parameter).view(-1)[:1] += _DRIFT
             case kind:
                 ON_ITSELF[kind]()
 

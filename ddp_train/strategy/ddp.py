@@ -82,7 +82,7 @@ class DDP(Strategy):
         context: AbstractContextManager[None] = module.no_sync()
         return context
 
-    def keeps_gradients(self, module: nn.Module) -> bool:
+    def zeroes_gradients_in_place(self, module: nn.Module) -> bool:
         """Tell whether gradients are in the buckets: the first micro-batches would else put theirs beside them, in as much memory again.
 
         Not where a parameter may have none in a step, as optimizers must see.

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state cut among the ranks: torch's FSDP2."""
+"""Weights, gradients and optimizer state sharded among the ranks: torch's FSDP2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Joint, Shards, Strategy, blocks_of, is_cut
+from ddp_train.interfaces import Joint, RankMemory, Strategy, blocks_of, is_sharded
 from ddp_train.strategy.means import take_main
 from ddp_train.system import handover
 
@@ -43,10 +43,8 @@ class FSDP(Strategy):
     Source: Zhao et al. 2023, arXiv:2304.11277; per-parameter shards as in torch's `fully_shard`.
     """
 
-    computes_together = True
-    fills_models = True
-    steps_rows = True
-    reduces_in_backward = True
+    shards_parameters = True
+    shards_optimizer = True
 
     def __init__(
         self,
@@ -66,7 +64,7 @@ class FSDP(Strategy):
         self._blocks = blocks
         self._offloads, self._prefetch = cpu_offload, prefetch
         self._reshards, self._replicas = reshard_after_forward, replicas
-        self._param_dtype: torch.dtype | None = param_dtype and getattr(torch, param_dtype)
+        self.param_dtype: torch.dtype | None = param_dtype and getattr(torch, param_dtype)
         self._reduce_dtype: torch.dtype | None = reduce_dtype and getattr(torch, reduce_dtype)
         self._takes_buffers, self._accumulates = True, False
 
@@ -84,14 +82,14 @@ class FSDP(Strategy):
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshards}
         if self._offloads:  # without a GPU there is nothing to pin pages for
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
-        kinds: dict[str, Any] = {"param_dtype": self._param_dtype, "reduce_dtype": self._reduce_dtype}
+        kinds: dict[str, Any] = {"param_dtype": self.param_dtype, "reduce_dtype": self._reduce_dtype}
         blocks = self._find_blocks(whole)
         for block in reversed(blocks):  # those within others come first
             _take_main(block, device)
             fully_shard(block, **options, mp_policy=MixedPrecisionPolicy(**kinds))
         _take_main(model, device)  # what is in no block
         _take_main(model, device, buffers=True)
-        output_dtype = None if self._param_dtype is None else torch.float32
+        output_dtype = None if self.param_dtype is None else torch.float32
         fully_shard(whole, **options, mp_policy=MixedPrecisionPolicy(**kinds, output_dtype=output_dtype))
         self._look_ahead(whole, blocks)
         for each in (*blocks, whole):
@@ -104,25 +102,21 @@ class FSDP(Strategy):
         return model
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which gradients' shards stay within a group of replicas; into shards they are cut in every backward.
+        """Return a context in which gradients' shards stay within a group of replicas; they are reduce-scattered in every backward.
 
         That costs communication, and keeps a rank from having the gradients of the whole model.
         """
         return self._accumulating(module) if hasattr(_without_objective(module), "set_requires_all_reduce") else nullcontext()
 
-    def rest(self, module: nn.Module) -> None:
-        """Give all weights back that a forward without a backward has brought together."""
+    def reshard(self, module: nn.Module) -> None:
         for each in module.modules():
-            give_back: Any = getattr(each, "reshard", None)
-            if give_back is not None:
-                give_back()
+            reshard: Any = getattr(each, "reshard", None)
+            if reshard is not None:
+                reshard()
 
-    def shards(self, world_size: int) -> Shards:
-        count, is_cut = world_size // self._replicas, world_size > 1 or handover.opens_group()
-        return Shards(parameters=count, gradients=count, optimizer=count, on_host=self._offloads and is_cut)
-
-    def computes_in(self, world_size: int) -> torch.dtype | None:
-        return self._param_dtype if world_size > 1 else None
+    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+        count, on_host = world_size // self._replicas, self._offloads and (world_size > 1 or handover.opens_group())
+        return RankMemory(parameter_shards=count, gradient_shards=count, optimizer_shards=count, on_host=on_host)
 
     def _mesh(self, device: torch.device, world_size: int) -> Any:
         """Return the ranks, in groups of those that hold all shards. Each waits as long as the run does, not torch's 30 minutes."""
@@ -191,7 +185,7 @@ def _without_objective(module: nn.Module) -> nn.Module:
 
 
 def _refuse(model: nn.Module) -> None:
-    """Refuse parameters that cannot be cut, and objectives with parameters in training or turns: no forward of the model serves them."""
+    """Refuse parameters that cannot be sharded, and objectives with parameters to train or turns: no forward of the model serves them."""
     if isinstance(model, Joint):
         objective, name = model.objective, type(model.objective).__name__
         if model.turn is not None:
@@ -205,20 +199,20 @@ def _refuse(model: nn.Module) -> None:
             raise conflict("strategy", f"is fsdp, and the parameter {name} has no dimension", "ddp", expected="one of shape [1]")
         if not parameter.is_contiguous():
             happened = f"is fsdp, and the values of {name} do not lie in their order (channels_last)"
-            raise conflict("strategy", happened, "ddp", expected="contiguous parameters, whose rows can be cut")
+            raise conflict("strategy", happened, "ddp", expected="contiguous parameters, whose rows can be sharded")
 
 
 @torch.no_grad()
 def _take_main(module: nn.Module, device: torch.device, *, buffers: bool = False) -> None:
-    """Take rank 0's weights that are not cut yet, or buffers, one after the other over the device. Collective.
+    """Take rank 0's weights that are not sharded yet, or buffers, one after the other over the device. Collective.
 
-    A rank whose tensors have no values gets others in their places, on the device: those of one block at a time, for they are cut next.
+    A rank whose tensors have no values gets others in their places, on the device: those of one block at a time, for they are sharded next.
     """
     filled: dict[Tensor, Tensor] = {}  # tied ones once
     for part in module.modules():
         held: dict[str, Any] = part._buffers if buffers else part._parameters
         for name, tensor in held.items():
-            if tensor is not None and not is_cut(tensor):
+            if tensor is not None and not is_sharded(tensor):
                 held[name] = filled[tensor] = filled[tensor] if tensor in filled else _of_main(tensor, device)
 
 

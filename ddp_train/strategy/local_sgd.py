@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces import Place, Strategy, place_of, plain_name
+from ddp_train.interfaces import MemoryKey, RankMemory, Strategy, memory_key, plain_name
 from ddp_train.strategy.means import means, take_main, wide
 from ddp_train.traits import refuse_modes
 
@@ -35,13 +35,13 @@ class LocalSGD(Strategy):
 
     def __init__(self, *, every_steps: int = 20, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
         self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
-        self.steps_alone = every_steps > 1
-        self.are_alike = True
+        self.has_local_steps = every_steps > 1
+        self.weights_are_equal = True
         self._is_outer = outer_lr != 1 or outer_momentum > 0
         self._size, self._trained = 0, nn.Module()
         self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
         self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
-        self._is_joined = False
+        self._is_mean = False
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         model = model.to(device)
@@ -50,7 +50,7 @@ class LocalSGD(Strategy):
         self._size = world_size
         return model
 
-    def begin(self, trained: nn.Module) -> None:
+    def start_training(self, trained: nn.Module) -> None:
         self._trained = trained
         if not self._synchronises:
             return
@@ -61,21 +61,20 @@ class LocalSGD(Strategy):
 
     def after_step(self, step: int) -> None:
         is_time = step % self._every_steps == 0
-        self.are_alike = is_time or self._size == 1
+        self.weights_are_equal = is_time or self._size == 1
         if is_time and self._synchronises:
             self._synchronise()
 
     @contextmanager
-    def joined(self, trained: nn.Module, averages: Iterable[Tensor]) -> Iterator[Mapping[Place, Tensor]]:
-        """Let weights, buffers, and averages of them be the mean over the ranks; then each rank's own again. Collective."""
-        if self._size == 1 or self._is_joined:
+    def mean_over_ranks(self, trained: nn.Module, averages: Iterable[Tensor]) -> Iterator[Mapping[MemoryKey, Tensor]]:
+        if self._size == 1 or self._is_mean:
             yield {}
             return
         averages = list(averages)
-        changed = averages if self.are_alike else [*trained.parameters(), *trained.buffers(), *averages]
+        changed = averages if self.weights_are_equal else [*trained.parameters(), *trained.buffers(), *averages]
         with torch.no_grad():
             kept = [(tensor.detach(), tensor.detach().clone()) for tensor in changed]
-            if not self.are_alike:
+            if not self.weights_are_equal:
                 held = _held(trained)
                 for name, way in means(held, self._last):
                     held[name].copy_(self._last[name] + way)
@@ -84,24 +83,27 @@ class LocalSGD(Strategy):
             for number, mean in means(found):
                 found[number].copy_(mean)
             _take_whole_numbers(averages)
-        self._is_joined = True
-        yield {place_of(tensor): copy for tensor, copy in kept}
-        self._is_joined = False
+        self._is_mean = True
+        yield {memory_key(tensor): copy for tensor, copy in kept}
+        self._is_mean = False
         for tensor, copy in kept:
             tensor.copy_(copy)
 
     def state_dict(self) -> dict[str, Any]:
         return {"last": dict(self._last), "velocity": dict(self._velocity)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last, self._velocity = dict(state.get("last", {})), dict(state.get("velocity", {}))
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        self._last, self._velocity = dict(state_dict.get("last", {})), dict(state_dict.get("velocity", {}))
 
-    def share(self, optimizer: Optimizer) -> None:
-        """Share nothing: ranks step alone. What an optimizer keeps to evaluate other weights, no synchronisation would put together."""
+    def setup_optimizer(self, optimizer: Optimizer) -> Mapping[Tensor, Tensor]:
+        """Let each rank step alone. What an optimizer keeps to evaluate other weights, no synchronisation would put together."""
         refuse_modes(optimizer, "which would differ between the ranks with strategy=local_sgd")
+        return {}
 
-    def num_copies(self, world_size: int) -> int:
-        return 1 + bool(self._momentum) if self._is_outer or world_size > 1 else 0
+    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+        num_copies = 1 + bool(self._momentum) if self._is_outer or world_size > 1 else 0
+        of_one = sum(max(4, tensor.itemsize) * tensor.numel() for tensor in chain(trained.parameters(), trained.buffers()))
+        return RankMemory(exchange_bytes=num_copies * of_one)
 
     @property
     def _synchronises(self) -> bool:

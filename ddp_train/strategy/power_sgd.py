@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from ddp_train.interfaces import plain_name
+from ddp_train.interfaces import RankMemory, plain_name
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.means import means, wide
 
@@ -48,7 +48,7 @@ class PowerSGD(DDP):
         return super().prepare(model, device, world_size)
 
     @torch.no_grad()
-    def reduce(self, trained: nn.Module, step: int) -> None:
+    def reduce_gradients(self, trained: nn.Module, step: int) -> None:
         if self._size == 1:
             return
         named = ((plain_name(name), parameter.grad) for name, parameter in trained.named_parameters())
@@ -67,17 +67,17 @@ class PowerSGD(DDP):
             gradients[name].copy_(product.view(gradients[name].shape))
             self._keep(name, matrices[name] - product, basis)
 
-    def own_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"left_out": dict(self._left_out), "bases": dict(self._bases)}
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         """Go on from what this rank had left out; from nothing where it is not known."""
-        self._left_out, self._bases = dict(state.get("left_out", {})), dict(state.get("bases", {}))
+        self._left_out, self._bases = dict(state_dict.get("left_out", {})), dict(state_dict.get("bases", {}))
 
-    def num_bytes_kept(self, trained: nn.Module, world_size: int) -> int:
-        """Return how many bytes this rank has left out at most, with the bases."""
+    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+        """Return what this rank has left out at most, with the bases."""
         thin = [parameter for parameter in trained.parameters() if world_size > 1 and parameter.requires_grad and self._pays(parameter)]
-        return sum(4 * (parameter.numel() + self._rank * parameter[0].numel()) for parameter in thin)
+        return RankMemory(exchange_bytes=sum(4 * (parameter.numel() + self._rank * parameter[0].numel()) for parameter in thin))
 
     def _hook(self) -> Callable[[Any, Any], Future[Tensor]]:
         from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook  # which takes its time

@@ -1,10 +1,9 @@
-"""Data parallelism whose optimizer state is cut among the ranks."""
+"""Data parallelism whose optimizer state is sharded among the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces import Shards, as_cut, own_rows
+from ddp_train.interfaces import RankMemory, from_local_rows, local_rows
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.means import buckets
 from ddp_train.traits import refuse_modes
@@ -23,13 +22,13 @@ class _Shard:
     """A parameter, and the rows of it that this rank steps."""
 
     whole: nn.Parameter
-    rows: nn.Parameter  # a view of them, cut among the ranks
+    rows: nn.Parameter  # a view of them, sharded among the ranks
     first: int
     most: int  # rows that a rank has
 
     def gradient(self) -> Tensor | None:
         gradient = self.whole.grad
-        return None if gradient is None else as_cut(gradient[self.first : self.first + own_rows(self.rows).shape[0]], self.rows)
+        return None if gradient is None else from_local_rows(gradient[self.first : self.first + local_rows(self.rows).shape[0]], self.rows)
 
 
 class Zero1(DDP):
@@ -41,48 +40,44 @@ class Zero1(DDP):
     Source: Rajbhandari et al. 2019, arXiv:1910.02054 (stage 1).
     """
 
-    steps_rows = True
+    shards_optimizer = True
 
-    _shards: Mapping[Tensor, _Shard] = MappingProxyType({})  # of one rank alone
-
-    def share(self, optimizer: Optimizer) -> None:
+    def setup_optimizer(self, optimizer: Optimizer) -> Mapping[Tensor, Tensor]:
         refuse_modes(optimizer, "of which strategy=zero1 has a part")
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._shards = {shard.whole: shard for shard in _cut(parameter for parameter in parameters if parameter.ndim)}
-        together = list(buckets(self._shards.values(), lambda shard: shard.whole.dtype, lambda shard: shard.whole.nbytes))
+        shards = list(_shard(parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.ndim))
+        together = list(buckets(shards, lambda shard: shard.whole.dtype, lambda shard: shard.whole.nbytes))
 
         def before(optimizer: Optimizer, *_: Any) -> None:
-            for shard in self._shards.values():
+            for shard in shards:
                 shard.rows.grad = shard.gradient()
-            _put(optimizer, {whole: shard.rows for whole, shard in self._shards.items()})
+            _replace(optimizer, {shard.whole: shard.rows for shard in shards})
 
         def after(optimizer: Optimizer, *_: Any) -> None:
-            _put(optimizer, {shard.rows: whole for whole, shard in self._shards.items()})
-            for shard in self._shards.values():
+            _replace(optimizer, {shard.rows: shard.whole for shard in shards})
+            for shard in shards:
                 shard.rows.grad = None
             for bucket in together:
-                _exchange(bucket)
+                _all_gather(bucket)
 
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)
+        return {shard.whole: shard.rows for shard in shards}
 
-    def state_like(self, parameter: nn.Parameter) -> Tensor:
-        return self._shards[parameter].rows if parameter in self._shards else parameter
-
-    def shards(self, world_size: int) -> Shards:
-        return Shards(optimizer=world_size)
+    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+        return RankMemory(optimizer_shards=world_size)
 
 
-def _put(optimizer: Optimizer, places: Mapping[Tensor, Tensor]) -> None:
-    """Let others take the places of an optimizer's parameters, with their state."""
+def _replace(optimizer: Optimizer, others: Mapping[Tensor, Tensor]) -> None:
+    """Put others in the places of an optimizer's parameters, with their state."""
     for group in optimizer.param_groups:
-        group["params"] = [places.get(parameter, parameter) for parameter in group["params"]]
-    for parameter, other in places.items():
+        group["params"] = [others.get(parameter, parameter) for parameter in group["params"]]
+    for parameter, other in others.items():
         if parameter in optimizer.state:
             optimizer.state[other] = optimizer.state.pop(parameter)
 
 
-def _cut(parameters: Iterator[nn.Parameter]) -> Iterator[_Shard]:
+def _shard(parameters: Iterable[nn.Parameter]) -> Iterator[_Shard]:
+    """Yield this rank's rows of each parameter."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -96,12 +91,13 @@ def _cut(parameters: Iterator[nn.Parameter]) -> Iterator[_Shard]:
 
 
 @torch.no_grad()
-def _exchange(bucket: list[_Shard]) -> None:
+def _all_gather(bucket: list[_Shard]) -> None:
+    """Put the rows that each rank has stepped into the whole parameters of all ranks. Collective."""
     sizes = [shard.most * shard.whole[:1].numel() for shard in bucket]
     first = bucket[0].whole
     mine = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
     for shard, place in zip(bucket, mine.split(sizes), strict=True):
-        rows = own_rows(shard.rows)
+        rows = local_rows(shard.rows)
         place[: rows.numel()] = rows.reshape(-1)
     every = mine.new_empty(dist.get_world_size(), len(mine))
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # by its older name in torch 2.10

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
-from ddp_train.interfaces import Strategy, own_rows
+from ddp_train.interfaces import Strategy, local_rows
 from ddp_train.model.gpt import GPT
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.fsdp import FSDP
@@ -38,7 +38,7 @@ def parts(strategy: Strategy, world: World, shape: argparse.Namespace) -> dict[s
     model = GPT(vocab_size=shape.vocab, context_length=16, num_layers=shape.layers, num_heads=8, width=shape.width)
     module = strategy.prepare(model, world.device, world.size)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    strategy.share(optimizer)
+    strategy.setup_optimizer(optimizer)
     tokens = torch.randint(0, shape.vocab, (1, 16))
     for _ in range(2):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -61,7 +61,7 @@ def in_memory(name: str) -> int:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(own_rows(tensor).nbytes for tensor in tensors)
+    return sum(local_rows(tensor).nbytes for tensor in tensors)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from ddp_train.config.check import CONF, check
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
-from ddp_train.interfaces import is_cut, own_rows
+from ddp_train.interfaces import is_sharded, local_rows
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.features import Features, add_features
@@ -86,9 +86,9 @@ def measured(parts: Components) -> dict[str, int]:
     trained = list(parts.trained.parameters())
     state = [value for values in parts.optimizer.state.values() for value in values.values() if isinstance(value, torch.Tensor)]
     return {
-        "parameters": sum(own_rows(each).nbytes for each in [*trained, *parts.trained.buffers()]),
-        "gradients": sum(own_rows(each).nbytes for each in trained if each.requires_grad),
-        "optimizer": sum(own_rows(each).nbytes for each in state),
+        "parameters": sum(local_rows(each).nbytes for each in [*trained, *parts.trained.buffers()]),
+        "gradients": sum(local_rows(each).nbytes for each in trained if each.requires_grad),
+        "optimizer": sum(local_rows(each).nbytes for each in state),
     }
 
 
@@ -96,7 +96,7 @@ def weights(parts: Components) -> str:
     """Return a hash of all weights, put together."""
     digest = hashlib.sha256()
     for value in parts.model.state_dict().values():
-        digest.update((value.full_tensor() if is_cut(value) else value).numpy().tobytes())
+        digest.update((value.full_tensor() if is_sharded(value) else value).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -30,8 +30,8 @@ from ddp_train.training.state.saved_state import content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import STRATEGIES, TINY, Project, fill, finish, metrics, wait_for
 from tests.unit.checkpoint_ranks import Ranks
-from tests.unit.cut_tensors import cut_among, rank_of
 from tests.unit.parts import components
+from tests.unit.sharded_tensors import rank_of, sharded_among
 
 SAVER = """
 import os, sys
@@ -183,7 +183,7 @@ def _save_cut(ranks: Ranks, step: int) -> str:
     for rank, (saver, world) in enumerate(zip(ranks.savers, ranks.worlds, strict=True)):
         found = content(ranks.parts[rank], state, WindowSums(), world)
         with rank_of(rank, len(ranks.savers)) as mesh:
-            shared = tree_map_only(Tensor, lambda whole, mesh=mesh: cut_among(mesh, whole) if whole.ndim else whole, dict(found.shared))
+            shared = tree_map_only(Tensor, lambda whole, mesh=mesh: sharded_among(mesh, whole) if whole.ndim else whole, dict(found.shared))
             saver.save(replace(found, shared=shared))
     return ranks.finish()
 

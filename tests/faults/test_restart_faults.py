@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 SLOW = """
 import hashlib, os, time
 from pathlib import Path
-from ddp_train.interfaces import own_rows
+from ddp_train.interfaces import local_rows
 from ddp_train.model.mlp import MLP
 
 class Slow(MLP):
@@ -29,7 +29,7 @@ class Slow(MLP):
         if self.training:
             time.sleep(0.05)  # so that a moment in a step, and not only in a save, can be hit
         else:  # the last time with the final weights, whatever a checkpoint looks like
-            weights = b"".join(own_rows(value).clone().numpy().tobytes() for value in self.parameters())
+            weights = b"".join(local_rows(value).clone().numpy().tobytes() for value in self.parameters())
             Path(f"weights_{os.environ['RANK']}").write_text(hashlib.sha256(weights).hexdigest())
         return super().forward(images)
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ddp_train.amp import Amp
 from ddp_train.config import auto
@@ -67,7 +67,7 @@ def build(config: RunConfig, world: World) -> Components:
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_sources.values())
     amp: Amp = instantiate(config.amp, key="amp", answers=answers)
-    peak = peak_of(world.device, amp, trained, cast=strategy.computes_in(world.size))
+    peak = peak_of(world.device, amp, trained, cast=strategy.param_dtype if world.has_group else None)
     throughput = measure(world, objective, trained, source=train_source, peak=peak)
     notes = [note_methods_not_called(model), _checkpoint_activations(model, config)]
     compiled = compile_model(model, config.compile, world, parts=[*model.children()] if takes_turns(objective) else [model])
@@ -75,9 +75,10 @@ def build(config: RunConfig, world: World) -> Components:
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
+    optimizer_shards: Mapping[Tensor, Tensor] = {}
     if world.has_group:
         require_rows(strategy, optimizer)
-        strategy.share(optimizer)
+        optimizer_shards = strategy.setup_optimizer(optimizer)
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics, eval_loaders))
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
@@ -90,6 +91,7 @@ def build(config: RunConfig, world: World) -> Components:
         turns=turns,
         objective=objective,
         optimizer=optimizer,
+        optimizer_shards=optimizer_shards,
         scheduler=scheduler,
         amp=amp,
         scaler=amp.scaler(world.device, world.size),
@@ -102,7 +104,7 @@ def build(config: RunConfig, world: World) -> Components:
         fresh=callbacks.fresh_states(made),
         metrics=metrics,
         answers=answers,
-        computes_together=strategy.computes_together and world.has_group,
+        forward_is_collective=strategy.shards_parameters and world.has_group,
         identity=identity_of(train_source, train_loader, config),
         notes=[each for each in notes if each],
         compiled=compiled,
@@ -181,15 +183,15 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     model, objective, trained = build_model_and_objective(config, world, added, strategy)
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
-    is_cut = strategy.computes_together and world.has_group
+    is_sharded = strategy.shards_parameters and world.has_group
     return EvaluationParts(
         model=model,
-        trained=strategy.prepare(trained.requires_grad_(False), world.device, world.size) if is_cut else trained.to(world.device),
+        trained=strategy.prepare(trained.requires_grad_(False), world.device, world.size) if is_sharded else trained.to(world.device),
         objective=objective,
         amp=instantiate(config.amp, key="amp", answers=auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})),
         eval_loaders=data.make_eval_loaders(sources, config, world),
         metrics=build_metrics(config.evaluation.metrics, objective, world, added),
-        computes_together=is_cut,
+        forward_is_collective=is_sharded,
     )
 
 

@@ -48,7 +48,7 @@ def measure(config: RunConfig) -> Sizes:
         fit(given, components.model, config.init_from_keys, is_strict=config.init_from_strict)
     parameters = list(components.model.parameters())
     ranks = config.batch.world_size
-    shards = components.strategy.shards(ranks)
+    memory = components.strategy.rank_memory(components.trained, ranks)
     order = components.train_loader.order
     return Sizes(
         model=type(components.model).__name__,
@@ -59,8 +59,8 @@ def measure(config: RunConfig) -> Sizes:
         steps_per_epoch=order.steps_per_epoch,
         epoch_size=order.epoch_size,
         rank_bytes=memory_by_part(components, num_ranks=ranks),
-        shards=shards.parameters,
-        on_host=shards.on_host,
+        shards=memory.parameter_shards,
+        on_host=memory.on_host,
         checkpoint_bytes=estimate_checkpoint(components, num_ranks=ranks),
     )
 

@@ -57,7 +57,7 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
     _before_training(trainer, features)
     if isinstance(scheduler, EveryEpoch):
         _count_epochs(trainer, scheduler)
-    hooks.at_start.append(lambda: strategy.begin(components.trained))
+    hooks.at_start.append(lambda: strategy.start_training(components.trained))
     if strategy.has_local_weights:
         hooks.after_step.append(strategy.after_step)
     if world.device.type == "cuda":
@@ -121,7 +121,7 @@ def _compile(trainer: Trainer, first: MicroBatch) -> None:
         components.module.train()
         components.try_step(world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
-        if evaluated is not None and not components.computes_together:  # there a rank without a batch would be missed
+        if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
             with as_evaluated(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
                 components.examine(batch, predicts=trainer.predictions_of is not None)
     components.compiled.end_warm_up()

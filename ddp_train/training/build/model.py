@@ -63,7 +63,7 @@ def build_model_and_objective(
     config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy
 ) -> tuple[nn.Module, Objective, nn.Module]:
     """Return the model, the objective, and both in one module where the objective has a state of its own, else the model again."""
-    model = build_model(config, world, answers, is_filled=strategy.fills_models and world.size > 1)
+    model = build_model(config, world, answers, is_filled=strategy.shards_parameters and world.size > 1)
     with world.device if world.device.type == "meta" else nullcontext():
         objective = instantiate(config.objective, key="objective", answers=answers)
     if isinstance(objective, nn.Module):  # a loss with weights of its own
@@ -177,7 +177,7 @@ def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
     """Return a model whose parameters and buffers have no values; None: it would be another model than one with them.
 
     A strategy that cuts the model among the ranks takes rank 0's values, block by block. If each rank of a machine made a model with
-    values, all of them would be in the host's memory before any is cut.
+    values, all of them would be in the host's memory before any is sharded.
 
     It would where its constructor reads a value, draws random numbers on a device that it names, or keeps a tensor that stays empty,
     for it is neither parameter nor buffer.

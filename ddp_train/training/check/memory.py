@@ -16,7 +16,7 @@ from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.staging import SHARED, divide_shared
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import is_cut, own_rows, range_of
+from ddp_train.interfaces import is_sharded, local_rows, shard_range
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
 from ddp_train.traits import has_modes
@@ -42,7 +42,7 @@ def print_memory_use(components: Components, world: World) -> None:
     sizes = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
     if world.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(world.device)
-        on_device = 0 if components.strategy.shards(world.size).on_host else sum(parts.values())
+        on_device = 0 if components.strategy.rank_memory(components.trained, world.size).on_host else sum(parts.values())
         sizes.append(f"activations and all else {format_bytes(max(0, peak - on_device))}, at most {format_bytes(peak)} at a time")
     else:
         sizes.append(f"the process has {format_bytes(resident_bytes())}")
@@ -79,7 +79,7 @@ def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
     """
     states = {part: module.state_dict().items() for part, module in components.modules.items()}
     model = {f"{part}.{name}": value for part, items in states.items() for name, value in items if isinstance(value, Tensor)}
-    weights = {own_rows(tensor).untyped_storage()._cdata: tensor.nbytes for tensor in model.values()}  # tied ones once; on meta no memory
+    weights = {local_rows(tensor).untyped_storage()._cdata: tensor.nbytes for tensor in model.values()}  # tied ones once; on meta no memory
     parameters = [(parameter, group) for group in components.optimizer.param_groups for parameter in group["params"]]
     optimizer = {
         f"optimizer.state.{number}.{name}": value
@@ -98,26 +98,18 @@ def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
         raise ConfigError(key="model", happened=happened, expected=expected, fix=fix) from None
     both_modes = sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0  # evaluated and trained
     of_weights, of_optimizer, of_callbacks = sum(weights.values()), _bytes(optimizer), _bytes(callbacks)
-    of_ranks = num_ranks * (_strategy_bytes(components, num_ranks) + _BYTES_PER_RANK)
-    if components.strategy.has_local_weights:  # each rank saves its own weights; the state of the exchange is saved once
-        of_ranks = _strategy_bytes(components, num_ranks) + num_ranks * _BYTES_PER_RANK
-        if num_ranks > 1:
-            of_ranks += num_ranks * (of_weights + of_callbacks) + (num_ranks - 1) * of_optimizer
+    strategy = components.strategy
+    of_exchange = strategy.rank_memory(components.trained, num_ranks).exchange_bytes
+    of_ranks = num_ranks * _BYTES_PER_RANK + (num_ranks if strategy.has_error_feedback else 1) * of_exchange
+    if strategy.has_local_weights and num_ranks > 1:  # each rank saves its own weights
+        of_ranks += num_ranks * (of_weights + of_callbacks) + (num_ranks - 1) * of_optimizer
     return of_weights + both_modes + of_optimizer + of_callbacks + of_ranks
 
 
 def estimate_share(components: Components, world: World) -> int:
     """Return about how many bytes of a checkpoint this rank writes: an equal part, and rank 0 all that callbacks keep of a whole model."""
-    of_rank_0 = 0 if components.computes_together else _bytes(_callback_tensors(components))
+    of_rank_0 = 0 if components.forward_is_collective else _bytes(_callback_tensors(components))
     return (estimate_checkpoint(components, num_ranks=world.size) - of_rank_0) // world.size + (of_rank_0 if world.is_main else 0)
-
-
-def _strategy_bytes(components: Components, num_ranks: int) -> int:
-    """Return what a rank keeps for its strategy's next synchronisation, or exchange of gradients."""
-    strategy = components.strategy
-    tensors = [*components.trained.parameters(), *components.trained.buffers()]
-    copies = strategy.num_copies(num_ranks) * sum(max(4, tensor.itemsize) * tensor.numel() for tensor in tensors)
-    return copies + strategy.num_bytes_kept(components.trained, num_ranks)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -129,31 +121,31 @@ def memory_to_come(components: Components, *, num_ranks: int = 1) -> int:
 
     These are the optimizer's state, averages that a callback makes when training begins, and what a strategy keeps between two exchanges.
     """
-    if components.strategy.shards(2).on_host and any(is_cut(parameter) for parameter in components.model.parameters()):
+    if components.strategy.rank_memory(components.trained, 2).on_host and any(map(is_sharded, components.model.parameters())):
         return 0
     later = memory_by_part(components, num_ranks=num_ranks)
     state = [value for values in components.optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-    return sum(later.values()) - later["parameters"] - later["gradients"] - sum(own_rows(value).nbytes for value in state)
+    return sum(later.values()) - later["parameters"] - later["gradients"] - sum(local_rows(value).nbytes for value in state)
 
 
 def memory_by_part(components: Components, *, num_ranks: int) -> dict[str, int]:
-    """Return the bytes that a rank keeps from step to step, by part: of the rank that keeps most. The build need not be cut.
+    """Return the bytes that a rank keeps from step to step, by part: of the rank that keeps most. The build need not be sharded.
 
     Gradients are as large as their parameters; between two steps there may be none.
     """
-    shards, model = components.strategy.shards(num_ranks), set(components.model.parameters())
+    memory, model = components.strategy.rank_memory(components.trained, num_ranks), set(components.model.parameters())
     trained = list(components.trained.parameters())
-    parameters = sum(_shard_bytes(parameter, shards.parameters if parameter in model else 1) for parameter in trained)
+    parameters = sum(_shard_bytes(parameter, memory.parameter_shards if parameter in model else 1) for parameter in trained)
     gradients = [] if components.steps_in_backward else [parameter for parameter in trained if parameter.requires_grad]
     groups = components.optimizer.param_groups
     states = [_optimizer_state(parameter, group, components.optimizer) for group in groups for parameter in group["params"]]
     return {
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
-        "gradients": sum(_shard_bytes(parameter, shards.gradients) for parameter in gradients),
-        "optimizer": sum(_shard_bytes(value, shards.optimizer) for state in states for value in state.values()),
-        "error feedback" if components.strategy.has_error_feedback else "synchronisation": _strategy_bytes(components, num_ranks),
+        "gradients": sum(_shard_bytes(parameter, memory.gradient_shards) for parameter in gradients),
+        "optimizer": sum(_shard_bytes(value, memory.optimizer_shards) for state in states for value in state.values()),
+        "error feedback" if components.strategy.has_error_feedback else "synchronisation": memory.exchange_bytes,
         "callbacks": sum(
-            _shard_bytes(value, shards.parameters if name.split(".")[1] == components.averaging else 1)
+            _shard_bytes(value, memory.parameter_shards if name.split(".")[1] == components.averaging else 1)
             for name, value in _callback_tensors(components).items()
         ),
     }
@@ -161,7 +153,7 @@ def memory_by_part(components: Components, *, num_ranks: int) -> dict[str, int]:
 
 def _shard_bytes(tensor: Tensor, shards: int) -> int:
     """Return the bytes of the first of so many shards, which is the largest; a tensor without dimensions is whole on each rank."""
-    return tensor.nbytes if shards == 1 or not tensor.ndim else range_of(tensor.shape, shards, 0)[1] * tensor.itemsize
+    return tensor.nbytes if shards == 1 or not tensor.ndim else shard_range(tensor.shape, shards, 0)[1] * tensor.itemsize
 
 
 def _without_values(tensor: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ class _Search:
         self._components, self._world, self._most = components, world, accumulates_below
         roots = [root for root in (components.model, components.objective) if isinstance(root, nn.Module)]
         synchronised = any(isinstance(module, nn.SyncBatchNorm) for root in roots for module in root.modules())
-        self._forward_is_collective = components.computes_together or (synchronised and world.size > 1)
+        self._forward_is_collective = components.forward_is_collective or (synchronised and world.size > 1)
         self._memory = DeviceMemory(world.device)
         self._memory.begin()
         self.total = self._memory.total()
@@ -116,7 +116,7 @@ class _Search:
         self._constant = 0  # what the first try took whatever its size: weights, gradients, the state to come
         self.short_rank = -1  # the first rank with too little memory for the size that was tried last
         to_come = memory_to_come(components, num_ranks=world.size)
-        if components.strategy.keeps_gradients(components.module):  # in memory of its own, in addition to that of the tries
+        if components.strategy.zeroes_gradients_in_place(components.module):  # in memory of its own, in addition to that of the tries
             to_come -= sum(parameter.nbytes for parameter in components.trained.parameters() if parameter.requires_grad)
         self._reserved: Tensor | None = torch.empty(max(0, to_come), dtype=torch.uint8, device=world.device)
 
@@ -164,7 +164,7 @@ class _Search:
         finally:
             for parameter in self._components.trained.parameters():
                 parameter.grad = None
-            self._components.rest()
+            self._components.reshard()
         return None  # only now the error is gone, and with it the tensors of its frames
 
     def _compute(self, size: int) -> None:

@@ -35,7 +35,7 @@ def predict(components: EvaluationParts, world: World, folder: Path, *, begins_b
     with as_evaluated(components):
         begins_batch()
         batches = copied_ahead(iter(loader), world.device)
-        for micro_batch in in_lockstep(batches, world) if components.computes_together else batches:
+        for micro_batch in in_lockstep(batches, world) if components.forward_is_collective else batches:
             with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
                 rows = infer(components.objective, model, inputs_of(batch))
             skips = [bad.sample for bad in micro_batch.skipped]

@@ -38,7 +38,7 @@ class RunView:
         components, world = trainer.components, trainer.world
         self.components, self.state, self.world, self.logged = components, trainer.state, world, trainer.logged
         self.model, self.optimizer, self.goals = components.model, components.optimizer, components.goals
-        self.total_steps, self.computes_together = components.total_steps, components.computes_together
+        self.total_steps, self.forward_is_collective = components.total_steps, components.forward_is_collective
         self.data = components.train_loader.source
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
         self.metrics: Mapping[str, float] = trainer.last

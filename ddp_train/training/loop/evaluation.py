@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import Place, cut, describe, is_cut, own_rows, plain_name
+from ddp_train.interfaces import MemoryKey, describe, is_sharded, local_rows, plain_name, shard_like
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvalLoader, EvaluationLoader
 from ddp_train.loader.reader import MicroBatch
@@ -68,7 +68,7 @@ def as_evaluated(components: EvaluationParts) -> Iterator[None]:
     modules = [module for module in (components.model, components.objective) if isinstance(module, nn.Module)]
     with torch.no_grad(), model_log.taken_by(None), _averaged(components), _in_eval_mode(modules):
         yield
-        components.rest()
+        components.reshard()
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def weights_to_evaluate(components: Components) -> Iterator[SetAside]:
     """
     with (
         evaluation_mode(components.optimizer) as trained,
-        components.strategy.joined(components.trained, averages(components).values()) as kept,
+        components.strategy.mean_over_ranks(components.trained, averages(components).values()) as kept,
     ):
         yield SetAside(trained=trained, kept=kept)
 
@@ -89,7 +89,7 @@ class SetAside:
     """The values that this rank goes on training with, while the model has others to be evaluated or saved."""
 
     trained: Sequence[Tensor] = ()  # the parameters in training, from `evaluation_mode`
-    kept: Mapping[Place, Tensor] = field(default_factory=dict)  # this rank's own values, while all ranks have the same
+    kept: Mapping[MemoryKey, Tensor] = field(default_factory=dict)  # this rank's own values, while all ranks have the same
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def _evaluate_set(
     with _in_eval_mode(modules):
         begins_batch()
         batches = copied_ahead(iter(loader), world.device)
-        if components.computes_together:
+        if components.forward_is_collective:
             batches, is_stopping = in_lockstep(batches, world), on_any_rank(is_stopping, world)
         for micro_batch in batches:
             with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
@@ -200,20 +200,20 @@ def _averaged(components: EvaluationParts) -> Iterator[None]:
     """Give the model a callback's averaged weights, if any, and afterwards its own. An error ends the run.
 
     Where the types are the same, tensors are exchanged and not copied: so averages of buffers become rank 0's, too. Rows of tensors that
-    are cut among the ranks are copied.
+    are sharded among the ranks are copied.
     """
     weights = averages(components)
     if not weights:
         yield
         return
     tensors = _tensors(components.model)
-    originals = {name: tensors[name].data for name in weights if not is_cut(tensors[name])}
-    shards = {name: own_rows(tensors[name]) for name in weights if is_cut(tensors[name])}  # a strategy may use their memory directly
+    originals = {name: tensors[name].data for name in weights if not is_sharded(tensors[name])}
+    shards = {name: local_rows(tensors[name]) for name in weights if is_sharded(tensors[name])}  # a strategy may use their memory directly
     copies = {name: rows.clone() for name, rows in shards.items()}
     for name in originals:
         tensors[name].data = weights[name].to(tensors[name].device, tensors[name].dtype)
     for name, rows in shards.items():
-        rows.copy_(own_rows(cut(weights[name], tensors[name])))
+        rows.copy_(local_rows(shard_like(weights[name], tensors[name])))
     yield
     for name, original in originals.items():
         tensors[name].data = original

@@ -1,4 +1,4 @@
-"""The gradients of a step: backward, their norm, and clipping, also where a strategy has cut them among the ranks."""
+"""The gradients of a step: backward, their norm, and clipping, also where a strategy has sharded them among the ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import is_cut, num_replicas, own_rows
+from ddp_train.interfaces import is_sharded, local_rows, num_replicas
 
 _engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # private (torch_internals.py)
 _EPS = 1e-6  # as in torch's own clipping
@@ -34,27 +34,27 @@ class Part(NamedTuple):
 
 
 def part_of(gradient: Tensor) -> Part:
-    return Part(own_rows(gradient), num_replicas(gradient) if is_cut(gradient) else 0)
+    return Part(local_rows(gradient), num_replicas(gradient) if is_sharded(gradient) else 0)
 
 
 def total_norm(gradients: Sequence[Tensor], world: World) -> Tensor:
-    """Return the L2 norm over all gradients, shape [], the same on all ranks. Collective where some are cut: one small all-reduce."""
+    """Return the L2 norm over all gradients, shape [], the same on all ranks. Collective where some are sharded: one small all-reduce."""
     return norm_of([part_of(gradient) for gradient in gradients], world)
 
 
 def norm_of(parts: Sequence[Part], world: World) -> Tensor:
     """Return the L2 norm over all parts, as `total_norm`."""
-    uncut = [part.tensor for part in parts if not part.replicas]
-    if len(uncut) == len(parts):
-        return nn.utils.get_total_norm(uncut)
+    unsharded = [part.tensor for part in parts if not part.replicas]
+    if len(unsharded) == len(parts):
+        return nn.utils.get_total_norm(unsharded)
     # In float64: a square overflows float32 long before the norm does.
     squares = torch.zeros((), dtype=torch.float64, device=world.device)
     for replicas in {part.replicas for part in parts if part.replicas}:
         rows = [part.tensor for part in parts if part.replicas == replicas]
         squares += nn.utils.get_total_norm(rows).to(squares).square() / replicas
     squares = world.sum(squares)
-    if uncut:
-        squares = squares + nn.utils.get_total_norm(uncut).to(squares).square()
+    if unsharded:
+        squares = squares + nn.utils.get_total_norm(unsharded).to(squares).square()
     return squares.sqrt().float()
 
 
@@ -64,7 +64,7 @@ def clip(gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
     factor = torch.clamp(max_norm / (norm + _EPS), max=1.0)
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        rows = own_rows(gradient)
+        rows = local_rows(gradient)
         groups.setdefault((rows.device, rows.dtype), []).append(rows)
     for (device, _), group in groups.items():
         torch._foreach_mul_(group, factor.to(device))

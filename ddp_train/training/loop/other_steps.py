@@ -67,7 +67,7 @@ class EarlyStep(TrainStep):
                 parameter.register_post_accumulate_grad_hook(partial(self._step, index))
 
     def descend(self, micro_batches: Iterable[MicroBatch], weight: Weight, *, measures_norm: bool) -> Tensor | None:
-        """Return the norm of the gradients. Collective where some are cut."""
+        """Return the norm of the gradients. Collective where some are sharded."""
         num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
         self._is_stepping, self._measures = True, measures_norm
         self.compute_gradients(self.components.module, micro_batches, weight)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces import Strategy, few, is_cut, num_replicas, num_shards, own_rows
+from ddp_train.interfaces import Strategy, few, is_sharded, local_rows, num_replicas, num_shards
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OF_OPTIMIZER = "optimizer's tensors"
@@ -37,7 +37,7 @@ class ReplicaCheck:
 
     Parameters are compared, the optimizer's tensors, and the buffers that training does not change. Buffers that it changes (batch norm's
     averages) differ between two synchronised forwards, which begin with rank 0's buffers; rank 0's are saved.
-    Of tensors that a strategy has cut among the ranks, shards are compared that several ranks have.
+    Of tensors that a strategy has sharded among the ranks, shards are compared that several ranks have.
     Where ranks take steps of their own, they are compared after a synchronisation, by its state instead of their optimizers.
     """
 
@@ -61,12 +61,12 @@ class ReplicaCheck:
         if step <= self._last_checked:  # after a rewind
             self._last_checked = -1
         self._is_due |= step % self.every_steps == 0
-        if self._is_due and self.strategy.are_alike:
+        if self._is_due and self.strategy.weights_are_equal:
             self._check(step)
 
     def before_save(self, step: int) -> None:
         """Compare, unless this step was compared. Collective."""
-        if step != self._last_checked and self.strategy.are_alike:
+        if step != self._last_checked and self.strategy.weights_are_equal:
             self._check(step)
 
     def _check(self, step: int) -> None:
@@ -148,12 +148,12 @@ class ReplicaCheck:
 
     def _sums(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the sum of the bits of every tensor of this rank, shape [tensors], int64, on the device."""
-        sums = [_sum_of_bits(own_rows(tensor)).to(self.world.device) for tensor in tensors.values()]
+        sums = [_sum_of_bits(local_rows(tensor)).to(self.world.device) for tensor in tensors.values()]
         return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64, device=self.world.device)
 
 
 def _has_replicas(tensor: Tensor) -> bool:
-    return not is_cut(tensor) or num_replicas(tensor) > 1
+    return not is_sharded(tensor) or num_replicas(tensor) > 1
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """One optimizer step of one rank: forward and backward of each micro-batch, the exact mean's gradient, clipping, the optimizer.
 
 Nothing here waits for the device. No collective runs but the strategy's own, one small all-reduce during the first forward where
-the objective's weights depend on the batch's content, and one for the norm of gradients that are cut among the ranks.
+the objective's weights depend on the batch's content, and one for the norm of gradients that are sharded among the ranks.
 Other kinds of step are in `other_steps.py`.
 """
 
@@ -43,7 +43,7 @@ class TrainStep:
 
     def __post_init__(self) -> None:
         # Over how many ranks the weight of a batch is summed, where shapes do not tell it.
-        self.num_summed = 1 if self.components.strategy.steps_alone else self.world.size
+        self.num_summed = 1 if self.components.strategy.has_local_steps else self.world.size
         self.begin_window()
 
     def begin_window(self) -> None:
@@ -96,7 +96,7 @@ class TrainStep:
                     self._accumulate(micro_batch, weight)
             else:
                 self._accumulate(micro_batch, weight)
-        components.strategy.reduce(components.trained, self.state.step)
+        components.strategy.reduce_gradients(components.trained, self.state.step)
 
     def measure_and_clip(self, *, measures_norm: bool) -> Tensor | None:
         """Return the norm of the gradients where it is wanted, and clip them by it."""

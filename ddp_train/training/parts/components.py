@@ -36,7 +36,7 @@ class EvaluationParts:
     eval_loaders: Mapping[str, EvaluationLoader]  # by the names of the evaluation sets, that without a name first; {}: nothing is evaluated
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
-    computes_together: bool = False  # every forward is a collective
+    forward_is_collective: bool = False  # every forward is a collective
     compiled: Compiled = field(default_factory=Compiled)  # of the model
 
     @property
@@ -44,8 +44,8 @@ class EvaluationParts:
         """The modules that have weights: the model, and an objective of that kind."""
         return dict(self.trained.named_children()) if isinstance(self.trained, Joint) else {"model": self.model}
 
-    def rest(self) -> None:
-        """Release what a forward without backward has kept."""
+    def reshard(self) -> None:
+        """Free the weights that a forward without a backward has gathered."""
 
     @property
     def averaging(self) -> str | None:
@@ -84,6 +84,7 @@ class Components(EvaluationParts):
     module: nn.Module  # what computes the loss, as the strategy wraps it; with turns what is trained, as it is: each turn has its own
     turns: Mapping[str, Turn] = field(default_factory=dict)  # of an objective whose parts take turns
     optimizer: Optimizer
+    optimizer_shards: Mapping[Tensor, Tensor] = field(default_factory=dict)  # that it steps in the place of parameters, by these
     scheduler: Scheduler
     scaler: torch.amp.GradScaler
     strategy: Strategy
@@ -97,8 +98,8 @@ class Components(EvaluationParts):
     identity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the data (`state/data_identity.py`)
     notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
 
-    def rest(self) -> None:
-        self.strategy.rest(self.module)
+    def reshard(self) -> None:
+        self.strategy.reshard(self.module)
 
     def loss(self, batch: Batch, turn: Turn | None = None) -> Tensor:
         """Return the objective's loss of a batch, or of one of its turns, shape [], computed through what the strategy has wrapped."""
@@ -119,7 +120,7 @@ class Components(EvaluationParts):
 
     def zero_gradients(self) -> None:
         """Forget the gradients of a step."""
-        if self.train_loader.grad_accum_steps > 1 and self.keeps_gradients():
+        if self.train_loader.grad_accum_steps > 1 and self.zeroes_gradients_in_place():
             self.optimizer.zero_grad(set_to_none=False)
         elif getattr(self.optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:  # it may have more to forget
             self.optimizer.zero_grad(set_to_none=True)
@@ -128,16 +129,16 @@ class Components(EvaluationParts):
                 for parameter in group["params"]:
                     parameter.grad = None
 
-    def keeps_gradients(self) -> bool:
-        """Tell whether gradients are zeroed where they are, in DDP's buckets.
+    def zeroes_gradients_in_place(self) -> bool:
+        """Tell whether gradients are zeroed in place, in DDP's buckets.
 
         So with accumulation, where the strategy is for it. Without, DDP itself moves each one there, and zeroing is work for nothing.
         """
-        return self.train_loader.grad_accum_steps > 1 and self.strategy.keeps_gradients(self.module)
+        return self.train_loader.grad_accum_steps > 1 and self.strategy.zeroes_gradients_in_place(self.module)
 
     def rebuilds_buckets_at_start(self) -> bool:
         """Tell whether a run rebuilds its buckets when it begins, too."""
-        return self.strategy.has_buckets and (bool(self.turns) or self.keeps_gradients())
+        return self.strategy.has_buckets and (bool(self.turns) or self.zeroes_gradients_in_place())
 
     def rebuild_buckets(self, world: World, micro_batch: MicroBatch | None = None) -> None:
         """Bring DDP into the state that it has after its first steps, before a checkpoint is loaded. Collective.
@@ -146,7 +147,7 @@ class Components(EvaluationParts):
         values are added. Without this, a resumed run on three or more ranks differs from one that never stopped in the last bits.
         Parameters are not touched; buffers and random streams are, so it comes before loading. Twice, because a static graph takes two.
 
-        Where gradients are kept (`keeps_gradients`) they are in the buckets from then on, so a run that begins rebuilds them, too. So it is
+        Where gradients are zeroed in place they are in the buckets from then on, so a run that begins rebuilds them, too. So it is
         with turns, of which one may come for the first time after a checkpoint.
         """
         if world.size > 1 and self.strategy.has_buckets:
@@ -176,7 +177,7 @@ class Components(EvaluationParts):
         before = [dict(each) for each in dicts]
         streams = random_state(device)
         yield  # an error ends the run, and a GPU that failed could not copy
-        self.rest()
+        self.reshard()
         set_random_state(streams, device)
         for now, then in zip(dicts, before, strict=True):
             now.clear()

@@ -58,7 +58,7 @@ def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: Wo
     if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
         happened = f"{len(left)} parameters are in no turn of {type(objective).__name__}: {few(left)}"
         raise ConfigError(key="objective", happened=happened, expected="each in one at least, or requires_grad=False")
-    if strategy.static_graph and sum(map(len, chosen.values())) > len(parameters):
+    if getattr(strategy, "static_graph", False) and sum(map(len, chosen.values())) > len(parameters):
         happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
         raise conflict("strategy.static_graph", happened, "false")
     model, whole = trained.model if isinstance(trained, Joint) else trained, cast(Any, objective)

@@ -17,7 +17,7 @@ from ddp_train.checkpoint.foreign_form import require_known_form
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import cut, describe, is_cut, own_rows, plain_name
+from ddp_train.interfaces import describe, is_sharded, local_rows, plain_name, shard_like
 from ddp_train.training.state.weights import read_weights
 
 _MAX_KEYS = 8  # of each kind in one message
@@ -39,7 +39,7 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
     fitting, lines = fit(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
     names = set(world.from_main(list(fitting)))  # here the others wait when rank 0 refuses
     for name, tensor in _tensors(model).items():
-        if not is_cut(tensor):
+        if not is_sharded(tensor):
             if name in fitting:
                 tensor.copy_(fitting[name])
             world.copy_from(0, tensor)
@@ -48,7 +48,7 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
             if name in fitting:
                 whole.copy_(fitting[name])
             world.copy_from(0, whole)
-            own_rows(tensor).copy_(own_rows(cut(whole, tensor)))
+            local_rows(tensor).copy_(local_rows(shard_like(whole, tensor)))
     return lines
 
 

@@ -23,13 +23,13 @@ from ddp_train.checkpoint.save import Content
 from ddp_train.checkpoint.staging import OF_RANK_0, SHARED
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Place, is_cut, map_tensors, named_parameters, place_of, plain_name, tensors_of
+from ddp_train.interfaces import MemoryKey, is_sharded, map_tensors, memory_key, named_parameters, plain_name, tensors_of
 from ddp_train.training.loop import callbacks
 from ddp_train.training.loop.evaluation import SetAside, averages, training_mode
 from ddp_train.training.parts.components import Components
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import data_identity
-from ddp_train.training.state.weights import compare_model, cut_weights, put_state
+from ddp_train.training.state.weights import compare_model, put_state, sharded_weights
 from ddp_train.training.train_state import TrainState, WindowSums
 
 _NOTHING = SetAside()
@@ -80,23 +80,24 @@ def content(components: Components, state: TrainState, window: WindowSums, world
     strategy = components.strategy
     is_replica = strategy.has_local_weights and world.size > 1
     if strategy.has_local_weights:
-        shared |= {"strategy": strategy.state_dict(), OF_RANK_0: ["optimizer"] if is_replica else []}
+        shared[OF_RANK_0] = ["optimizer"] if is_replica else []
     own = {
         "random": random_state(world.device),
         "window": asdict(window),
         "data": components.train_loader.state_dict(state.samples),
         **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
-        **({"strategy": kept} if (kept := strategy.own_state()) else {}),
     }
+    if kept := strategy.state_dict():
+        (own if strategy.has_error_feedback else shared)["strategy"] = kept
     buffers = {f"{part}.{name}" for part, module in modules for name, _ in module.named_buffers(remove_duplicate=False)}  # or masks
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
 
 
-def _replica(shared: Mapping[str, Any], kept: Mapping[Place, Tensor], world: World) -> dict[str, Any]:
+def _replica(shared: Mapping[str, Any], kept: Mapping[MemoryKey, Tensor], world: World) -> dict[str, Any]:
     """Return the parts of the state that differ on this rank from the shared state, which has rank 0's optimizer."""
     replica = {} if world.is_main else {"optimizer": shared["optimizer"]}
     for part in ("model", "objective", "callbacks"):
-        own = map_tensors(lambda tensor: kept.get(place_of(tensor), tensor), shared.get(part, {}))
+        own = map_tensors(lambda tensor: kept.get(memory_key(tensor), tensor), shared.get(part, {}))
         if any(mine is not common for mine, common in zip(tensors_of(own), tensors_of(shared.get(part, {})), strict=True)):
             replica[part] = own
     return replica
@@ -111,18 +112,16 @@ def load(
     says. UserError: it is of another model or optimizer.
     """
     saved_size = size_of(checkpoint, world)
-    shared = read_shared(checkpoint, world, lay_out=partial(_cut_like, components), on_progress=on_progress)
+    shared = read_shared(checkpoint, world, lay_out=partial(_sharded_like, components), on_progress=on_progress)
     own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
     strategy = components.strategy
     replica = own.get("replica", {}) if strategy.has_local_weights else {}
     if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights):
         world.print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's")
     _restore(checkpoint, shared | replica, components, state, world)
-    if strategy.has_local_weights:
-        strategy.are_alike = replica.keys().isdisjoint(components.modules)
-        strategy.load_state_dict(shared.get("strategy", {}))
-        strategy.begin(components.trained)
-    strategy.load_own_state(own.get("strategy", {}))
+    strategy.weights_are_equal = replica.keys().isdisjoint(components.modules)
+    strategy.load_state_dict((own if strategy.has_error_feedback else shared).get("strategy", {}))
+    strategy.start_training(components.trained)
     if saved_size == world.size:
         state.window = WindowSums(**own["window"])
         components.train_loader.load_state_dict(own["data"])
@@ -174,9 +173,9 @@ def _compare_rates(saved: list[float], now: list[float]) -> list[str]:
     return []
 
 
-def _cut_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
-    """Return, for `read_shared`, the run's own tensor for each tensor of a checkpoint that is to be cut among the ranks like it."""
-    layouts, weights = {}, dict(cut_weights(components.modules))
+def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
+    """Return, for `read_shared`, the run's own tensor for each tensor of a checkpoint that is to be sharded among the ranks like it."""
+    layouts, weights = {}, dict(sharded_weights(components.modules))
     parameters, names = named_parameters(components.trained), plain.get("optimizer_parameters", [])
     averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
     averaging = f"{SHARED}.callbacks.{components.averaging}."
@@ -184,12 +183,12 @@ def _cut_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[
         like = weights.get(name)
         if name.startswith(f"{SHARED}.optimizer.state."):
             parameter = _parameter_of_number(name.split(".")[3], names, parameters)
-            like = None if parameter is None else components.strategy.state_like(parameter)
+            like = None if parameter is None else components.optimizer_shards.get(parameter, parameter)
         elif name.startswith(f"{SHARED}.parameters_in_training."):
             like = _parameter_of_number(name.split(".")[2], names, parameters)
         elif name.startswith(averaging):
             like = next((averaged[suffix] for suffix in _suffixes(name.removeprefix(averaging)) if suffix in averaged), None)
-        if like is not None and is_cut(like) and tuple(like.shape) == leaf.shape:
+        if like is not None and is_sharded(like) and tuple(like.shape) == leaf.shape:
             layouts[name] = like
     return layouts
 

@@ -19,7 +19,7 @@ from ddp_train.checkpoint.staging import SHARED
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import cut, describe, is_cut, own_rows
+from ddp_train.interfaces import describe, is_sharded, local_rows, shard_like
 
 _KEY = "RUN"
 _MAX_LINES = 8  # of problems in one message
@@ -54,12 +54,12 @@ def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[
 
     Args:
         world: its ranks read together; None: this process reads alone.
-        modules: those that will get the weights, by name: of a tensor that is cut among the ranks each rank reads its own rows. All others
+        modules: those that will get the weights, by name: each rank reads its own rows of a sharded tensor. All others
             come whole, and on the CPU.
 
     Raises CheckpointError: it is not what its format says.
     """
-    likes = dict(cut_weights(modules or {}))
+    likes = dict(sharded_weights(modules or {}))
     likes |= {f"{SHARED}.{AVERAGES}.{name.removeprefix(_MODEL)}": value for name, value in likes.items() if name.startswith(_MODEL)}
 
     def lay_out(plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
@@ -73,17 +73,17 @@ def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[
     return {**saved, "model": {name: averages.get(_address(value), value) for name, value in model.items()}}
 
 
-def cut_weights(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
-    """Yield those weights of the modules that are cut among the ranks, by their names in a checkpoint."""
+def sharded_weights(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Yield those weights of the modules that are sharded among the ranks, by their names in a checkpoint."""
     for part, module in modules.items():
         for name, value in module.state_dict().items():
-            if is_cut(value):
+            if is_sharded(value):
                 yield f"{SHARED}.{part}.{name}", value
 
 
 def _address(value: Any) -> int:
     """Return the address of a tensor's rows on this rank: that of tied tensors is the same."""
-    rows = own_rows(value) if isinstance(value, Tensor) else None
+    rows = local_rows(value) if isinstance(value, Tensor) else None
     return rows.data_ptr() if rows is not None and rows.numel() else _NO_ADDRESS
 
 
@@ -111,8 +111,8 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
 
 
 def put_state(module: nn.Module, values: Mapping[str, Any], versions: Any) -> None:
-    """Load a module's saved state, cut as the module is; torch finds the versions of its formats in `_metadata`."""
+    """Load a module's saved state, sharded as the module is; torch finds the versions of its formats in `_metadata`."""
     before = module.state_dict()
-    state = OrderedDict((name, cut(value, before[name])) for name, value in values.items())
+    state = OrderedDict((name, shard_like(value, before[name])) for name, value in values.items())
     state._metadata = versions  # type: ignore[attr-defined]
     module.load_state_dict(state)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_train.interfaces import Run, cut, own_rows, plain_name
+from ddp_train.interfaces import Run, local_rows, plain_name, shard_like
 
 
 class Lookahead:
@@ -58,7 +58,7 @@ class Lookahead:
         if self._slow and self._slow.keys() != self._live.keys():
             raise ValueError("the slow weights in the checkpoint are of another model")
         if self._slow:  # in the model's order
-            self._slow = {name: cut(self._slow[name].to(tensor.device), tensor) for name, tensor in self._live.items()}
+            self._slow = {name: shard_like(self._slow[name].to(tensor.device), tensor) for name, tensor in self._live.items()}
 
     @torch.no_grad()
     def step(self, run: Run) -> None:
@@ -85,7 +85,7 @@ class Lookahead:
 
     @staticmethod
     def _rows(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        return [own_rows(tensor) for tensor in tensors.values()]
+        return [local_rows(tensor) for tensor in tensors.values()]
 
 
 def _averaged(model: nn.Module) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class FakeRun:
     status: str = "running"
     rank: int = 0
     world_size: int = 1
-    computes_together: bool = False
+    forward_is_collective: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     folder: Path = Path("outputs/fake")
     batch: Any = None

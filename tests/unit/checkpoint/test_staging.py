@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.staging import StagingBuffer, divide_shared, own_piece, pieces_between
-from ddp_train.interfaces import range_of
+from ddp_train.interfaces import shard_range
 from tests.unit.checkpoint.tensors import TENSORS
-from tests.unit.cut_tensors import cut_among, example, rank_of
+from tests.unit.sharded_tensors import example, rank_of, sharded_among
 
 
 class FakeCuda:
@@ -93,7 +93,7 @@ def test_of_a_tensor_that_is_cut_a_rank_copies_the_rows_that_it_has() -> None:
     whole = example(5, 3)
     for rank, replicas, expected in [(1, 1, (6, 12)), (3, 1, None), (3, 2, (12, 15))]:
         with rank_of(rank, 4, replicas=replicas) as mesh:
-            tied = cut_among(mesh, whole)
+            tied = sharded_among(mesh, whole)
             staged = StagingBuffer(torch.device("cpu")).copy_state({"model": {"a": tied, "b": tied.detach()}}, {}, rank=rank, size=4)
         (leaf,) = staged.shared
         assert (leaf.shape, leaf.shards) == ((5, 3), 4 // replicas)
@@ -124,7 +124,7 @@ def test_of_a_tensor_that_is_cut_each_rank_writes_of_its_own_rows_and_every_elem
     written = [(rank, piece) for rank in range(size) for piece in own_piece(leaf, rank, size)]
     assert sorted(number for _, piece in written for number in range(piece.start, piece.stop)) == list(range(leaf.numel))
     for rank, piece in written:
-        low, high = range_of(leaf.shape, shards, rank % shards)
+        low, high = shard_range(leaf.shape, shards, rank % shards)
         assert low <= piece.start < piece.stop <= high
     assert {(rank, piece) for rank, piece in pieces_between(leaf, 0, leaf.numel, size)} == set(written)
     middle = (leaf.numel // 3, leaf.numel // 2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_train.interfaces import Shards, Strategy, adapted
+from ddp_train.interfaces import RankMemory, Strategy, adapted
 
 
 class Own:
@@ -18,7 +18,7 @@ class Own:
     has_local_weights = True
 
     def __init__(self) -> None:
-        self.are_alike = False
+        self.weights_are_equal = False
         self.shown = 3
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -38,11 +38,11 @@ def test_a_class_of_somebody_else_has_the_defaults_of_ours_for_what_it_lacks() -
     strategy = as_strategy(own)
     assert strategy.prepare(model, torch.device("cpu"), 2) is model
     assert isinstance(strategy, Strategy)
-    assert (strategy.has_local_weights, strategy.has_buckets, strategy.shards(2)) == (True, False, Shards())
+    assert (strategy.has_local_weights, strategy.has_buckets, strategy.rank_memory(model, 2)) == (True, False, RankMemory())
     with strategy.no_sync(model):
         strategy.after_step(1)
-    strategy.are_alike = True
-    assert own.are_alike
+    strategy.weights_are_equal = True
+    assert own.weights_are_equal
     assert strategy.shown == 3  # type: ignore[attr-defined]
     assert type(strategy).__name__ == "Own"
     assert pickle.loads(pickle.dumps(strategy)).has_local_weights

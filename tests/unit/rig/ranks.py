@@ -20,7 +20,7 @@ import torch.distributed.tensor
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ddp_train.interfaces import own_rows
+from ddp_train.interfaces import local_rows
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.zero1 import Zero1
 from tests.unit.rig.cases import case
@@ -41,18 +41,18 @@ def be(rank: int, size: int, way: str) -> dict[str, Any]:
     calls = _noted()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     model, objective, batch = case("gpt, language_modeling")
-    strategy, is_cut = WAYS[way][0](), way != "zero1"
-    module: Any = strategy.prepare(model, torch.device("cpu"), size) if is_cut else model
+    strategy, is_sharded = WAYS[way][0](), way != "zero1"
+    module: Any = strategy.prepare(model, torch.device("cpu"), size) if is_sharded else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    strategy.share(optimizer)
+    strategy.setup_optimizer(optimizer)
     for is_last in (False, True):
-        with torch.enable_grad() if is_last or not is_cut else strategy.no_sync(module):
+        with torch.enable_grad() if is_last or not is_sharded else strategy.no_sync(module):
             objective.loss(module, batch).backward()
     optimizer.step()
     kept = {}
     for name, parameter in model.named_parameters():
         state: Tensor = optimizer.state[parameter]["exp_avg"]
-        kept[name] = [list(parameter.shape), list(own_rows(parameter).shape), list(own_rows(state).shape)]
+        kept[name] = [list(parameter.shape), list(local_rows(parameter).shape), list(local_rows(state).shape)]
     return {"rank": rank, "way": way, "kept": kept, "calls": calls}
 
 

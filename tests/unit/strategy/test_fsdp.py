@@ -16,8 +16,8 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint
 from ddp_train.model.gpt import GPT
 from ddp_train.strategy.fsdp import FSDP, _refuse
-from tests.unit.cut_tensors import rank_of
 from tests.unit.parts import checked
+from tests.unit.sharded_tensors import rank_of
 
 
 def names(model: nn.Module, **options: Any) -> list[str]:
@@ -154,4 +154,5 @@ def test_shards_lie_in_the_hosts_memory_where_they_are_to() -> None:
             model: Any = FSDP(cpu_offload=offloads).prepare(gpt(), torch.device("cpu"), 2)
         policies = {type(module._get_fsdp_state()._fsdp_param_group.offload_policy) for module in (model, *model.blocks)}
         assert policies == {CPUOffloadPolicy if offloads else OffloadPolicy}
-    assert FSDP(cpu_offload=True).shards(4).on_host and not FSDP(cpu_offload=True).shards(1).on_host
+    kept = [FSDP(cpu_offload=True).rank_memory(nn.Linear(1, 1), world_size).on_host for world_size in (1, 4)]
+    assert kept == [False, True]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import place_of
+from ddp_train.interfaces import memory_key
 from ddp_train.strategy.local_sgd import LocalSGD
 from tests.unit.strategy.conftest import SIZE
 
@@ -38,7 +38,7 @@ def moved(net: Net, rank: int, by: float = 1.0) -> None:
 def make(**settings: Any) -> tuple[Net, LocalSGD]:
     net, strategy = Net(), LocalSGD(**(MEAN | settings))
     strategy.prepare(net, torch.device("cpu"), SIZE)
-    strategy.begin(net)
+    strategy.start_training(net)
     return net, strategy
 
 
@@ -52,7 +52,7 @@ def test_the_weights_are_put_together_after_every_so_many_steps_and_nothing_trav
         for step in (1, 2):
             moved(net, rank)
             strategy.after_step(step)
-            alike.append(strategy.are_alike)
+            alike.append(strategy.weights_are_equal)
         return alike
 
     assert ranks(steps) == [[False, False]] * SIZE
@@ -62,7 +62,7 @@ def test_the_weights_are_put_together_after_every_so_many_steps_and_nothing_trav
     def third(rank: int) -> bool:
         moved(nets[rank][0], rank)
         nets[rank][1].after_step(3)
-        return bool(nets[rank][1].are_alike)
+        return bool(nets[rank][1].weights_are_equal)
 
     assert ranks(third) == [True] * SIZE
     for net, _ in nets:
@@ -105,9 +105,9 @@ def test_what_is_evaluated_is_the_mean_and_afterwards_each_rank_has_its_own_agai
         moved(net, rank)
         strategy.after_step(1)
         own = {name: value.clone() for name, value in net.state_dict().items()}
-        with strategy.joined(net, [average]) as kept, strategy.joined(net, [average]) as again:
+        with strategy.mean_over_ranks(net, [average]) as kept, strategy.mean_over_ranks(net, [average]) as again:
             is_mean = torch.allclose(net.weight, torch.tensor([2.1, 4.2, 8.3])) and average.tolist() == [1.0, 1.0] and again == {}
-            is_kept = all(torch.equal(kept[place_of(value)], own[name]) for name, value in net.state_dict().items())
+            is_kept = all(torch.equal(kept[memory_key(value)], own[name]) for name, value in net.state_dict().items())
         is_back = all(torch.equal(value, own[name]) for name, value in net.state_dict().items()) and average.tolist() == [rank, rank]
         return is_mean, is_kept, is_back
 
@@ -131,7 +131,7 @@ def test_it_goes_on_from_its_state_as_if_nothing_had_been(ranks: Any) -> None:
         other.prepare(again, torch.device("cpu"), SIZE)
         again.load_state_dict(net.state_dict())
         other.load_state_dict({kind: {name: each.clone() for name, each in part.items()} for kind, part in strategy.state_dict().items()})
-        other.begin(again)
+        other.start_training(again)
         first, second = (steps(rank, *each, range(4, 9)).state_dict() for each in ((net, strategy), (again, other)))
         return all(torch.equal(value, second[name]) for name, value in first.items())
 
@@ -155,12 +155,12 @@ def test_one_rank_alone_trains_the_plain_model_unless_there_is_an_outer_optimize
     for settings, way in (({}, 1.0), ({"outer_lr": 0.5}, 0.5)):
         net, strategy = Net(), LocalSGD(every_steps=1, **(MEAN | settings))
         strategy.prepare(net, torch.device("cpu"), 1)
-        strategy.begin(net)
+        strategy.start_training(net)
         assert bool(strategy.state_dict()["last"]) == bool(settings)
         with torch.no_grad():
             net.weight += torch.tensor([1.0, 0.0, 0.0])
         strategy.after_step(1)
-        assert strategy.are_alike
+        assert strategy.weights_are_equal
         assert net.weight[0].item() == pytest.approx(0.1 + way)
 
 
@@ -170,4 +170,4 @@ def test_an_optimizer_with_other_weights_to_evaluate_is_refused() -> None:
         def eval(self) -> None: ...
 
     with pytest.raises(ConfigError, match="would differ between the ranks"):
-        LocalSGD().share(ScheduleFree(Net().parameters(), lr=0.1))
+        LocalSGD().setup_optimizer(ScheduleFree(Net().parameters(), lr=0.1))

@@ -46,7 +46,7 @@ def reduced(strategy: PowerSGD, rank: int, steps: int, first: int = 0) -> list[d
     net, found = Net(), []
     for step in range(first, first + steps):
         put(net, gradients(step, rank))
-        strategy.reduce(net, step)
+        strategy.reduce_gradients(net, step)
         found.append({name: each.grad.clone() for name, each in net.named_parameters() if each.grad is not None})
     return found
 
@@ -64,7 +64,7 @@ def test_all_ranks_get_the_same_and_what_is_left_out_comes_later(ranks: Ranks) -
             assert torch.linalg.matrix_rank(found[0][step][name].flatten(1), atol=1e-4) <= 2
         sent = torch.stack([each[name] for each in found[0]]).sum(0)
         wanted = torch.stack([mean(step, name) for step in range(30)]).sum(0)
-        left_out = torch.stack([each.own_state()["left_out"][name] for each in strategies]).mean(0)
+        left_out = torch.stack([each.state_dict()["left_out"][name] for each in strategies]).mean(0)
         assert torch.allclose(sent.flatten(1) + left_out, wanted.flatten(1), atol=1e-4)
     for name in ("small", "bias"):  # of which a product would be no smaller
         assert all(torch.allclose(found[0][step][name], mean(step, name), atol=1e-6) for step in range(30))
@@ -82,7 +82,7 @@ def test_a_mean_of_that_rank_arrives_whole(ranks: Ranks) -> None:
         thin = torch.arange(24.0).view(12, 2).sin() @ torch.arange(20.0).view(2, 10).cos()
         for step in range(3):
             put(net, {"matrix": thin * (rank + 1)})
-            strategy.reduce(net, step)
+            strategy.reduce_gradients(net, step)
         assert net.matrix.grad is not None
         return net.matrix.grad - 2 * thin
 
@@ -92,7 +92,7 @@ def test_a_mean_of_that_rank_arrives_whole(ranks: Ranks) -> None:
 def test_before_its_first_step_whole_gradients_travel(ranks: Ranks) -> None:
     def act(rank: int) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
         strategy = strategy_of(from_step=3)
-        return reduced(strategy, rank, steps=3), strategy.own_state()
+        return reduced(strategy, rank, steps=3), strategy.state_dict()
 
     for found, state in ranks(act):
         assert all(torch.allclose(value, mean(step, name), atol=1e-6) for step, each in enumerate(found) for name, value in each.items())
@@ -104,7 +104,7 @@ def test_it_goes_on_from_what_was_saved_to_the_bit(ranks: Ranks) -> None:
         whole, first, second = strategy_of(), strategy_of(), strategy_of()
         expected = reduced(whole, rank, steps=6)[3:]
         reduced(first, rank, steps=3)
-        second.load_own_state(first.own_state())
+        second.load_state_dict(first.state_dict())
         found = reduced(second, rank, steps=3, first=3)
         return [torch.equal(mine[name], theirs[name]) for mine, theirs in zip(found, expected, strict=True) for name in mine]
 
@@ -115,13 +115,13 @@ def test_a_gradient_that_is_not_finite_spoils_its_own_step_alone(ranks: Ranks) -
     def act(rank: int) -> tuple[Tensor, dict[str, Any]]:
         strategy, net = strategy_of(), Net()
         reduced(strategy, rank, steps=2)
-        before = {name: dict(kept) for name, kept in strategy.own_state().items()}
+        before = {name: dict(kept) for name, kept in strategy.state_dict().items()}
         put(net, gradients(2, rank))
         assert net.matrix.grad is not None
         if rank == 1:
             net.matrix.grad[3, 3] = torch.inf
-        strategy.reduce(net, 2)
-        after = strategy.own_state()
+        strategy.reduce_gradients(net, 2)
+        after = strategy.state_dict()
         assert all(torch.equal(after[kind]["matrix"], before[kind]["matrix"]) for kind in before)
         assert not torch.equal(after["left_out"]["kernel"], before["left_out"]["kernel"])
         return net.matrix.grad, reduced(strategy, rank, steps=1, first=3)[0]
@@ -133,15 +133,15 @@ def test_a_gradient_that_is_not_finite_spoils_its_own_step_alone(ranks: Ranks) -
 
 def test_what_it_keeps_is_counted() -> None:
     strategy = strategy_of()
-    assert strategy.num_bytes_kept(Net(), 1) == 0
-    assert strategy.num_bytes_kept(Net(), 3) == 4 * (120 + 2 * 10 + 216 + 2 * 27)
+    assert strategy.rank_memory(Net(), 1).exchange_bytes == 0
+    assert strategy.rank_memory(Net(), 3).exchange_bytes == 4 * (120 + 2 * 10 + 216 + 2 * 27)
 
 
 @pytest.mark.parametrize("columns", [1, 3])
 def test_one_rank_has_its_own_gradient(columns: int) -> None:
     strategy, net = PowerSGD(rank=columns, from_step=0), Net()
     put(net, gradients(0, 0))
-    strategy.reduce(net, 0)
+    strategy.reduce_gradients(net, 0)
     for name, value in gradients(0, 0).items():
         gradient = net.get_parameter(name).grad
         assert gradient is not None and torch.equal(gradient, value)

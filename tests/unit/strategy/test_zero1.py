@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import is_cut, own_rows
+from ddp_train.interfaces import is_sharded, local_rows
 from ddp_train.strategy.zero1 import Zero1
-from tests.unit.cut_tensors import rank_of
+from tests.unit.sharded_tensors import rank_of
 
 
 def model() -> nn.Module:
@@ -33,18 +33,18 @@ def test_a_step_on_shards_is_the_step_and_nobody_sees_them() -> None:
     try:
         trained, plain, strategy = model(), model(), Zero1()
         optimizer, expected = (torch.optim.AdamW(each.parameters(), lr=0.1, fused=True) for each in (trained, plain))
-        strategy.share(optimizer)
+        shards = strategy.setup_optimizer(optimizer)
         for _ in range(2):
             step(trained, optimizer)
             step(plain, expected)
         assert optimizer.param_groups[0]["params"] == list(trained.parameters())
         for mine, theirs in zip(trained.parameters(), plain.parameters(), strict=True):
             assert torch.equal(mine, theirs)
-            assert is_cut(optimizer.state[mine]["exp_avg"]) == bool(mine.ndim)
-            assert is_cut(strategy.state_like(mine)) == bool(mine.ndim)
+            assert is_sharded(optimizer.state[mine]["exp_avg"]) == bool(mine.ndim)
+            assert is_sharded(shards.get(mine)) == bool(mine.ndim)
         again = torch.optim.AdamW(trained.parameters(), lr=0.1, fused=True)
         again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        Zero1().share(again)
+        Zero1().setup_optimizer(again)
         step(trained, again)
         step(plain, expected)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(trained.parameters(), plain.parameters(), strict=True))
@@ -56,9 +56,9 @@ def test_a_rank_keeps_the_state_of_its_rows_alone() -> None:
     with rank_of(3, 4):
         trained = model()
         optimizer = torch.optim.AdamW(trained.parameters())
-        Zero1().share(optimizer)
+        Zero1().setup_optimizer(optimizer)
         step(trained, optimizer)
-        kept: dict[Tensor, Tensor] = {parameter: own_rows(state["exp_avg"]) for parameter, state in optimizer.state.items()}  # type: ignore[misc]
+        kept: dict[Tensor, Tensor] = {parameter: local_rows(state["exp_avg"]) for parameter, state in optimizer.state.items()}  # type: ignore[misc]
         assert [len(kept[parameter]) for parameter in trained.parameters() if parameter.ndim] == [0, 0]  # 5 rows: 2, 2, 1, 0
 
 
@@ -68,4 +68,4 @@ def test_an_optimizer_with_other_weights_to_evaluate_is_refused() -> None:
         def eval(self) -> None: ...
 
     with pytest.raises(ConfigError, match="other weights to evaluate"):
-        Zero1().share(ScheduleFree(model().parameters(), lr=0.1))
+        Zero1().setup_optimizer(ScheduleFree(model().parameters(), lr=0.1))

@@ -147,7 +147,7 @@ def test_where_ranks_compute_together_no_size_is_tried_that_could_run_out(monkey
     fake = FakeDevice(17)
     _let_be(fake, monkeypatch)
     parts = components(*AUTO)
-    parts = replace(parts, computes_together=True)
+    parts = replace(parts, forward_is_collective=True)
     fake.tried.clear()
     assert largest_micro_batch(parts, alone(), most=60) == 15
     assert max(fake.tried) <= 17

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.interfaces import own_rows
+from ddp_train.interfaces import local_rows
 from ddp_train.training.loop.gradient import clip, total_norm
-from tests.unit.cut_tensors import cut_among, example, rank_of
+from tests.unit.sharded_tensors import example, rank_of, sharded_among
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ def test_the_norm_of_gradients_that_are_cut_is_that_of_the_whole_ones(replicas: 
     for rank in range(4):
         with rank_of(rank, 4, replicas=replicas) as mesh:
             world = Adding(rank=rank, size=4, local_rank=rank, local_size=4, device=torch.device("cpu"), told=told)
-            gradients = [cut_among(mesh, whole), other.clone()]
+            gradients = [sharded_among(mesh, whole), other.clone()]
             norm = total_norm(gradients, world)
             clip(gradients, 1.0, expected)
-            assert own_rows(gradients[1]).norm() == pytest.approx(float(other.norm() / expected), rel=1e-5)
-            assert own_rows(gradients[0]).abs().sum() <= whole.abs().sum() / expected
+            assert local_rows(gradients[1]).norm() == pytest.approx(float(other.norm() / expected), rel=1e-5)
+            assert local_rows(gradients[0]).abs().sum() <= whole.abs().sum() / expected
     assert norm == pytest.approx(float(expected), rel=1e-6)  # the last rank has heard all
 
 

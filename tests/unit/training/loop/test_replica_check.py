@@ -175,7 +175,7 @@ def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
 
 def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_needs() -> None:
     class Apart:
-        are_alike, has_local_weights = False, True
+        weights_are_equal, has_local_weights = False, True
 
         def __init__(self, value: float) -> None:
             self.value = value
@@ -191,7 +191,7 @@ def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_ne
         ranks.after_step(step)
     ranks.before_save(5)
     for strategy in strategies:
-        strategy.are_alike = True
+        strategy.weights_are_equal = True
     with pytest.raises(ReplicaError, match=r"after step 6: rank 2 on .* differs from the others in last of weight"):
         ranks.after_step(6)
     strategies[2].value = 1.0

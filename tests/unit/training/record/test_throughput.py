@@ -207,10 +207,9 @@ def test_each_type_has_a_peak_of_its_own() -> None:
 def test_the_type_is_the_one_in_which_a_strategy_lets_the_weights_compute() -> None:
     cpu, model = torch.device("cpu"), nn.Linear(1, 1)
     in_half, plain = FSDP(param_dtype="bfloat16"), FSDP()
-    assert products(Amp(dtype=None), model, cpu, cast=in_half.computes_in(2)) == "bfloat16"
-    assert products(Amp(dtype=None), model, cpu, cast=in_half.computes_in(1)) == "float32", "one rank alone trains the plain model"
-    assert products(Amp(dtype=None), model, cpu, cast=plain.computes_in(2)) == "float32"
-    assert products(Amp(dtype="float16"), model, cpu, cast=in_half.computes_in(2)) == "float16"
+    assert products(Amp(dtype=None), model, cpu, cast=in_half.param_dtype) == "bfloat16"
+    assert products(Amp(dtype=None), model, cpu, cast=plain.param_dtype) == "float32"
+    assert products(Amp(dtype="float16"), model, cpu, cast=in_half.param_dtype) == "float16"
 
 
 def test_a_cpu_has_none() -> None:

@@ -24,7 +24,7 @@ def rank_of(rank: int, size: int, *, replicas: int = 1) -> Iterator[DeviceMesh]:
         dist.destroy_process_group()
 
 
-def cut_among(mesh: DeviceMesh, whole: Tensor) -> Tensor:
+def sharded_among(mesh: DeviceMesh, whole: Tensor) -> Tensor:
     """Return a tensor of which this rank has the rows that are its shard's."""
     shards, number = mesh.size(1), mesh.get_coordinate()[1]  # type: ignore[index]
     rows = -(-len(whole) // shards)
