@@ -27,10 +27,14 @@ def require_rows(strategy: object, optimizer: object) -> None:
     """
     for part in getattr(optimizer, "_parts", (optimizer,)) if getattr(strategy, "shards_optimizer", False) else ():
         if needs_whole_matrices(type(part)):
-            name = type(strategy).__name__
-            happened = f"is {type(part).__name__}, which needs whole matrices, and {name} steps rows of them on each rank"
-            expected = "an optimizer that steps each number by itself (AdamW, SGD)"
-            raise ConfigError(key="optimizer", happened=happened, expected=expected, fix="optimizer=adamw, or strategy=ddp")
+            raise whole_matrices_error("optimizer", type(part).__name__)
+
+
+def whole_matrices_error(key: str, name: str) -> ConfigError:
+    """Return the error for an optimizer that needs whole matrices, where each rank steps some rows of a parameter."""
+    happened = f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them"
+    expected = "an optimizer that steps each number by itself (AdamW, SGD)"
+    return ConfigError(key=key, happened=happened, expected=expected, fix="optimizer=adamw, or strategy=ddp")
 
 
 def has_modes(optimizer: object) -> bool:

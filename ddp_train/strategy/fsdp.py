@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Joint, RankMemory, Strategy, blocks_of, is_sharded
-from ddp_train.strategy.means import take_main
+from ddp_train.strategy.means import copy_from_main
 from ddp_train.system import handover
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class FSDP(Strategy):
         self._reshards, self._replicas = reshard_after_forward, replicas
         self.param_dtype: torch.dtype | None = param_dtype and getattr(torch, param_dtype)
         self._reduce_dtype: torch.dtype | None = reduce_dtype and getattr(torch, reduce_dtype)
-        self._takes_buffers, self._accumulates = True, False
+        self._buffers_are_due, self._accumulates = True, False
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Cut the model's parameters in place, with rank 0's values. Collective."""
@@ -77,7 +77,7 @@ class FSDP(Strategy):
         whole = _without_objective(model)
         if isinstance(whole, FSDPModule):  # others are trained than before, which the next forward sees
             return model
-        _refuse(model)
+        _require_shardable(model)
         mesh = self._mesh(device, world_size)
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": self._reshards}
         if self._offloads:  # without a GPU there is nothing to pin pages for
@@ -85,18 +85,18 @@ class FSDP(Strategy):
         kinds: dict[str, Any] = {"param_dtype": self.param_dtype, "reduce_dtype": self._reduce_dtype}
         blocks = self._find_blocks(whole)
         for block in reversed(blocks):  # those within others come first
-            _take_main(block, device)
+            _copy_from_main(block, device)
             fully_shard(block, **options, mp_policy=MixedPrecisionPolicy(**kinds))
-        _take_main(model, device)  # what is in no block
-        _take_main(model, device, buffers=True)
+        _copy_from_main(model, device)  # what is in no block
+        _copy_from_main(model, device, buffers=True)
         output_dtype = None if self.param_dtype is None else torch.float32
         fully_shard(whole, **options, mp_policy=MixedPrecisionPolicy(**kinds, output_dtype=output_dtype))
-        self._look_ahead(whole, blocks)
+        self._set_prefetch(whole, blocks)
         for each in (*blocks, whole):
-            _give_name(type(each))
+            _restore_name(type(each))
         logger.info("fsdp: %d blocks of %s", len(blocks), dict(Counter(type(block).__name__ for block in blocks)))
         if any(True for _ in whole.buffers()):
-            whole.register_forward_pre_hook(self._take_buffers)
+            whole.register_forward_pre_hook(self._copy_buffers_from_main)
         if isinstance(model, Joint) and isinstance(model.objective, nn.Module):  # the model is where it is to be, shards perhaps not there
             model.objective.to(device)
         return model
@@ -134,10 +134,10 @@ class FSDP(Strategy):
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the modules whose own weights come together at a time, each before those within it; not those that share weights."""
         found = blocks_of(model, self._blocks, key="strategy.blocks", for_shards=True).values()
-        every = _uses(model)
-        return [block for block in found if (own := _uses(block)) and all(every[each] == count for each, count in own.items())]
+        every = _count_owners(model)
+        return [block for block in found if (own := _count_owners(block)) and all(every[each] == count for each, count in own.items())]
 
-    def _look_ahead(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
+    def _set_prefetch(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
         """Let each block ask for the weights of those that come after it, in forward and in backward, in the order in which they lie."""
         if self._prefetch is None:
             return
@@ -160,21 +160,21 @@ class FSDP(Strategy):
         whole.set_requires_all_reduce(True)
         self._accumulates = False
 
-    def _take_buffers(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _copy_buffers_from_main(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Begin each step with rank 0's buffers, as DDP does, which a forward in training may have changed."""
         if not (module.training and torch.is_grad_enabled()):
             return
-        if self._takes_buffers:
-            take_main(module.buffers())
-        self._takes_buffers = not self._accumulates
+        if self._buffers_are_due:
+            copy_from_main(module.buffers())
+        self._buffers_are_due = not self._accumulates
 
 
-def _uses(module: nn.Module) -> Counter[nn.Parameter]:
+def _count_owners(module: nn.Module) -> Counter[nn.Parameter]:
     """Count how many modules have each parameter."""
     return Counter(parameter for part in module.modules() for parameter in set(part.parameters(recurse=False)))
 
 
-def _give_name(kind: type[nn.Module]) -> None:
+def _restore_name(kind: type[nn.Module]) -> None:
     """Let the class that torch has made of another one have its name: it is what people, settings and files call it by."""
     own = kind.__bases__[-1]  # after FSDPModule
     kind.__name__, kind.__qualname__, kind.__module__ = own.__name__, own.__qualname__, own.__module__
@@ -184,7 +184,7 @@ def _without_objective(module: nn.Module) -> nn.Module:
     return module.model if isinstance(module, Joint) else module
 
 
-def _refuse(model: nn.Module) -> None:
+def _require_shardable(model: nn.Module) -> None:
     """Refuse parameters that cannot be sharded, and objectives with parameters to train or turns: no forward of the model serves them."""
     if isinstance(model, Joint):
         objective, name = model.objective, type(model.objective).__name__
@@ -203,7 +203,7 @@ def _refuse(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _take_main(module: nn.Module, device: torch.device, *, buffers: bool = False) -> None:
+def _copy_from_main(module: nn.Module, device: torch.device, *, buffers: bool = False) -> None:
     """Take rank 0's weights that are not sharded yet, or buffers, one after the other over the device. Collective.
 
     A rank whose tensors have no values gets others in their places, on the device: those of one block at a time, for they are sharded next.
@@ -213,10 +213,10 @@ def _take_main(module: nn.Module, device: torch.device, *, buffers: bool = False
         held: dict[str, Any] = part._buffers if buffers else part._parameters
         for name, tensor in held.items():
             if tensor is not None and not is_sharded(tensor):
-                held[name] = filled[tensor] = filled[tensor] if tensor in filled else _of_main(tensor, device)
+                held[name] = filled[tensor] = filled[tensor] if tensor in filled else _values_of_main(tensor, device)
 
 
-def _of_main(tensor: Tensor, device: torch.device) -> Tensor:
+def _values_of_main(tensor: Tensor, device: torch.device) -> Tensor:
     values = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().to(device)
     dist.broadcast(values, src=0)
     if not tensor.is_meta:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.interfaces import MemoryKey, RankMemory, Strategy, memory_key, plain_name
-from ddp_train.strategy.means import means, take_main, wide
+from ddp_train.strategy.means import copy_from_main, means, wide
 from ddp_train.traits import refuse_modes
 
 
@@ -36,7 +36,6 @@ class LocalSGD(Strategy):
     def __init__(self, *, every_steps: int = 20, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
         self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
         self.has_local_steps = every_steps > 1
-        self.weights_are_equal = True
         self._is_outer = outer_lr != 1 or outer_momentum > 0
         self._size, self._trained = 0, nn.Module()
         self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
@@ -46,7 +45,7 @@ class LocalSGD(Strategy):
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         model = model.to(device)
         if world_size > 1 and not self._size:
-            take_main(chain(model.parameters(), model.buffers()))
+            copy_from_main(chain(model.parameters(), model.buffers()))
         self._size = world_size
         return model
 
@@ -54,10 +53,10 @@ class LocalSGD(Strategy):
         self._trained = trained
         if not self._synchronises:
             return
-        self._last = {name: _at(self._last.get(name, wide(held)), held) for name, held in _held(trained).items()}
+        self._last = last = {name: _own_copy(self._last.get(name, wide(held)), held) for name, held in _averageable(trained).items()}
         if self._momentum:
             names = [plain_name(name) for name, _ in trained.named_parameters()]
-            self._velocity = {name: _at(self._velocity.get(name, torch.zeros_like(self._last[name])), self._last[name]) for name in names}
+            self._velocity = {name: _own_copy(self._velocity.get(name, torch.zeros_like(last[name])), last[name]) for name in names}
 
     def after_step(self, step: int) -> None:
         is_time = step % self._every_steps == 0
@@ -75,14 +74,14 @@ class LocalSGD(Strategy):
         with torch.no_grad():
             kept = [(tensor.detach(), tensor.detach().clone()) for tensor in changed]
             if not self.weights_are_equal:
-                held = _held(trained)
+                held = _averageable(trained)
                 for name, way in means(held, self._last):
                     held[name].copy_(self._last[name] + way)
-                _take_whole_numbers(trained.buffers())
+                _copy_integers_from_main(trained.buffers())
             found = {number: average for number, average in enumerate(averages) if average.is_floating_point()}
             for number, mean in means(found):
                 found[number].copy_(mean)
-            _take_whole_numbers(averages)
+            _copy_integers_from_main(averages)
         self._is_mean = True
         yield {memory_key(tensor): copy for tensor, copy in kept}
         self._is_mean = False
@@ -111,7 +110,7 @@ class LocalSGD(Strategy):
 
     @torch.no_grad()
     def _synchronise(self) -> None:
-        held = _held(self._trained)
+        held = _averageable(self._trained)
         stepped = {plain_name(name) for name, parameter in self._trained.named_parameters() if parameter.requires_grad}
         for name, way in means(held, self._last):
             if name in stepped and self._is_outer:  # what is frozen has no way, and shall have no momentum
@@ -119,21 +118,21 @@ class LocalSGD(Strategy):
                     way = way.add(self._velocity[name].mul_(self._momentum).add_(way), alpha=self._momentum)
                 way = way.mul_(self._lr)
             held[name].copy_(self._last[name].add_(way))
-        _take_whole_numbers(self._trained.buffers())
+        _copy_integers_from_main(self._trained.buffers())
 
 
-def _held(trained: nn.Module) -> dict[str, Tensor]:
+def _averageable(trained: nn.Module) -> dict[str, Tensor]:
     """Return what a mean can be taken of, by name, sharing its memory: parameters, and buffers of fractions."""
     every = chain(trained.named_parameters(), trained.named_buffers())
     real = {plain_name(name): torch.view_as_real(each.detach()) if each.is_complex() else each.detach() for name, each in every}
     return {name: each for name, each in real.items() if each.is_floating_point()}
 
 
-def _take_whole_numbers(tensors: Iterable[Tensor]) -> None:
+def _copy_integers_from_main(tensors: Iterable[Tensor]) -> None:
     """Take rank 0's tensors of whole numbers, of which there is no mean. Collective."""
-    take_main(tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex()))
+    copy_from_main(tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex()))
 
 
-def _at(tensor: Tensor, like: Tensor) -> Tensor:
+def _own_copy(tensor: Tensor, like: Tensor) -> Tensor:
     """Return a copy of a tensor, or itself where it is no other's, on the device of another."""
     return tensor.to(like.device).clone() if tensor.data_ptr() == like.data_ptr() else tensor.to(like.device)

@@ -53,8 +53,8 @@ class PowerSGD(DDP):
             return
         named = ((plain_name(name), parameter.grad) for name, parameter in trained.named_parameters())
         gradients = {name: gradient for name, gradient in named if gradient is not None}
-        thin = {name: gradient for name, gradient in gradients.items() if step >= self._from_step and self._pays(gradient)}
-        matrices = {name: wide(gradient.flatten(1)) + self._of_before(name, gradient) for name, gradient in thin.items()}
+        thin = {name: gradient for name, gradient in gradients.items() if step >= self._from_step and self._is_compressed(gradient)}
+        matrices = {name: wide(gradient.flatten(1)) + self._last_left_out(name, gradient) for name, gradient in thin.items()}
         travels = {name: matrices[name] @ self._basis(name, matrices[name]) if name in thin else gradients[name] for name in gradients}
         lefts = dict[str, Tensor]()
         for name, mean in means(travels):
@@ -76,18 +76,19 @@ class PowerSGD(DDP):
 
     def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
         """Return what this rank has left out at most, with the bases."""
-        thin = [parameter for parameter in trained.parameters() if world_size > 1 and parameter.requires_grad and self._pays(parameter)]
-        return RankMemory(exchange_bytes=sum(4 * (parameter.numel() + self._rank * parameter[0].numel()) for parameter in thin))
+        thin = [each for each in trained.parameters() if world_size > 1 and each.requires_grad and self._is_compressed(each)]
+        return RankMemory(exchange_bytes=sum(4 * (each.numel() + self._rank * each[0].numel()) for each in thin))
 
     def _hook(self) -> Callable[[Any, Any], Future[Tensor]]:
         from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook  # which takes its time
 
         return noop_hook  # gradients stay as they are: they are exchanged after backward
 
-    def _pays(self, gradient: Tensor) -> bool:
+    def _is_compressed(self, gradient: Tensor) -> bool:
+        """Tell whether a gradient is a matrix that takes more than the two thin ones."""
         return gradient.ndim > 1 and self._rank * (len(gradient) + gradient[0].numel()) < gradient.numel()
 
-    def _of_before(self, name: str, gradient: Tensor) -> Tensor | float:
+    def _last_left_out(self, name: str, gradient: Tensor) -> Tensor | float:
         """Return what was left out of the last gradient."""
         return self._left_out[name].to(gradient.device) if name in self._left_out else 0.0
 
@@ -102,7 +103,7 @@ class PowerSGD(DDP):
     def _keep(self, name: str, left_out: Tensor, basis: Tensor) -> None:
         """Keep it for the next step; where a rank's gradient was not finite, what was kept before, on all ranks."""
         is_finite = torch.isfinite(basis).all()
-        self._left_out[name] = torch.where(is_finite, left_out, self._of_before(name, left_out))
+        self._left_out[name] = torch.where(is_finite, left_out, self._last_left_out(name, left_out))
         self._bases[name] = torch.where(is_finite, basis, self._bases[name])
 
 

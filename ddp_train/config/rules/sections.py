@@ -14,7 +14,7 @@ from ddp_train.config.cluster import most_nodes
 from ddp_train.config.rules import strategy, training
 from ddp_train.config.rules.machines import check_machines
 from ddp_train.config.rules.optimization import check_optimization
-from ddp_train.config.rules.strategy import shards_parameters
+from ddp_train.config.rules.strategy import class_fact
 from ddp_train.config.targets.locate import look_up_or_none
 from ddp_train.config.targets.target import evaluation_sets
 from ddp_train.config.values import batch_changes
@@ -170,7 +170,7 @@ def _check_device(cluster: schema.ClusterConfig, amp: dict[str, Any], strategy: 
 
 def _check_precision(precision: schema.PrecisionConfig, strategy: dict[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and a memory format that cannot be sharded."""
-    if precision.channels_last and shards_parameters(strategy):
+    if precision.channels_last and class_fact(strategy, "shards_parameters"):
         yield conflict("precision.channels_last", "is true, and strategy=fsdp shards contiguous weights only", "false")
     if precision.cudnn_benchmark and tree.get("deterministic") is True:
         happened = "is true, and deterministic is true: cuDNN would choose by what it measures"

@@ -11,7 +11,7 @@ from ddp_train.config.targets.locate import class_of
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices
-from ddp_train.traits import needs_whole_matrices
+from ddp_train.traits import needs_whole_matrices, whole_matrices_error
 
 _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
@@ -27,13 +27,9 @@ def check_strategy(strategy: dict[str, Any], optimizer: dict[str, Any], micro_st
         expected = "a number that divides that of the ranks"
         yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
     named = [(key, str(value)) for key, value in nodes({"optimizer": optimizer}) if key.endswith("._target_")]
-    for key, path in named if _class_fact(strategy, "shards_optimizer") else ():
-        if not needs_whole_matrices(class_of(path)):
-            continue
-        name = path.rpartition(".")[2]
-        happened = f"is {name}, which needs whole matrices, and with this strategy a rank steps some rows of them"
-        expected = "an optimizer that steps each number by itself (AdamW, SGD)"
-        yield ConfigError(key=key.removesuffix("._target_"), happened=happened, expected=expected, fix="optimizer=adamw, or strategy=ddp")
+    for key, path in named if class_fact(strategy, "shards_optimizer") else ():
+        if needs_whole_matrices(class_of(path)):
+            yield whole_matrices_error(key.removesuffix("._target_"), path.rpartition(".")[2])
 
 
 def check_cuda_graphs(compile: CompileConfig, strategy: dict[str, Any], micro_steps: int, world_size: int) -> Iterator[ConfigError]:
@@ -51,20 +47,15 @@ def check_cuda_graphs(compile: CompileConfig, strategy: dict[str, Any], micro_st
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)
-    if world_size > 1 and shards_parameters(strategy):
+    if world_size > 1 and class_fact(strategy, "shards_parameters"):
         happened = f"is {compile.mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
 
 
-def _class_fact(strategy: Mapping[str, Any], name: str) -> bool:
+def class_fact(strategy: Mapping[str, Any], name: str) -> bool:
     """Tell whether a fact of `interfaces.strategy.Strategy` holds for a strategy's class."""
     return bool(getattr(class_of(str(strategy.get("_target_"))), name, False))
-
-
-def shards_parameters(strategy: Mapping[str, Any]) -> bool:
-    """Tell whether each rank has a part of the weights: then every forward is a collective."""
-    return _class_fact(strategy, "shards_parameters")
 
 
 def check_early_step(
@@ -94,7 +85,7 @@ def check_early_step(
     if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
         expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
         yield conflict("optimizer", f"is {target}, which may need all parameters in a step, {with_it}", "adamw", expected=expected)
-    if batch.world_size > 1 and not shards_parameters(strategy):
+    if batch.world_size > 1 and not class_fact(strategy, "shards_parameters"):
         expected = "strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back"
         yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
     for name in (name for name, value in strategy.items() if "offload" in name and value):
@@ -116,7 +107,7 @@ def check_local_sgd(
     strategy: dict[str, Any], amp: dict[str, Any], optimizer: dict[str, Any], trainer: TrainerConfig, world_size: int
 ) -> Iterator[ConfigError]:
     """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
-    if not _class_fact(strategy, "has_local_weights"):
+    if not class_fact(strategy, "has_local_weights"):
         return
     every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
     if isinstance(every, int) and every < 1:
@@ -138,7 +129,7 @@ def check_local_sgd(
 
 def check_power_sgd(strategy: dict[str, Any], amp: dict[str, Any], world_size: int) -> Iterator[ConfigError]:
     """Refuse products of no columns, and a loss scale, by which what was left out would be another number in the next step."""
-    if not _class_fact(strategy, "has_error_feedback"):
+    if not class_fact(strategy, "has_error_feedback"):
         return
     for key, least in (("rank", 1), ("from_step", 0)):
         value = strategy.get(key)
@@ -156,6 +147,6 @@ def check_on_cpu(cluster: ClusterConfig, strategy: dict[str, Any], world_size: i
     if strategy.get("sync_batchnorm") is True:
         happened = "is true, and torch's SyncBatchNorm computes on GPUs alone"
         yield conflict("strategy.sync_batchnorm", happened, "false", expected="false on a CPU")
-    if strategy.get("reduce_dtype") == "bfloat16" and _class_fact(strategy, "has_buckets"):
+    if strategy.get("reduce_dtype") == "bfloat16" and class_fact(strategy, "has_buckets"):
         happened = "is bfloat16, in which torch's DDP reduces on GPUs alone"
         yield conflict("strategy.reduce_dtype", happened, "null", expected="null or float16 on a CPU")

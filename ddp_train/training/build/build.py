@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_train.amp import Amp
 from ddp_train.config import auto
@@ -75,10 +75,9 @@ def build(config: RunConfig, world: World) -> Components:
     turns = make_turns(trained, objective, strategy, world)
     module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
     optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
-    optimizer_shards: Mapping[Tensor, Tensor] = {}
     if world.has_group:
         require_rows(strategy, optimizer)
-        optimizer_shards = strategy.setup_optimizer(optimizer)
+    optimizer_shards = strategy.setup_optimizer(optimizer) if world.has_group else {}
     metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics, eval_loaders))
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)

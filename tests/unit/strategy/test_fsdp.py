@@ -15,7 +15,7 @@ from ddp_train.config.check import ConfigErrors
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint
 from ddp_train.model.gpt import GPT
-from ddp_train.strategy.fsdp import FSDP, _refuse
+from ddp_train.strategy.fsdp import FSDP, _require_shardable
 from tests.unit.parts import checked
 from tests.unit.sharded_tensors import rank_of
 
@@ -72,10 +72,10 @@ def test_what_cannot_be_cut_is_refused_before_anything_is() -> None:
         FSDP().prepare(Joint(model, Warm(), turn="critic"), torch.device("cpu"), 2)  # type: ignore[arg-type]
     model.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(ConfigError, match="scale has no dimension"):
-        _refuse(model)
+        _require_shardable(model)
     images = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     with pytest.raises(ConfigError, match="channels_last"):
-        _refuse(images)
+        _require_shardable(images)
 
 
 def test_groups_of_replicas_wait_as_long_as_the_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_buffers_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
     with rank_of(1, 2):
         model = FSDP().prepare(model, torch.device("cpu"), 2)
         monkeypatch.setattr(dist, "broadcast", lambda values, src: (sent.append(values.clone()), values.fill_(7)))
-        FSDP()._take_buffers(model, ())
+        FSDP()._copy_buffers_from_main(model, ())
     assert sorted((str(each.dtype), len(each)) for each in sent) == [("torch.float32", 8), ("torch.int64", 2)]
     assert all((buffer == 7).all() for buffer in model.buffers())
 
