@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
+from ddp_train.interfaces import Strategy
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state import saved_state
 from ddp_train.training.state.saved_state import content
@@ -40,6 +42,28 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": {"value": 1.5, "step": 1}})
     assert torch.equal(torch.rand(5), random_numbers)
     assert json.loads((path / "manifest.json").read_text())["world_size"] == 1
+
+
+@pytest.mark.parametrize("has_error_feedback", [False, True])
+def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Path, has_error_feedback: bool) -> None:
+    class Counting(Strategy):
+        def __init__(self) -> None:
+            self.has_error_feedback = has_error_feedback
+            self.kept: dict[str, Any] = {}
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.kept
+
+        def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+            self.kept = dict(state_dict)
+
+    parts, other = components(), components()
+    parts.strategy, other.strategy = Counting(), Counting()
+    parts.strategy.load_state_dict({"last": torch.ones(2)})
+    held = content(parts, TrainState(), WindowSums(), alone())
+    assert ("strategy" in held.own, "strategy" in held.shared) == (has_error_feedback, not has_error_feedback)
+    saved_state.load(saved(tmp_path, 3, parts), other, TrainState(), alone())
+    assert torch.equal(other.strategy.state_dict()["last"], torch.ones(2))
 
 
 class Noisy(torch.nn.Module):
