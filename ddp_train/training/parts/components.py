@@ -84,7 +84,7 @@ class Components(EvaluationParts):
     module: nn.Module  # what computes the loss, as the strategy wraps it; with turns what is trained, as it is: each turn has its own
     turns: Mapping[str, Turn] = field(default_factory=dict)  # of an objective whose parts take turns
     optimizer: Optimizer
-    optimizer_shards: Mapping[Tensor, Tensor] = field(default_factory=dict)  # that it steps in the place of parameters, by these
+    optimizer_shards: Mapping[Tensor, Tensor] = field(default_factory=dict)  # by parameter: what it steps in its place
     scheduler: Scheduler
     scaler: torch.amp.GradScaler
     strategy: Strategy
