@@ -17,7 +17,7 @@ from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.node.facts import collect
 from ddp_train.launch.node.program import run_node
-from ddp_train.launch.node.slot import NodeSlot, Work, slot_under_an_engine
+from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, rendezvous_under_an_engine
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -30,7 +30,7 @@ USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
 
   SPEC                 RUN/launch/spec.json, which every machine sees
   --index=N            which machine this is, from 0; else as SLURM says, or NODE_RANK
-  --launch=WORD        the same word on all machines, and no other start of the run has it; else job, step and restart of SLURM
+  --launch=WORD        the same word on all machines, and no other launch of the run has it; else job, step and restart of SLURM
   --trust              a spec that another user has written may run as you: without it, it is only shown
   --meeting=HOST:PORT  where machine 0 is found; else it takes a free port, and says in the run folder which
 
@@ -49,31 +49,31 @@ def node(arguments: list[str], launcher: Launcher) -> int:
     if Path(path).exists():
         ask_trust("node", arguments, Path(path))
     spec = Spec.read(Path(path))
-    index = int(options["--index"]) if "--index" in options else None
-    slot = slot_under_an_engine(spec, os.environ, index=index, launch=options.get("--launch"), meeting=options.get("--meeting"))
-    with slot.listener or nullcontext():
-        return _take_part(spec, slot, launcher)
+    node_rank, launch_id = int(options["--index"]) if "--index" in options else None, options.get("--launch")
+    rendezvous = rendezvous_under_an_engine(spec, os.environ, node_rank=node_rank, launch_id=launch_id, meeting=options.get("--meeting"))
+    with rendezvous.listener or nullcontext():
+        return _take_part(spec, rendezvous, launcher)
 
 
-def _take_part(spec: Spec, slot: NodeSlot, launcher: Launcher) -> int:
+def _take_part(spec: Spec, rendezvous: NodeRendezvous, launcher: Launcher) -> int:
     """Lock the folder, collect the facts of this machine, and run."""
     run_folder = spec.job.run_folder
-    if slot.is_first and (code := _lock_folder(run_folder)) is not None:
+    if rendezvous.is_first and (code := _lock_folder(run_folder)) is not None:
         return code
     try:
         _enter_environment(spec)
-        work = _work(spec, slot)
+        this_node = _this_node(spec, rendezvous)
     except UserError as error:
         print(f"\n{error}", file=sys.stderr)
-        if _fails_the_run(run_folder, slot):  # the verdict reads the run's folder alone
+        if _fails_the_run(run_folder, rendezvous):  # the verdict reads the run's folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
     launcher.begun = run_folder.root
-    if slot.is_first:
+    if rendezvous.is_first:
         update_table(run_folder.root, Status.RUNNING)
-    start_fork_server(uses_compiler=True)  # before other machines wait for this one: in a new round seconds count
-    code = run_node(work, slot, received=signals.received_early)
-    if slot.is_first:
+    start_fork_server(uses_compiler=True)  # before other machines wait for this one: in a new attempt seconds count
+    code = run_node(this_node, received=signals.received_early)
+    if rendezvous.is_first:
         update_table(run_folder.root)
     return DONE if code in _SAVED else code
 
@@ -94,28 +94,19 @@ def _enter_environment(spec: Spec) -> None:
         ) from None
 
 
-def _work(spec: Spec, slot: NodeSlot) -> Work:
+def _this_node(spec: Spec, rendezvous: NodeRendezvous) -> ThisNode:
     """Return the part of a run that this machine does."""
-    assert slot.index is not None
+    assert rendezvous.node_rank is not None
     job, cluster = spec.job, spec.job.config.cluster
     if job.checkpoint is not None and job.run_folder.has_continued():
-        job = replace(job, checkpoint=None)  # an earlier start of this spec has loaded it: now the newest one counts
-    processes = spec.processes[slot.index]
-    facts = collect(
-        job.config,
-        launch=slot.launch,
-        node=slot.index,
-        nodes=f"{spec.min_nodes}:{spec.max_nodes}",
-        processes=processes,
-        spec_hash=spec.hash(),
-        code=None if spec.code is None else Path(spec.code.folder),
-    )
-    restarts = max_restarts(cluster, {})
-    return Work(cluster=cluster, processes=processes, facts=facts, max_restarts=restarts, token=spec.token, job=job)
+        job = replace(job, checkpoint=None)  # an earlier launch of this spec has loaded it: now the newest one counts
+    code = None if spec.code is None else Path(spec.code.folder)
+    facts = collect(job.config, rendezvous, processes=spec.processes[rendezvous.node_rank], spec_hash=spec.hash(), code=code)
+    return ThisNode(rendezvous=rendezvous, cluster=cluster, facts=facts, max_restarts=max_restarts(cluster, {}), job=job)
 
 
 def _lock_folder(run_folder: RunFolder) -> int | None:
-    """Lock the run's folder for this start of the run (the first machine); return an exit code where it is not to begin.
+    """Lock the run's folder for this launch (the first machine); return an exit code where it is not to begin.
 
     Nothing is written into it before it is locked. A stop signal ends the waiting.
     """
@@ -137,14 +128,14 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
     return None
 
 
-def _fails_the_run(run_folder: RunFolder, slot: NodeSlot) -> bool:
+def _fails_the_run(run_folder: RunFolder, rendezvous: NodeRendezvous) -> bool:
     """Tell whether an error of this machine fails the run: this start of the run has locked the folder, and steps are left to do.
 
     The first machine has locked it. Another one waits for the address that the first writes after that.
     """
     deadline = time.monotonic() + _UNLOCKED_WITHIN_S
-    while not slot.is_first and (slot.notice is None or not slot.registry_addresses()):
-        if slot.notice is None or signals.received_early or time.monotonic() > deadline:
+    while not rendezvous.is_first and (rendezvous.meeting_file is None or not rendezvous.registry_addresses()):
+        if rendezvous.meeting_file is None or signals.received_early or time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return not run_folder.is_completed()

@@ -26,7 +26,7 @@ _ENDPOINTS_PORT = 29400  # torch's own default, for operators that give the host
 _STEPS_PORTS = range(10_000, 30_000)  # of SLURM's steps: below the kernel's ephemeral ports
 _TRIED_PORTS = 8  # one after another, if others have taken the first
 LOOPBACK = "loopback"  # the rendezvous backend of one machine (`launch/agent/elastic.py`)
-ROUND = "round"  # the backend for one start of the ranks of several machines
+REGISTRY = "registry"  # the backend of several machines, for one attempt: their registry has told each agent its rank
 ALONE = ("--nnodes=1", f"--rdzv-backend={LOOPBACK}", "--rdzv-endpoint=127.0.0.1")  # arguments for an agent that is alone
 _VARIABLES = {
     "nodes": ("PET_NNODES", "NNODES"),
@@ -43,18 +43,28 @@ _ADDRESS = (("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("MASTER_ADDR", "MASTER_PORT
 class Rendezvous:
     """How the machines of a run find each other."""
 
-    min_nodes: int
-    max_nodes: int
-    node_rank: int | None
-    host: str  # of the first machine; "" on one machine alone
-    ports: tuple[int, ...]  # the first one that is free there is used
-    token: str  # all machines of this run have it, and no other run; "": none
-    launch: str = ""  # unique to this start of the run, inside a SLURM step
-    names: tuple[str, ...] = ()  # of the machines, inside a SLURM step
+    min_nodes: int  # so many are needed to train
+    max_nodes: int  # and so many may take part
+    node_rank: int | None = None  # of this machine, from 0; None: in the order of their coming
+    host: str = ""  # of the first machine; "": of one that is alone, or that has not said yet where it is
+    ports: tuple[int, ...] = ()  # the first one that is free there is used
+    token: str = ""  # all machines of this run have it, and no other run; "": none
+    launch_id: str = ""  # unique to this launch of the run, inside a SLURM step or under an engine
+    hosts: tuple[str, ...] = ()  # the machines by rank, inside a SLURM step or under an engine
 
     @property
     def is_alone(self) -> bool:
         return self.max_nodes == 1
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether machines may leave and come while the run goes on."""
+        return self.min_nodes < self.max_nodes
+
+    @property
+    def nodes(self) -> str:
+        """How many machines take part, as `cluster.nodes` has it: "2", "1:4"."""
+        return f"{self.min_nodes}:{self.max_nodes}" if self.is_elastic else f"{self.max_nodes}"
 
     @property
     def endpoint(self) -> str:
@@ -68,7 +78,7 @@ def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Ren
     min_nodes, max_nodes = _read(node_range, nodes or 1, nodes_from)
     token, _ = _setting("rendezvous_id", cluster, environment)
     if max_nodes == 1:
-        return Rendezvous(min_nodes=1, max_nodes=1, node_rank=None, host="", ports=(), token=str(token or ""))
+        return Rendezvous(min_nodes=1, max_nodes=1, token=str(token or ""))
     step = slurm_step(environment)
     rank, rank_from = _setting("node_rank", cluster, environment)
     node_rank = None if rank is None else _read(_number, rank, rank_from)
@@ -80,7 +90,7 @@ def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Ren
     if endpoint is None and step is not None and len(step.hosts) > 1:
         first = zlib.crc32(step.id.encode()) % (len(_STEPS_PORTS) - _TRIED_PORTS)
         host, ports = step.hosts[0], tuple(_STEPS_PORTS[first : first + _TRIED_PORTS])
-        node_rank = step.index if node_rank is None else node_rank
+        node_rank = step.node_rank if node_rank is None else node_rank
     elif endpoint is None:
         happened = "is not given, and neither PET_RDZV_ENDPOINT nor MASTER_ADDR is in the environment"
         expected, fix = "HOST:PORT of the first node, the same on every node", "cluster.rendezvous_endpoint=node0:29400"
@@ -99,8 +109,8 @@ def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Ren
         host=host,
         ports=ports,
         token=str(token or ""),
-        launch="" if step is None else step.id,
-        names=() if step is None else step.hosts,
+        launch_id="" if step is None else step.id,
+        hosts=() if step is None else step.hosts,
     )
 
 

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddp_train.config.cluster import environment_of
+from ddp_train.config.cluster import Rendezvous, environment_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.facts import GLOO, NCCL, Facts, collect, taken_by_nccl
-from ddp_train.launch.node.slot import listen
+from ddp_train.launch.node.this_node import listen
 from ddp_train.system import handover, network
 from ddp_train.system.deadline import wait_until
 
@@ -115,7 +115,8 @@ class Examination:
         """Examine this machine, write its file into the run's folder, and listen for the others."""
         # The node program's facts: from its own command line, and its own `cluster.env`.
         reported = Facts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
-        facts = reported or collect(self._job.config, launch="", node=self._number, nodes=str(self._count), processes=self._processes)
+        here = Rendezvous(min_nodes=self._count, max_nodes=self._count, node_rank=self._number)
+        facts = reported or collect(self._job.config, here, processes=self._processes)
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         write_error, free, shared = _refusal(self._write), _file_system(self._job.run_folder.root), _file_system(_SHARED_MEMORY)
         return MachineReport(

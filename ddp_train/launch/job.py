@@ -48,9 +48,9 @@ class Job:
     checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
 
     @property
-    def record(self) -> RunFolder | None:
-        """Where its launcher writes down how it goes; None for another program, of which nothing is counted or continued."""
-        return None if self.program else self.run_folder
+    def is_run(self) -> bool:
+        """Whether its folder keeps how it goes; else it is another program, of which nothing is counted or continued."""
+        return not self.program
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
         """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""

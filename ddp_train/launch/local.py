@@ -20,7 +20,7 @@ def run(job: Job) -> int:
 
     The agent finds a free port itself: any number of runs share a machine.
     """
-    if job.record is None:
+    if not job.is_run:
         return _run_agent(job)
     if gets_nowhere(job):
         return NO_PROGRESS
@@ -41,8 +41,8 @@ def gets_nowhere(job: Job) -> bool:
 def agent_arguments(job: Job) -> list[str]:
     cluster = job.config.cluster
     ours, restarts = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"], 0
-    if job.record is not None:
-        ours, restarts = [*ours, f"--run-dir={job.record.root}"], max_restarts(cluster, {})
+    if job.is_run:
+        ours, restarts = [*ours, f"--run-dir={job.run_folder.root}"], max_restarts(cluster, {})
     return [*ours, *ALONE, f"--nproc-per-node={processes_of_nodes(cluster)[0]}", f"--max-restarts={restarts}", "-m", "ddp_train"]
 
 

@@ -21,11 +21,11 @@ from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.facts import collect, of_a_command_line
 from ddp_train.launch.node.program import run_node
-from ddp_train.launch.node.slot import NodeSlot, Work, listen
+from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, listen
 from ddp_train.system import devices
 from ddp_train.system.network import is_address
 
-_taken: list[tuple[NodeSlot, str]] = []  # by this process, which is the first machine's, and for which run, until that begins
+_taken: list[tuple[NodeRendezvous, str]] = []  # by this process, which is the first machine's, and for which run, until that begins
 
 
 def follow(config: RunConfig, *, run: str) -> int | None:
@@ -33,56 +33,47 @@ def follow(config: RunConfig, *, run: str) -> int | None:
 
     `run`: which run it comes for (`Facts.run`).
     """
-    slot = _slot(config.cluster)
-    if slot is None:
+    rendezvous = _rendezvous(config.cluster)
+    if rendezvous is None:
         return None
-    if slot.is_first:
-        _taken.append((slot, run))
+    if rendezvous.is_first:
+        _taken.append((rendezvous, run))
         return None
-    return _ended(run_node(_work(config, slot, run=run), slot))
+    return _ended(run_node(_this_node(config, rendezvous, run=run)))
 
 
 def run(job: Job) -> int:
     """Run a job on this machine and those that come, to its end (the first machine, after `follow`); return its exit code."""
     if not _taken:
         return local.run(job)
-    slot, came_for = _taken.pop()
+    rendezvous, came_for = _taken.pop()
     if local.gets_nowhere(job):
         return NO_PROGRESS
-    work = replace(_work(job.config, slot, run=came_for), job=job)
-    return _ended(run_node(replace(work, max_restarts=0) if job.program else work, slot))
+    this_node = replace(_this_node(job.config, rendezvous, run=came_for), job=job)
+    return _ended(run_node(this_node if job.is_run else replace(this_node, max_restarts=0)))
 
 
 def run_sweep(cluster: ClusterConfig, arguments: list[str]) -> int | None:
     """Run what a command line asks for on all machines: global rank 0, on the first, composes it. None: this machine is the only one."""
-    slot = _slot(cluster)
-    return None if slot is None else _ended(run_node(_work(cluster, slot, arguments), slot))
+    rendezvous = _rendezvous(cluster)
+    return None if rendezvous is None else _ended(run_node(_this_node(cluster, rendezvous, arguments)))
 
 
 def _ended(code: int) -> int:
     return PREEMPTED if code == TERMINATED else code  # running again continues either way
 
 
-def _slot(cluster: ClusterConfig) -> NodeSlot | None:
-    """Find this machine's slot, and listen where it is the first. None: there is no other one.
+def _rendezvous(cluster: ClusterConfig) -> NodeRendezvous | None:
+    """Find out which machine this is, and listen where it is the first. None: there is no other one.
 
     ConfigError: nothing says where the machines meet. EnvironmentRefuses: this is the first machine, and the port is taken.
     """
     found = rendezvous_of(cluster, os.environ)
     if found.is_alone:
         return None
-    start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new round seconds count
+    start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
     listener = _listen(found) if found.node_rank == 0 or (found.node_rank is None and _is_here(found.host)) else None
-    return NodeSlot(
-        index=found.node_rank,
-        least=found.min_nodes,
-        most=found.max_nodes,
-        launch=found.launch,
-        is_first=listener is not None,
-        names=found.names,
-        listener=listener,
-        addresses=tuple((found.host, port) for port in found.ports),
-    )
+    return NodeRendezvous(**vars(found), listener=listener)
 
 
 def _listen(found: Rendezvous) -> socket.socket | None:
@@ -113,24 +104,15 @@ def _is_here(host: str) -> bool:
     return False
 
 
-def _work(config: RunConfig | ClusterConfig, slot: NodeSlot, arguments: Sequence[str] = (), *, run: str = "") -> Work:
+def _this_node(config: RunConfig | ClusterConfig, rendezvous: NodeRendezvous, arguments: Sequence[str] = (), *, run: str = "") -> ThisNode:
     cluster = config if isinstance(config, ClusterConfig) else config.cluster
-    found = rendezvous_of(cluster, os.environ)
-    processes = devices.processes_per_node(processes_given(cluster, os.environ), cluster.device)
-    facts = collect(
-        config,
-        launch=slot.launch,
-        node=slot.index,
-        nodes=str(slot.most) if slot.least == slot.most else f"{slot.least}:{slot.most}",
-        processes=processes,
-    )
+    facts = collect(config, rendezvous, processes=devices.processes_per_node(processes_given(cluster, os.environ), cluster.device))
     if isinstance(config, ClusterConfig):
         facts = of_a_command_line(facts, arguments)
-    return Work(
+    return ThisNode(
+        rendezvous=rendezvous,
         cluster=cluster,
-        processes=processes,
         facts=replace(facts, run=run),
         max_restarts=max_restarts(cluster, os.environ),
-        token=found.token,
         arguments=arguments,
     )

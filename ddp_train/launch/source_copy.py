@@ -35,7 +35,7 @@ _KEY = "cluster.code_limit_mib"
 def copy_source(into: Path, *, limit_mib: int) -> Code:
     """Copy the source of the folder where this process stands, and return what the copy is.
 
-    A copy that is there already, of an earlier start of the run, stays as code.1, code.2, ... where it differs. What is larger than the
+    A copy that is there already, of an earlier launch, stays as code.1, code.2, ... where it differs. What is larger than the
     limit is refused, with the largest files.
     """
     files, roots, _ = _read_source(limit_mib)

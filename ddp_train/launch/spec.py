@@ -70,7 +70,7 @@ class Spec:
     def write(self) -> Path:
         """Write RUN/launch/spec.json, which the user and their group alone can read, and return its path.
 
-        One that is there, of an earlier start of the run, stays as spec.1.json, spec.2.json, ...
+        One that is there, of an earlier launch, stays as spec.1.json, spec.2.json, ...
         """
         path = self.job.run_folder.spec
         if path.exists():

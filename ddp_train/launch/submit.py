@@ -52,7 +52,7 @@ def run(job: Job) -> int:
             return slurm.run_in_allocation(spec, allocation)
         id = _submit([spec])
     except UserError as error:
-        if job.record is None:
+        if not job.is_run:
             raise
         what = "it is not known whether the job was submitted" if isinstance(error, slurm_client.NoAnswer) else "nothing was submitted"
         again = f"`ddp-train resume {shlex.quote(run_folder.shown())}` does it when that is mended"

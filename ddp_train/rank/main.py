@@ -73,7 +73,7 @@ def main(load_cli: Callable[[], Any]) -> int:
 
 
 class Group:
-    """The processes that an agent started, as seen from one of them.
+    """The worker group of an attempt, as seen from one of its processes.
 
     The agent of `ddp-train` says in the environment what they are for; under torchrun rank 0 says it in the store: one run, a sweep, or
     nothing (`--help`).
@@ -205,12 +205,14 @@ def _are_refused(store: Store, job: Job, words: Sequence[str]) -> bool:
 
     So are the words that were typed for each: those of other machines than the first would have no effect.
     """
+    from ddp_train.config.cluster import Rendezvous
     from ddp_train.launch.node.differences import differences  # these look at a machine, which no other run needs
     from ddp_train.launch.node.facts import Facts, collect, of_a_command_line
 
     rank, node, nodes = torchrun_env.rank(), torchrun_env.node_rank(), torchrun_env.num_nodes()
     if torchrun_env.local_rank() == 0:
-        facts = collect(job.config, launch="", node=node, nodes=f"{nodes}", processes=torchrun_env.local_world_size())
+        here = Rendezvous(min_nodes=nodes, max_nodes=nodes, node_rank=node)
+        facts = collect(job.config, here, processes=torchrun_env.local_world_size())
         store.set(f"machine/{node}", of_a_command_line(facts, words).to_json())
     if rank == 0:
         first, *others = (Facts.from_json(wait_for(store, f"machine/{each}", within_s=_LOOK_WITHIN_S)) for each in range(nodes))

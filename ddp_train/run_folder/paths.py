@@ -56,9 +56,9 @@ class RunFolder:
             return str(json.loads(self.environment.read_text())["run"])
         return None
 
-    def meeting(self, launch: str) -> Path:
-        """Return the file with the address and port of the registry, on the first machine, of one start of the run."""
-        return self.launch / f"meeting_{launch}.json"
+    def meeting(self, launch_id: str) -> Path:
+        """Return the file with the address and port of the registry, on the first machine, of one launch."""
+        return self.launch / f"meeting_{launch_id}.json"
 
     def saved_steps(self) -> list[int]:
         """Return the steps of the complete checkpoints."""

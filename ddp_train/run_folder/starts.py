@@ -1,11 +1,11 @@
-"""Notes from one start of a run to the next: the number of starts without a new checkpoint, and on each node the run's folder.
+"""Notes from one attempt to the next: the number of starts without a new checkpoint, and on each machine the run's folder.
 
 starts.json in the run folder counts the starts by an agent, a scheduler or a script. After `MAX_STARTS_WITHOUT_CHECKPOINT` without a new
-checkpoint the run is not started again: exit code 93. Two kinds of starts are not counted: one with a mistake that a person has to fix, and
-one that was stopped before it could save, unless an engine made it: the engine would start the run again for ever.
+checkpoint the run is not started again: exit code 93. Two kinds of attempts are not counted: one with a mistake that a person has to fix,
+and one that was stopped before it could save, unless an engine made it: the engine would start the run again for ever.
 
 torchrun starts new processes after a failure and tells them nothing. The agent, each rank's parent process, lives as long as the run; or,
-if each agent serves one start of the ranks (`node/`), the node program does. A small file named after that process holds the folder, in a
+if each agent serves one attempt (`launch/node/`), the node program does. A small file named after that process holds the folder, in a
 directory for temporary files that belongs to this user alone.
 """
 

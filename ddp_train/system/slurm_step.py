@@ -13,8 +13,8 @@ _FIRST_OF_SLURMS_OWN = 0xFFFFFF00  # steps with such numbers are the batch scrip
 class SlurmStep:
     """One step of a SLURM job, from a task's environment."""
 
-    id: str  # job, step, and how often the job was started again: unique to this start
-    index: int  # of this node among those of the step
+    id: str  # job, step, and how often the job was started again: unique to this launch
+    node_rank: int  # of this node among those of the step
     hosts: tuple[str, ...]
     most_tasks: int  # on one node
     is_typed_in: bool = False  # its first task is a shell with a terminal
@@ -29,7 +29,7 @@ def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
     tasks = [int(part) for part in re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))]
     return SlurmStep(
         id=f"{job}.{number}.{restarts}",
-        index=int(environment.get("SLURM_NODEID", "0")),
+        node_rank=int(environment.get("SLURM_NODEID", "0")),
         hosts=tuple(hosts_of(hosts)),
         most_tasks=max(tasks),
         is_typed_in="SLURM_PTY_PORT" in environment,

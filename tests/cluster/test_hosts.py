@@ -61,8 +61,8 @@ class Together:
         until(lambda: self.last_step() >= before + count, "\n\n".join(each.output[-3000:] for each in of), within_s=within_s)
         return time.monotonic() - began
 
-    def rounds(self, first: Running, ranks: int) -> int:
-        """Return how many rounds with so many ranks the first machine has seen begin."""
+    def attempts(self, first: Running, ranks: int) -> int:
+        """Return how many attempts with so many ranks the first machine has seen begin."""
         return first.output.count(f"ranks    {ranks} on cpu")
 
 
@@ -98,7 +98,7 @@ def test_the_machine_of_the_endpoint_is_the_first_and_all_end_with_one_code(toge
     run = together(2, "trainer.max_steps=3")
     late, first = run.start(1), run.start(0)
     assert ended([late, first], within_s=START_S) == [0, 0], first.output + late.output
-    assert run.rounds(first, 2) == 1
+    assert run.attempts(first, 2) == 1
     assert json.loads((run.project.the_run() / "result.json").read_text())["status"] == "completed"
     resumed = [
         run.hosts.start(
@@ -155,16 +155,16 @@ def test_a_lost_machine_is_named_and_everything_ends_its_own_ranks_too(together:
 def test_an_elastic_run_goes_on_without_a_machine_and_takes_it_back(together: Callable[..., Together], cut: str) -> None:
     run = together(3, *LONG, "cluster.max_restarts=3", nodes="1:3")
     running = run.start_all()
-    until(lambda: run.last_step() > 2 and run.rounds(running[0], 3) == 1, "three machines train", within_s=START_S)
+    until(lambda: run.last_step() > 2 and run.attempts(running[0], 3) == 1, "three machines train", within_s=START_S)
     getattr(run.hosts, cut)(2)
     began = time.monotonic()
-    until(lambda: run.rounds(running[0], 2) == 1, "two machines train", within_s=ENDED_S)
+    until(lambda: run.attempts(running[0], 2) == 1, "two machines train", within_s=ENDED_S)
     run.takes_steps(1, within_s=ENDED_S, of=running)
     print(f"{cut}: goes on after {time.monotonic() - began:.1f} s")
     assert "restart 1 of 3 from" in running[0].output
     run.hosts.plug(2) if cut == "unplug" else run.hosts.pass_all(2)
     began = time.monotonic()
-    until(lambda: run.rounds(running[0], 3) == 2, "three machines train again", within_s=BACK_S)
+    until(lambda: run.attempts(running[0], 3) == 2, "three machines train again", within_s=BACK_S)
     run.takes_steps(1, within_s=BACK_S, of=running)
     print(f"{cut}: back after {time.monotonic() - began:.1f} s")
     assert "the machines have changed; 3 ranks continue from" in running[0].output and "restart 2" not in running[0].output

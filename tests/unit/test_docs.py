@@ -17,7 +17,7 @@ from ddp_train.config.check import _typed
 from ddp_train.config.command.command_line import COMMANDS
 from ddp_train.errors import ConfigError
 from ddp_train.launch.agent import elastic
-from ddp_train.launch.node import rounds, wire
+from ddp_train.launch.node import attempts, wire
 from ddp_train.rank.rank import _PEER_REPORTS_S
 from ddp_train.run_folder import starts
 from ddp_train.system import folder_lock
@@ -154,7 +154,7 @@ def test_every_fault_is_told() -> None:
         ("security.md", r"refreshed every ([\d.]+) s", folder_lock.REFRESH_S),
         ("security.md", r"until it is ([\d.]+) s old", folder_lock._STALE_AFTER * folder_lock.REFRESH_S),
         ("multinode.md", r"silent for (\w+) seconds", wire.SILENT_S),
-        ("multinode.md", r"on all terminals, (\w+) seconds after each", rounds._NAMED_AFTER_S),
+        ("multinode.md", r"on all terminals, (\w+) seconds after each", attempts._NAMED_AFTER_S),
     ],
 )
 def test_seconds_and_counts_are_those_of_the_code(doc: str, says: str, is_so: float) -> None:

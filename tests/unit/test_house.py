@@ -33,7 +33,7 @@ SHOWN_BY = {
     "launch/agent_process.py": "tests/unit/sweep/test_warm_group.py",
     "launch/launcher.py": "a protocol, and who has begun: tests/config/test_config.py; the time limit: tests/unit/launch/test_ending.py",
     "launch/local.py": "tests/distributed/test_run.py",
-    "launch/node/round_agent.py": "rounds with agents that are none: tests/unit/launch/node/test_program.py",
+    "launch/node/attempt_agent.py": "attempts with agents that are none: tests/unit/launch/node/test_program.py",
     "launch/node/wire.py": "tests/unit/launch/node/test_registry.py",
     "loader/fork_server.py": "what it sets holds for a process of its own: tests/unit/loader/test_worker_pool.py",
     "metrics/mlflow.py": "tests/thirdparty/test_metrics.py",

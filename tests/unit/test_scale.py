@@ -22,7 +22,7 @@ def most_threads() -> float:
 
 
 def test_512_machines_that_come_at_once_are_taken_in_at_once_and_start_again_when_one_is_lost() -> None:
-    found = machine_parts.rounds_of(4096)
+    found = machine_parts.attempts_of(4096)
     assert (found.machines, found.code, found.tries) == (512, 0, 511)
     assert found.said_bytes < 10_000 * found.machines, found
 

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParam
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher import api
 
-from ddp_train.config.cluster import LOOPBACK, ROUND
+from ddp_train.config.cluster import LOOPBACK, REGISTRY
 from ddp_train.distributed.store import join_served, serve_store, serve_store_on
 from ddp_train.launch.agent.ranks import Ranks
 from ddp_train.system.process import STOP_SIGNALS, wait_for_ends
@@ -122,9 +122,9 @@ _stopped: list[int] = []
 
 
 def register_rendezvous() -> None:
-    """Make `--rdzv-backend=loopback` and `round` known to torchrun in this process."""
+    """Make `--rdzv-backend=loopback` and `registry` known to torchrun in this process."""
     rendezvous_handler_registry.register(LOOPBACK, _Loopback)
-    rendezvous_handler_registry.register(ROUND, _Round)
+    rendezvous_handler_registry.register(REGISTRY, _OneAttempt)
 
 
 class _Loopback(StaticTCPRendezvous):
@@ -142,8 +142,8 @@ class _Loopback(StaticTCPRendezvous):
         return LOOPBACK
 
 
-class _Round(StaticTCPRendezvous):
-    """The agents of one start of all ranks (`node/rounds.py`). The first one serves the store, at a socket that its parent listens on."""
+class _OneAttempt(StaticTCPRendezvous):
+    """The agents of one attempt on several machines (`node/attempts.py`). The first serves the store, at its parent's socket."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         host, _, port = parameters.endpoint.rpartition(":")
@@ -152,7 +152,7 @@ class _Round(StaticTCPRendezvous):
         self._listener = int(parameters.config["listener"])
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return the store of this round, which is empty. It is asked for once."""
+        """Return the store of this attempt, which is empty. It is asked for once."""
         if self.rank == 0:
             store = serve_store_on(socket.socket(fileno=self._listener), self.master_addr)
         else:
@@ -161,4 +161,4 @@ class _Round(StaticTCPRendezvous):
         return RendezvousInfo(store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, self.master_port))
 
     def get_backend(self) -> str:
-        return ROUND
+        return REGISTRY

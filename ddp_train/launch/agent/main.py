@@ -72,8 +72,8 @@ def main(arguments: list[str], ranks: Ranks) -> int:
     number = next((int(part.removeprefix("rank=")) for part in options.rdzv_conf.split(",") if part.startswith("rank=")), 0)
     _quieten(own.log or (own.run_folder.agent_log(number) if own.run_folder is not None else None))
     elastic.register_rendezvous()
-    failures = Failures(own, is_last_round=own.restarts == options.max_restarts)
-    if is_plain and own.in_round:
+    failures = Failures(own, is_last_attempt=own.restarts == options.max_restarts)
+    if is_plain and own.is_one_attempt:
         print(f"\n{UserError(key='cluster', happened=lacks[0], fix='torchrun --nnodes=N -m ddp_train on each machine')}", file=sys.stderr)
         return ENVIRONMENT_REFUSES
     try:
@@ -87,7 +87,7 @@ def main(arguments: list[str], ranks: Ranks) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     except DistError as error:
-        if own.in_round:  # another machine was lost just then, and is named by those who have seen it
+        if own.is_one_attempt:  # another machine was lost just then, and is named by those who have seen it
             logging.getLogger("torch").warning("the ranks' store is gone: %s", error)
             return FAILED
         reason = str(error).partition("\n")[0]
@@ -124,8 +124,8 @@ class Options:
     is_plain: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
 
     @property
-    def in_round(self) -> bool:
-        """Whether this is one start of all ranks of several machines: the first machine decides what follows (`node/rounds.py`)."""
+    def is_one_attempt(self) -> bool:
+        """Whether the agent is for one attempt on several machines: the first machine decides what follows (`node/attempts.py`)."""
         return self.restarts is not None
 
 
@@ -144,29 +144,29 @@ def _take_options(arguments: list[str]) -> Options:
 
 
 class Failures:
-    """Of one agent's ranks. Made before they are started; `is_last_round`: no start of several machines' ranks follows this one."""
+    """Of one agent's ranks. Made before they are started; `is_last_attempt`: of several machines, none follows this one."""
 
-    def __init__(self, options: Options, *, is_last_round: bool) -> None:
-        self._options, self._is_shown = options, not options.in_round or is_last_round
+    def __init__(self, options: Options, *, is_last_attempt: bool) -> None:
+        self._options, self._is_shown = options, not options.is_one_attempt or is_last_attempt
         self._began, self._kills_before = time.monotonic(), oom_kills()
         self._before = None if options.run_folder is None else options.run_folder.read_result()
         self._verdict: str | None = None  # on the last failure; "": the run gets further
-        self._is_reported = False  # by this agent, in a round
+        self._is_reported = False  # by this agent, of several
 
     def again(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
         """Tell whether the ranks are started again (`elastic.Again`)."""
         self._verdict, run_folder = None, self._options.run_folder
-        if (restarts_left == 0 and not self._options.in_round) or self._has_ended():
+        if (restarts_left == 0 and not self._options.is_one_attempt) or self._has_ended():
             return False
         if run_folder is not None:
             rank, first = _first_of(failures)
             found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder)
             is_recorded = found.record(run_folder)  # if it left no word
-            if self._options.in_round:  # at once: ranks of other machines wait for it, and would name this one's neighbours otherwise
+            if self._options.is_one_attempt:  # at once: ranks of other machines wait for it, and would name this one's neighbours otherwise
                 self._is_reported = is_recorded
                 return False
             self._verdict = check_progress(run_folder, has_failed=True)
-        return not self._options.in_round and not self._verdict and _code(failures) not in FINAL
+        return not self._options.is_one_attempt and not self._verdict and _code(failures) not in FINAL
 
     def end(self, error: ChildFailedError) -> int:
         """Say that the ranks have failed and are not started again, and return the exit code of the run."""
@@ -193,11 +193,11 @@ class Failures:
         return _code(error.failures)
 
     def _end_run(self, run_folder: RunFolder, found: failure.Failure) -> str:
-        """Record and show the failure of a run; return the verdict if it makes no progress, else "". In a round others find the verdict."""
+        """Record and show the failure of a run; return why it gets nowhere, else "" (of several machines the first finds that out)."""
         is_first = self._is_reported or (not self._verdict and found.record(run_folder, seconds=time.monotonic() - self._began))
         if is_first and self._is_shown and os.path.exists(run_folder.failure):  # else the disk is full, and the rank has shown its screen
             print(found.screen(run_folder), file=sys.stderr, flush=True)
-        if self._options.in_round:
+        if self._options.is_one_attempt:
             return ""
         verdict = check_progress(run_folder, has_failed=True) if self._verdict is None else self._verdict
         if verdict:

@@ -26,8 +26,8 @@ def differences(first: Facts, other: Facts) -> list[str]:
     Left out is what may differ: how many processes and threads, devices, clocks, users.
     """
     names = _names(first, other)
-    if first.launch and other.launch and first.launch != other.launch:
-        return [f"it is of another run: {other.launch} on {names[1]}, {first.launch} on {names[0]}"]
+    if first.launch_id and other.launch_id and first.launch_id != other.launch_id:
+        return [f"it is of another run: {other.launch_id} on {names[1]}, {first.launch_id} on {names[0]}"]
     found = []
     if first.spec != other.spec:
         found.append(_sentence("spec.json", first.spec or _ABSENT, other.spec or _ABSENT, names))
@@ -49,7 +49,7 @@ def fingerprint(facts: Facts) -> str:
     """Return a text that machines have in common when everything that `differences` compares is the same."""
     config = {key: value for key, value in facts.config.items() if key not in _MAY_DIFFER}
     data = {key: None if found is None else (found.sizes, found.hashes) for key, found in facts.data.items()}
-    return json.dumps([facts.launch, facts.spec, facts.nodes, config, facts.source.hashes, data, facts.versions], sort_keys=True)
+    return json.dumps([facts.launch_id, facts.spec, facts.nodes, config, facts.source.hashes, data, facts.versions], sort_keys=True)
 
 
 def clock(first: Facts, other: Facts, *, round_trip_s: float) -> str:
@@ -68,7 +68,7 @@ def clock(first: Facts, other: Facts, *, round_trip_s: float) -> str:
 def _names(first: Facts, other: Facts) -> tuple[str, str]:
     if first.host != other.host:
         return first.host, other.host
-    numbers = (0 if first.node is None else first.node, "another" if other.node is None else other.node)
+    numbers = (first.node_rank or 0, "another" if other.node_rank is None else other.node_rank)
     return f"{first.host} (machine {numbers[0]})", f"{other.host} (machine {numbers[1]})"
 
 

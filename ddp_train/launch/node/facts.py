@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train import __version__
-from ddp_train.config.cluster import environment_of
+from ddp_train.config.cluster import Rendezvous, environment_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.tree import leaves
@@ -39,10 +39,10 @@ class Facts:
     """What a machine tells of itself."""
 
     host: str
-    launch: str  # what tells runs apart that meet at the same place; "": not known
-    node: int | None  # which machine of the run it is; None: not said
-    nodes: str  # how many machines it expects: "2", "1:4"
-    processes: int
+    launch_id: str  # this and the next two as in `Rendezvous`
+    node_rank: int | None
+    nodes: str
+    processes: int  # its ranks
     uid: int
     utc: float  # in seconds since the epoch, when this was told
     spec: str  # the hash of the spec that it was started with; "": of none
@@ -92,19 +92,13 @@ class Facts:
 
 
 def collect(
-    config: RunConfig | ClusterConfig,
-    *,
-    launch: str,
-    node: int | None,
-    nodes: str,
-    processes: int,
-    spec_hash: str = "",
-    code: Path | None = None,
+    config: RunConfig | ClusterConfig, rendezvous: Rendezvous, *, processes: int, spec_hash: str = "", code: Path | None = None
 ) -> Facts:
-    """Look at this machine; takes a second and a half at most, and some hundredths on a small run. The arguments are fields of `Facts`.
+    """Look at this machine; takes a second and a half at most, and some hundredths on a small run.
 
     Args:
         config: as this machine has composed or read it; of a sweep, whose jobs are composed later, the section `cluster`.
+        rendezvous: which machine this is, of which run.
         code: the folder of the frozen code; None: the user's code is where they stand.
     """
     problems: list[str] = []
@@ -118,9 +112,9 @@ def collect(
     kinds = " and ".join(sorted({gpu.name for gpu in machine.gpus if gpu.name})) if machine.gpus else "cuda"
     return Facts(
         host=socket.gethostname(),
-        launch=launch,
-        node=node,
-        nodes=nodes,
+        launch_id=rendezvous.launch_id,
+        node_rank=rendezvous.node_rank,
+        nodes=rendezvous.nodes,
         processes=processes,
         uid=os.getuid(),
         utc=time.time(),

@@ -1,7 +1,7 @@
 """What runs on each machine of a run over several, however it was started: by hand, a task of SLURM, an ssh client.
 
     this program --(TCP, JSON)--> the registry on the first machine
-         | forks, for each round
+         | forks, for each attempt
     torchrun's agent ----> the ranks
 
 One event loop, no torch and no other thread: it forks. The first machine's program has the registry in it, and is its first member.
@@ -19,11 +19,11 @@ from contextlib import suppress
 from typing import NoReturn
 
 from ddp_train.errors import FAILED
-from ddp_train.launch.node.membership import End, HasEnded, Membership
+from ddp_train.launch.node.attempt_agent import SHOWN, AttemptAgent
+from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.registry import Registry
-from ddp_train.launch.node.round_agent import SHOWN, RoundAgent
-from ddp_train.launch.node.rounds import Rounds
-from ddp_train.launch.node.slot import NodeSlot, Work
+from ddp_train.launch.node.registry_client import End, HasEnded, RegistryClient
+from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
@@ -36,23 +36,19 @@ _CLOSES_WITHIN_S = 3.0
 _POLL_S = 0.05
 
 
-def run_node(work: Work, slot: NodeSlot, *, received: Sequence[int] = ()) -> int:
+def run_node(this_node: ThisNode, *, received: Sequence[int] = ()) -> int:
     """Take part in a run until it ends, and return its exit code, the same on all machines; `received`: signals that came before."""
-    return asyncio.run(_Program(work, slot).run(received))
+    return asyncio.run(_Program(this_node).run(received))
 
 
 class _Program:
-    def __init__(self, work: Work, slot: NodeSlot) -> None:
-        self._work, self._slot = work, slot
+    def __init__(self, this_node: ThisNode) -> None:
+        self._this_node, self._rendezvous = this_node, this_node.rendezvous
         self._stops: list[int] = []  # the stop signals that came to this machine
         self._is_final = False  # one of them was to end all at once
-        self._ours: socket.socket | None = None  # the first machine's end of the line to its own registry
-        self._theirs: socket.socket | None = None
-        if slot.is_first:
-            self._ours, self._theirs = socket.socketpair()
-        self._membership = Membership(work, slot, self._stops, self._ours)
-        self._agent: RoundAgent | None = None  # of the last round that was begun
-        self._rounds: Rounds | None = None
+        self._client = RegistryClient(this_node, self._stops)
+        self._agent: AttemptAgent | None = None  # of the newest attempt
+        self._attempts: Attempts | None = None
 
     async def run(self, received: Sequence[int]) -> int:
         loop = asyncio.get_running_loop()
@@ -63,7 +59,7 @@ class _Program:
         for number in received:
             self._on_signal(number)
         try:
-            return await (self._lead() if self._slot.is_first else self._take_part())
+            return await (self._lead() if self._rendezvous.is_first else self._take_part())
         except End as end:
             return end.code
         finally:
@@ -71,16 +67,9 @@ class _Program:
 
     async def _lead(self) -> int:
         """Serve the registry, and take part (the first machine)."""
-        assert self._slot.listener is not None and self._theirs is not None
-        job = self._work.job
-        registry = Registry(
-            self._slot,
-            first=self._work.facts,
-            token=self._work.token,
-            folder=None if job is None else job.run_folder.root,
-            takes_all=job is not None and bool(job.program),
-        )
-        self._rounds = Rounds(registry, self._work, self._slot)
+        assert self._client.registrys_end is not None
+        registry = Registry(self._this_node)
+        self._attempts = Attempts(registry, self._this_node)
         connections = set[asyncio.Task[None]]()
 
         def serve(line: Line, *, is_first: bool = False) -> None:
@@ -89,108 +78,108 @@ class _Program:
             task.add_done_callback(connections.discard)
 
         server = await asyncio.start_server(
-            lambda reader, writer: serve(Line(reader, writer)), sock=self._slot.listener, limit=MAX_BYTES, backlog=WAITING
+            lambda reader, writer: serve(Line(reader, writer)), sock=self._rendezvous.listener, limit=MAX_BYTES, backlog=WAITING
         )
-        serve(await of_socket(self._theirs), is_first=True)
-        self._slot.publish()
-        rounds = asyncio.get_running_loop().create_task(self._rounds.run())
+        serve(await of_socket(self._client.registrys_end), is_first=True)
+        self._rendezvous.publish()
+        attempts = asyncio.get_running_loop().create_task(self._attempts.run())
         own = asyncio.get_running_loop().create_task(self._take_part())
         try:
-            await asyncio.wait({rounds, own}, return_when=asyncio.FIRST_COMPLETED)
-            code = self._code_of(rounds, own, registry)
+            await asyncio.wait({attempts, own}, return_when=asyncio.FIRST_COMPLETED)
+            code = self._code_of(attempts, own, registry)
             registry.send("over", code=code)
             with suppress(TimeoutError):  # until everybody has heard it
                 async with asyncio.timeout(_CLOSES_WITHIN_S):
-                    while any(not machine.is_first for machine in registry.machines):
+                    while any(not node.is_first for node in registry.nodes):
                         await asyncio.sleep(_POLL_S)
             return code
         finally:
             server.close()
-            if self._slot.notice is not None:
+            if self._rendezvous.meeting_file is not None:
                 with suppress(OSError):
-                    self._slot.notice.unlink()
-            for task in (rounds, own, *connections):
+                    self._rendezvous.meeting_file.unlink()
+            for task in (attempts, own, *connections):
                 task.cancel()
 
-    def _code_of(self, rounds: asyncio.Task[int], own: asyncio.Task[int], registry: Registry) -> int:
+    def _code_of(self, attempts: asyncio.Task[int], own: asyncio.Task[int], registry: Registry) -> int:
         """Return the code that the run has ended with; what went wrong in here (a full disk, say) is said to all (the first machine)."""
         try:
-            if not rounds.done():
+            if not attempts.done():
                 own.result()
                 return FAILED
-            return rounds.result()
+            return attempts.result()
         except End as end:
             return end.code
         except Exception as error:
-            found, folder = failure.from_exception(error, rank=0, step=None), self._work.run_folder
-            before = None if self._rounds is None else self._rounds.before
+            found, folder = failure.from_exception(error, rank=0, step=None), self._this_node.run_folder
+            before = None if self._attempts is None else self._attempts.before
             if folder is not None and failure.ended_since(folder, before) is None:
                 found.record(folder)
-            registry.say(f"the node program of {self._work.facts.host}, the first machine, has failed: {found.line(SHOWN)}")
+            registry.say(f"the node program of {self._this_node.facts.host}, the first machine, has failed: {found.line(SHOWN)}")
             traceback.print_exception(error)
             return found.exit_code
 
     async def _take_part(self) -> int:
         """Be a member until the run has ended, and return its exit code."""
-        membership, has_closed = self._membership, False
+        client, has_closed = self._client, False
         while True:
             left = None if self._agent is None else self._agent.folder
-            membership.left = "" if left is None else str(left.root)
+            client.left = "" if left is None else str(left.root)
             try:
-                line = await membership.join(is_back=self._agent is not None, has_closed=has_closed)
+                line = await client.join(is_back=self._agent is not None, has_closed=has_closed)
             except HasEnded:
                 self._end_without_it("has ended its node program")
             try:
                 found = await self._follow(line)
             except TimeoutError:
-                found, why = "", f"{membership.first_host} has been silent for {SILENT_S:.0f} s"
+                found, why = "", f"{client.first_host} has been silent for {SILENT_S:.0f} s"
                 has_closed = False
             else:
                 if isinstance(found, int):
                     return found
                 has_closed = not found  # who drops a machine is still there
-                why = found or f"{membership.first_host} has ended its node program, or the line to it was cut"
+                why = found or f"{client.first_host} has ended its node program, or the line to it was cut"
             finally:
-                membership.is_member = False
+                client.has_joined = False
                 line.cut()
             await self._be_lost(why)
 
     async def _follow(self, line: Line) -> int | str:
         """Do what the registry says until the run has ended; return its exit code, or why the line has ended ("": not said)."""
         dropped = ""
-        while (message := await line.receive(silent_s=None if self._ours is not None else SILENT_S)) is not None:
+        while (message := await line.receive(silent_s=None if self._rendezvous.is_first else SILENT_S)) is not None:
             kind, agent = message["kind"], self._agent
-            if kind == "round":
+            if kind == "attempt":
                 listener: socket.socket | None = None
-                if self._rounds is not None:
-                    listener, self._rounds.listener = self._rounds.listener, None
+                if self._attempts is not None:
+                    listener, self._attempts.listener = self._attempts.listener, None
                 told = next(iter(self._stops), None)
-                self._agent = RoundAgent(self._work, message, line, listener=listener, told=told, is_killed=self._is_final)
+                self._agent = AttemptAgent(self._this_node, message, line, listener=listener, told=told, is_killed=self._is_final)
             elif kind == "stop" and agent is not None and agent.told is None:
                 agent.send_signal(message["signal"])
-            elif kind == "kill" and agent is not None and message["round"] == agent.number:
+            elif kind == "kill" and agent is not None and message["attempt"] == agent.number:
                 agent.kill()
             elif kind == "say":
                 print(message["text"], file=sys.stderr, flush=True)
             elif kind == "dropped":
-                dropped = f"{self._membership.first_host} has dropped this machine: it {message['why']}"
+                dropped = f"{self._client.first_host} has dropped this machine: it {message['why']}"
             elif kind == "over":
                 return int(message["code"])
         return dropped
 
     async def _be_lost(self, why: str) -> None:
         """End the ranks of this machine, which is cut off; return where this machine is to join again, else end the program."""
-        is_in_a_round = self._agent is not None and self._agent.is_at_work
-        here = "the ranks of this machine are ended" if is_in_a_round else "no round is at work here"
+        is_at_work = self._agent is not None and self._agent.is_at_work
+        here = "the ranks of this machine are ended" if is_at_work else "no ranks are at work here"
         print(f"{why}; {here}", file=sys.stderr, flush=True)
         has_ended = await self._end_agent()  # before anything else: what looks at the run's folder may wait for a network that is gone
-        if not has_ended or self._ours is not None:  # it has no place in another round; and without the first machine there is none
+        if not has_ended or self._rendezvous.is_first:  # it has no place in another attempt; and without the first machine there is none
             raise End(FAILED)
-        self._membership.leave_if_told()
+        self._client.leave_if_told()
         if self._agent is None:
             return
-        if self._slot.is_elastic or self._agent.has_restarts:
-            within_s = self._work.cluster.join_timeout_s
+        if self._rendezvous.is_elastic or self._agent.has_restarts:
+            within_s = self._this_node.cluster.join_timeout_s
             print(f"this machine tries to come back, for {within_s} s at most", file=sys.stderr, flush=True)
             return
         await asyncio.sleep(_OTHERS_SAY_S)
@@ -198,12 +187,12 @@ class _Program:
 
     def _end_without_it(self, why: str) -> NoReturn:
         """End as the run has ended, which the first machine could not say; name it in the run's folder if no report is there."""
-        text, agent = f"{self._membership.first_host} {why}", self._agent
+        text, agent = f"{self._client.first_host} {why}", self._agent
         if agent is not None and (folder := agent.folder) is not None:
             if failure.ended_since(folder, agent.before) is not None:
                 print(f"{text}; the run itself has ended as it should", file=sys.stderr, flush=True)
                 raise End(exit_code(folder, FAILED, before=agent.before))
-            found = failure.from_machine(host=self._membership.first_host, ranks=agent.ranks_of_first, why=why)
+            found = failure.from_machine(host=self._client.first_host, ranks=agent.ranks_of_first, why=why)
             if found.record(folder):
                 text = found.screen(folder)
         print(text, file=sys.stderr, flush=True)
@@ -221,10 +210,10 @@ class _Program:
                 self._agent.kill()
             else:
                 self._agent.send_signal(number)
-        line = self._membership.line
-        if line is not None and self._membership.is_member:
+        line = self._client.line
+        if line is not None and self._client.has_joined:
             line.send("stop", signal=number, is_final=is_final)
-        elif line is not None and self._ours is None:
+        elif line is not None and not self._rendezvous.is_first:
             line.cut()  # this machine is no member yet
 
     async def _end_agent(self) -> bool:

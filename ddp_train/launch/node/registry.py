@@ -1,4 +1,4 @@
-"""The service on the first machine: who is here, who is refused and why, and who is lost. `rounds` decides what comes of it."""
+"""The service on the first machine: who is here, who is refused and why, and who is lost. `attempts` decides what comes of it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node.differences import clock, differences
 from ddp_train.launch.node.facts import Facts
-from ddp_train.launch.node.slot import NodeSlot
+from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import SILENT_S, Line, Message, is_proven, nonce, plain_address, proof, shown
 
 _HELLO_WITHIN_S = 10.0
@@ -24,14 +23,13 @@ _STALE_S = 2.5  # longer than between two signs of life: nothing is begun with a
 
 
 @dataclass(eq=False, kw_only=True)
-class Machine:
+class Node:
     """A machine that was taken in."""
 
     name: str
+    facts: Facts
     line: Line
     program: str  # the number of its node program
-    index: int | None
-    processes: int
     reached: str  # the address of this machine at which it has found us
     is_first: bool = False
     came: float = field(default_factory=time.monotonic)
@@ -44,25 +42,21 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What the rounds hear of: a machine that came, was lost, or said something."""
+    """What `Attempts` hears of: a machine that came, was lost, or said something."""
 
     kind: str  # came | lost | ended | stop
-    machine: Machine
+    node: Node
     message: Message = field(default_factory=dict)
 
 
 class Registry:
-    """The machines of one start of a run. Made and used in one event loop.
+    """The machines of one launch of a run. Made and used in one event loop."""
 
-    Args:
-        token: who does not know it is of another run.
-        folder: the run folder, which every machine must see; None: not known yet.
-        takes_all: also machines that disagree with the first: the program that they run compares them itself.
-    """
-
-    def __init__(self, slot: NodeSlot, *, first: Facts, token: str, folder: Path | None, takes_all: bool = False) -> None:
-        self._slot, self._first, self._token, self._folder, self.takes_all = slot, first, token, folder, takes_all
-        self.machines: list[Machine] = []
+    def __init__(self, this_node: ThisNode) -> None:
+        self._rendezvous, self._first, job = this_node.rendezvous, this_node.facts, this_node.job
+        self._folder = "" if job is None else str(job.run_folder.root)  # which every machine must see; "": not known yet
+        self.takes_all = job is not None and not job.is_run  # also who disagrees with the first: that program compares them itself
+        self.nodes: list[Node] = []
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
         self.refusal = ""  # of the first machine of this run that was refused
@@ -71,9 +65,9 @@ class Registry:
     async def serve(self, line: Line, *, is_first: bool = False) -> None:
         """Serve one connection to its end; `is_first`: of the machine that this runs on."""
         try:
-            machine = await self._take_in(line, is_first=is_first)
-            if machine is not None:
-                await self._listen_to(machine)
+            node = await self._take_in(line, is_first=is_first)
+            if node is not None:
+                await self._listen_to(node)
         finally:
             await line.close()
 
@@ -81,37 +75,37 @@ class Registry:
         """Say something on the terminals of all machines. Parts of it may come from any of them."""
         text = shown(text)
         print(text, file=sys.stderr, flush=True)
-        for machine in self.machines:
-            if not machine.is_first:
-                machine.line.send("say", text=text)
+        for node in self.nodes:
+            if not node.is_first:
+                node.line.send("say", text=text)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message to all machines."""
-        for machine in self.machines:
-            machine.line.send(kind, **fields)
+        for node in self.nodes:
+            node.line.send(kind, **fields)
 
-    def drop(self, machine: Machine, why: str) -> None:
+    def drop(self, node: Node, why: str) -> None:
         """Count a machine as lost."""
-        if machine not in self.machines:
+        if node not in self.nodes:
             return
-        self.machines.remove(machine)
-        self.lost[machine.name] = why
-        machine.line.send("dropped", why=why)
-        machine.line.cut()
-        self.events.put_nowait(Event(kind="lost", machine=machine, message={"why": why}))
+        self.nodes.remove(node)
+        self.lost[node.name] = why
+        node.line.send("dropped", why=why)
+        node.line.cut()
+        self.events.put_nowait(Event(kind="lost", node=node, message={"why": why}))
 
     def missing(self) -> str:
         """Say who is not here."""
-        here = {machine.index for machine in self.machines}
-        count = self._slot.most - len(self.machines)
-        known = [index for index in range(self._slot.most) if index not in here] if None not in here else []
-        names = [f"machine {index}" + (f" ({self._slot.names[index]})" if self._slot.names else "") for index in known]
+        here, hosts = {node.facts.node_rank for node in self.nodes}, self._rendezvous.hosts
+        count = self._rendezvous.max_nodes - len(self.nodes)
+        known = [rank for rank in range(self._rendezvous.max_nodes) if rank not in here] if None not in here else []
+        names = [f"machine {rank}" + (f" ({hosts[rank]})" if hosts else "") for rank in known]
         gone = [f"{name} ({why})" for name, why in self.lost.items()]
-        here_s = ", ".join(machine.name for machine in self.machines)
+        here_s = ", ".join(node.name for node in self.nodes)
         who = ", ".join(gone or names) or f"{count} machine{'s' if count > 1 else ''}"
-        return f"of {self._slot.most} machines {who} {'is' if count == 1 else 'are'} missing; here: {here_s or 'none'}"
+        return f"of {self._rendezvous.max_nodes} machines {who} {'is' if count == 1 else 'are'} missing; here: {here_s or 'none'}"
 
-    async def _take_in(self, line: Line, *, is_first: bool) -> Machine | None:
+    async def _take_in(self, line: Line, *, is_first: bool) -> Node | None:
         """Hear what a machine tells of itself, and take it in or refuse it."""
         ours, hello = nonce(), None
         line.send("challenge", nonce=ours)
@@ -120,7 +114,7 @@ class Registry:
         if hello is None or hello.get("kind") != "hello":
             return None  # not one of ours
         name, theirs = shown(hello.get("name"), _MAX_NAME), str(hello.get("nonce"))
-        if not is_proven(hello.get("proof"), proof(self._token, by="member", over=ours, own=theirs)):
+        if not is_proven(hello.get("proof"), proof(self._rendezvous.token, by="member", over=ours, own=theirs)):
             self._refuse(line, name, ["it is of another run"], is_foreign=True)
             return None
         if (facts := _facts(hello)) is None:
@@ -128,18 +122,18 @@ class Registry:
             return None
         if is_first:
             facts = self._first
-        elif facts.launch != self._first.launch and facts.launch and self._first.launch:
+        elif facts.launch_id != self._first.launch_id and facts.launch_id and self._first.launch_id:
             self._refuse(line, name, differences(self._first, facts), is_foreign=True)
             return None
-        elif facts.run not in (self._first.run, str(self._folder or "")):
+        elif facts.run not in (self._first.run, self._folder):
             # Equal configs say nothing: two runs that are resumed at one endpoint have them.
             there = self._first.run or self._folder or "a new one"
             self._refuse(line, name, [f"another run is there: {there}; {facts.host} came for {facts.run or 'a new one'}"], is_foreign=True)
             return None
-        if any(machine.name == name and machine.program != hello["program"] for machine in self.machines):  # two programs of one machine
+        if any(node.name == name and node.program != hello["program"] for node in self.nodes):  # two programs of one machine
             name = f"{name} (pid {hello['pid']})"
         reasons = [] if is_first or self.takes_all else self._disagreements(facts)
-        reasons = reasons or self._no_room_for(hello, name)
+        reasons = reasons or self._no_room_for(hello["program"], facts.node_rank)
         if not reasons and not is_first:
             if (seen := await self._look_there(line, facts, name)) is None:
                 return None
@@ -147,29 +141,28 @@ class Registry:
         if reasons:
             self._refuse(line, name, reasons)
             return None
-        machine = Machine(
+        node = Node(
             name=name,
+            facts=facts,
             line=line,
             program=hello["program"],
-            index=hello["index"],
-            processes=hello["processes"],
             reached=plain_address(line.connection.getsockname()[0]) if not is_first else "",
             is_first=is_first,
         )
-        self.machines.append(machine)
-        last = self._slot.most  # the first one first; then as they are numbered, or as they came
-        self.machines.sort(key=lambda each: (not each.is_first, last if each.index is None else each.index, each.came))
+        self.nodes.append(node)
+        last = self._rendezvous.max_nodes  # the first one first; then as they are numbered, or as they came
+        self.nodes.sort(key=lambda each: (not each.is_first, last if (rank := each.facts.node_rank) is None else rank, each.came))
         self.lost.pop(name, None)
-        shows = proof(self._token, by="registry", over=theirs, own=ours)
-        line.send("welcome", first=self._first.host, folder=str(self._folder or ""), proof=shows)
+        shows = proof(self._rendezvous.token, by="registry", over=theirs, own=ours)
+        line.send("welcome", first=self._first.host, folder=self._folder, proof=shows)
         line.beat()
-        self.events.put_nowait(Event(kind="came", machine=machine))
-        return machine
+        self.events.put_nowait(Event(kind="came", node=node))
+        return node
 
     async def _look_there(self, line: Line, facts: Facts, name: str) -> list[str] | None:
         """Ask a machine whether it sees the run folder, and for its clock. Return what is in the way of it; None: it does not answer."""
         sent = time.monotonic()
-        line.send("look", folder=str(self._folder or ""))
+        line.send("look", folder=self._folder)
         try:
             seen = await line.receive(silent_s=_HELLO_WITHIN_S)
         except TimeoutError:  # it may have a file system that hangs, and come again
@@ -187,17 +180,17 @@ class Registry:
             self.say(f"warning: {skew}")
         return []
 
-    async def _listen_to(self, machine: Machine) -> None:
+    async def _listen_to(self, node: Node) -> None:
         while True:
             try:
-                message = await machine.line.receive(silent_s=None if machine.is_first else SILENT_S)
+                message = await node.line.receive(silent_s=None if node.is_first else SILENT_S)
             except TimeoutError:
-                self.drop(machine, f"has been silent for {SILENT_S:.0f} s")
+                self.drop(node, f"has been silent for {SILENT_S:.0f} s")
                 return
             if message is None:
-                self.drop(machine, "has ended its node program, or the line to it was cut")
+                self.drop(node, "has ended its node program, or the line to it was cut")
                 return
-            self.events.put_nowait(Event(kind=message["kind"], machine=machine, message=message))
+            self.events.put_nowait(Event(kind=message["kind"], node=node, message=message))
 
     def _disagreements(self, facts: Facts) -> list[str]:
         """Return why a machine cannot train with the first; [] when it can."""
@@ -205,17 +198,17 @@ class Registry:
             return [f"{problem}, on {self._first.host}, the first machine" for problem in self._first.problems]
         return [*facts.problems, *differences(self._first, facts)]
 
-    def _no_room_for(self, hello: Message, name: str) -> list[str]:
+    def _no_room_for(self, program: str, node_rank: int | None) -> list[str]:
         """Return why a machine that agrees is not taken in; [] when it is."""
-        for machine in list(self.machines):
-            is_same = machine.program == hello["program"]
-            has_its_place = hello["index"] is not None and machine.index == hello["index"]
-            if is_same or (has_its_place and not machine.is_fresh):
-                self.drop(machine, "has come again")
+        for node in list(self.nodes):
+            is_same = node.program == program
+            has_its_place = node_rank is not None and node.facts.node_rank == node_rank
+            if is_same or (has_its_place and not node.is_fresh):
+                self.drop(node, "has come again")
             elif has_its_place:
-                return [f"machine {machine.index} is here already: {machine.name}"]
-        if len(self.machines) >= self._slot.most:
-            return [f"the run has its {self._slot.most} machines: {', '.join(machine.name for machine in self.machines)}"]
+                return [f"machine {node_rank} is here already: {node.name}"]
+        if len(self.nodes) >= self._rendezvous.max_nodes:
+            return [f"the run has its {self._rendezvous.max_nodes} machines: {', '.join(node.name for node in self.nodes)}"]
         return []
 
     def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> None:
@@ -243,6 +236,5 @@ def _facts(hello: Message) -> Facts | None:
         facts = Facts.from_json(hello["facts"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    index = hello.get("index")
-    is_ours = isinstance(hello.get("program"), str) and isinstance(hello.get("processes"), int) and isinstance(hello.get("pid"), int)
-    return facts if is_ours and (index is None or isinstance(index, int)) else None
+    is_ours = isinstance(hello.get("program"), str) and isinstance(hello.get("pid"), int)
+    return facts if is_ours and isinstance(facts.processes, int) and isinstance(facts.node_rank, int | None) else None

@@ -42,7 +42,7 @@ def machines(sizes: Sequence[int]) -> None:
     """What the first machine does for all."""
     _head("ranks", "machines", "start, s", "restart, s", "end, s", "MB told", "MB said", "tries")
     for size in sizes:
-        found = machine_parts.rounds_of(size)
+        found = machine_parts.attempts_of(size)
         assert found.code == 0, found
         seconds = (f"{each:.2f}" for each in (found.start_s, found.restart_s, found.end_s))
         _row(size, found.machines, *seconds, f"{found.told_bytes / 1e6:.1f}", f"{found.said_bytes / 1e6:.1f}", found.tries)

@@ -1,4 +1,4 @@
-"""What the first machine's registry and rounds do for all machines: each of eight ranks, over real sockets, and all in this process."""
+"""What the first machine's registry and attempts do for all machines: each of eight ranks, over real sockets, and all in this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.launch.node.fake_machines import FIRST, Bed, bed
 _RANKS = 8  # of a machine
 _FILES, _KEYS = 300, 300  # of a project, and of its configuration: what each machine tells of itself
 _OPEN_FILES = 64  # beside two for each machine
-_RETRY_S = 0.5  # as launch/node/membership.py
+_RETRY_S = 0.5  # as launch/node/registry_client.py
 _WITHIN_S = 120
 
 
@@ -35,8 +35,8 @@ class Story:
     """A run of many machines: all come at once, one is lost and comes back, all end."""
 
     machines: int
-    start_s: float  # from the first that comes until the last has heard that a round begins
-    restart_s: float  # from the loss of one, whose ranks end at once everywhere, until the last has heard of the next round
+    start_s: float  # from the first that comes until the last has heard that an attempt begins
+    restart_s: float  # from the loss of one, whose ranks end at once everywhere, until the last has heard of the next attempt
     end_s: float  # until the run's exit code is known
     tries: int  # to be taken in, of all machines: one each where none had to come again
     told_bytes: int  # by the machines, to be taken in
@@ -44,7 +44,7 @@ class Story:
     code: int
 
 
-def rounds_of(ranks: int) -> Story:
+def attempts_of(ranks: int) -> Story:
     """Run so many ranks on machines of eight."""
     with _open_files(2 * ranks // _RANKS + _OPEN_FILES), _counted() as sent, tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_story(Path(folder), ranks // _RANKS, sent))
@@ -56,7 +56,7 @@ class _Member:
 
     bed: Bed
     hello: dict[str, Any]
-    rounds: int = 0  # that it has heard of
+    attempts: int = 0  # that it has heard of
     tries: int = 0
     line: Line | None = field(default=None)
 
@@ -77,13 +77,13 @@ class _Member:
                 line.send("seen", utc=time.time(), sees=True)
             elif message["kind"] == "welcome":
                 line.beat()
-            elif message["kind"] == "round":
-                self.rounds = message["number"]
+            elif message["kind"] == "attempt":
+                self.attempts = message["number"]
 
     def ends(self, code: int) -> None:
-        """Say that the agent of the newest round has ended."""
+        """Say that the agent of the newest attempt has ended."""
         assert self.line is not None
-        self.line.send("ended", round=self.rounds, code=code, why="")
+        self.line.send("ended", attempt=self.attempts, code=code, why="")
 
 
 async def _story(folder: Path, count: int, sent: Counter[str]) -> Story:
@@ -95,11 +95,10 @@ async def _story(folder: Path, count: int, sent: Counter[str]) -> Story:
     batch = [f"trainer.global_batch_size={_RANKS * count}", "loader.micro_batch_size=1"]
     async with bed(folder, nodes=(count, count), max_restarts=1, first=first, join_timeout_s=_WITHIN_S, overrides=batch) as found:
         told = first.to_json()
-        common = {"pid": os.getpid(), "index": None, "processes": _RANKS}
         members = []
         for host in (f"node{number}" for number in range(1, count)):
             facts = told.replace(f'"{first.host}"', f'"{host}"', 1)
-            members.append(_Member(found, {"name": host, "program": uuid.uuid4().hex, **common, "facts": facts}))
+            members.append(_Member(found, {"name": host, "program": uuid.uuid4().hex, "pid": os.getpid(), "facts": facts}))
         began = time.perf_counter()
         tasks = [asyncio.create_task(member.take_part()) for member in members]
         try:
@@ -131,15 +130,15 @@ async def _story(folder: Path, count: int, sent: Counter[str]) -> Story:
         end_s=ended - again,
         tries=sum(member.tries for member in members) - 1,  # but for the one that was lost
         told_bytes=of_start["hello"] + of_start["seen"],
-        said_bytes=sum(of_start[kind] for kind in ("challenge", "look", "welcome", "round", "say")),
+        said_bytes=sum(of_start[kind] for kind in ("challenge", "look", "welcome", "attempt", "say")),
         code=code,
     )
 
 
 def _have_heard(found: Bed, members: Sequence[_Member], *, number: int) -> bool:
-    """Tell whether all machines have heard that a round begins, the first one, too."""
-    of_first = max((message["number"] for message in found.first.heard if message["kind"] == "round"), default=0)
-    return of_first == number and all(member.rounds == number for member in members)
+    """Tell whether all machines have heard that an attempt begins, the first one, too."""
+    of_first = max((message["number"] for message in found.first.heard if message["kind"] == "attempt"), default=0)
+    return of_first == number and all(member.attempts == number for member in members)
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -47,7 +47,7 @@ def test_ranks_are_given_its_program_and_what_the_run_would_be_given(words: list
     seen: list[Job] = []
     doctor.examine(words, launcher(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
     assert sys.argv[1:] == ["cluster=cpu", "resume=never"]
-    assert (seen[0].program, seen[0].record) == (f"ddp_train.doctor.checkup.{kind}", None)
+    assert (seen[0].program, seen[0].is_run) == (f"ddp_train.doctor.checkup.{kind}", False)
     assert callable(locate(seen[0].program))
 
 

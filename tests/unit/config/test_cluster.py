@@ -51,7 +51,7 @@ def test_what_the_config_leaves_out_is_read_from_the_environment(
 
 def test_a_step_of_slurm_says_where_its_tasks_meet() -> None:
     second, first = found(STEP), found({**STEP, "SLURM_NODEID": "0"})
-    assert (second.host, second.node_rank, second.max_nodes, second.launch, second.names) == ("n1", 1, 2, "7.0.0", ("n1", "n2"))
+    assert (second.host, second.node_rank, second.max_nodes, second.launch_id, second.hosts) == ("n1", 1, 2, "7.0.0", ("n1", "n2"))
     assert first.ports == second.ports and len(set(first.ports)) == 8 and all(10_000 <= port < 30_000 for port in first.ports)
     assert found({**STEP, "SLURM_STEP_ID": "1"}).ports != first.ports  # another step of the same job
     assert found({**STEP, "SLURM_STEP_NODELIST": "n1"}).is_alone

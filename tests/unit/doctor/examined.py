@@ -43,7 +43,7 @@ def three(
             number: replace(
                 HEALTHY,
                 **{
-                    "facts": facts(f"node{number}", **{"node": number, "processes": 1, **(told or {}).get(number, {})}),
+                    "facts": facts(f"node{number}", **{"node_rank": number, "processes": 1, **(told or {}).get(number, {})}),
                     **(machines or {}).get(number, {}),
                 },
             )

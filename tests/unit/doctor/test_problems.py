@@ -99,7 +99,9 @@ def test_the_odd_one_out_is_named_although_it_is_the_first() -> None:
 def test_the_odd_ones_of_many_are_found_in_no_time() -> None:
     three_of_them = three()
     many = {
-        number: replace(three_of_them.machines[0], facts=facts(f"node{number}", node=number, processes=1, config={"a": number in (0, 7)}))
+        number: replace(
+            three_of_them.machines[0], facts=facts(f"node{number}", node_rank=number, processes=1, config={"a": number in (0, 7)})
+        )
         for number in range(500)
     }
     started = time.monotonic()

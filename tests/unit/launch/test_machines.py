@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import EnvironmentRefuses
-from ddp_train.launch.machines import _slot
+from ddp_train.launch.machines import _rendezvous
 from ddp_train.launch.node.facts import of_a_command_line
-from ddp_train.launch.node.slot import NodeSlot
+from ddp_train.launch.node.this_node import NodeRendezvous
 from tests.unit.config.clusters import SILENT
 from tests.unit.launch.node.machines import facts
 
@@ -24,8 +24,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def place(port: int, node_rank: int | None = None, host: str = "127.0.0.1") -> NodeSlot:
-    found = _slot(replace(SILENT, launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
+def place(port: int, node_rank: int | None = None, host: str = "127.0.0.1") -> NodeRendezvous:
+    found = _rendezvous(replace(SILENT, launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
     assert found is not None
     return found
 
@@ -33,7 +33,7 @@ def place(port: int, node_rank: int | None = None, host: str = "127.0.0.1") -> N
 def test_who_binds_the_endpoint_first_is_the_first_machine(free_port: int) -> None:
     first, second = place(free_port), place(free_port)
     assert first.is_first and first.listener is not None and first.listener.getsockname() == ("127.0.0.1", free_port)
-    assert not second.is_first and second.addresses == (("127.0.0.1", free_port),)
+    assert not second.is_first and second.registry_addresses() == (("127.0.0.1", free_port),)
     first.listener.close()
 
 
@@ -51,7 +51,7 @@ def test_a_machine_elsewhere_follows(free_port: int) -> None:
 
 
 def test_one_machine_alone_meets_nobody() -> None:
-    assert _slot(replace(SILENT, launcher="machines", nodes=1)) is None
+    assert _rendezvous(replace(SILENT, launcher="machines", nodes=1)) is None
 
 
 def test_of_a_command_line_what_is_each_machines_own_is_left_out() -> None:

@@ -43,9 +43,9 @@ def test_a_log_that_cannot_be_written_drowns_nothing(capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.PREEMPTED, Status.FAILED])
-@pytest.mark.parametrize("in_round", [[], ["--restarts=0"]])
+@pytest.mark.parametrize("of_several", [[], ["--restarts=0"]])
 def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], status: Status, in_round: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], status: Status, of_several: list[str]
 ) -> None:
     run_folder, started_again = RunFolder(tmp_path), []
     before = Result(status=Status.COMPLETED, step=3)
@@ -58,10 +58,10 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
         raise ChildFailedError("ddp_train", died)
 
     monkeypatch.setattr(elastic, "run", run)
-    arguments = ["--grace-s=1", f"--run-dir={tmp_path}", *in_round, "--max-restarts=2", "-m", "ddp_train"]
+    arguments = ["--grace-s=1", f"--run-dir={tmp_path}", *of_several, "--max-restarts=2", "-m", "ddp_train"]
     code = main(arguments, NO_RANKS)
     if status is Status.FAILED:  # it did not end in good order
-        assert started_again == [not in_round] and failure.load(run_folder.failure) is not None
+        assert started_again == [not of_several] and failure.load(run_folder.failure) is not None
         return
     assert started_again == [False] and failure.load(run_folder.failure) is None
     assert "rank 1 on" in (said := capfd.readouterr().err) and "has died after the run had ended: the process was ended by SIGSEGV" in said

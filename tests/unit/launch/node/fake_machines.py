@@ -1,4 +1,4 @@
-"""A registry with its rounds, and machines without agents that come to it over real sockets."""
+"""A registry with its attempts, and machines without agents that come to it over real sockets."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 from ddp_train.launch.job import Job
+from ddp_train.launch.node import attempts as attempts_module
 from ddp_train.launch.node import registry as registry_module
-from ddp_train.launch.node import rounds as rounds_module
 from ddp_train.launch.node import wire
+from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.node.registry import Registry
-from ddp_train.launch.node.rounds import Rounds
-from ddp_train.launch.node.slot import NodeSlot, Work, listen
+from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, listen
 from ddp_train.launch.node.wire import Line, Message, connect, of_socket, proof
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.network import WAITING
 from tests.unit.launch.node.machines import facts
 from tests.unit.parts import checked
 
-FIRST = facts(nodes="2", processes=2)
+FIRST = facts(node_rank=None)
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "_STALE_S", 0.5)
     monkeypatch.setattr(registry_module, "_HELLO_WITHIN_S", 0.5)
     for name in ("_LAST_CALL_S", "_NAMED_AFTER_S", "_TELLS_S", "_SURVIVORS_S"):
-        monkeypatch.setattr(rounds_module, name, 0.2)
+        monkeypatch.setattr(attempts_module, name, 0.2)
     for name in ("_MARGIN_S", "_DIES_WITHIN_S"):
-        monkeypatch.setattr(rounds_module, name, 0.5)
-    monkeypatch.setattr(rounds_module, "_ABOUT_TO_BE_LOST_S", 0.6)
-    monkeypatch.setattr(rounds_module, "_POLL_S", 0.01)
+        monkeypatch.setattr(attempts_module, name, 0.5)
+    monkeypatch.setattr(attempts_module, "_ABOUT_TO_BE_LOST_S", 0.6)
+    monkeypatch.setattr(attempts_module, "_POLL_S", 0.01)
 
 
 @dataclass
@@ -59,14 +59,12 @@ class Fake:
     says: dict[str, Any] = field(default_factory=dict)  # in its first message, in the place of what is right
     _task: asyncio.Task[None] | None = None
 
-    def introduce(self, told: Facts, *, index: int | None = None, token: str = "", program: str = "", sees: bool = True) -> None:
+    def introduce(self, told: Facts, *, node_rank: int | None = None, token: str = "", program: str = "", sees: bool = True) -> None:
         hello = {
             "name": told.host,
             "program": program or uuid.uuid4().hex,
             "pid": os.getpid(),
-            "index": index,
-            "processes": told.processes,
-            "facts": told.now().to_json(),
+            "facts": replace(told.now(), node_rank=node_rank).to_json(),
         }
         self._task = asyncio.get_running_loop().create_task(self._listen(token, hello | self.says, sees))
 
@@ -93,9 +91,9 @@ class Fake:
         return "\n".join(each["text"] for each in self.heard if each["kind"] == "say")
 
     def ends(self, code: int) -> None:
-        """Say that the agent of the newest round has ended."""
-        number = max(each["number"] for each in self.heard if each["kind"] == "round")
-        self.line.send("ended", round=number, code=code, why="")
+        """Say that the agent of the newest attempt has ended."""
+        number = max(each["number"] for each in self.heard if each["kind"] == "attempt")
+        self.line.send("ended", attempt=number, code=code, why="")
 
     def freeze(self) -> None:
         """Fall silent, with the line open: a cable that is out."""
@@ -108,7 +106,7 @@ class Bed:
     """The first machine, and what comes to it."""
 
     registry: Registry
-    rounds: Rounds
+    attempts: Attempts
     port: int
     first: Fake
     end: asyncio.Task[int]
@@ -117,7 +115,7 @@ class Bed:
 
     async def comes(self, name: str, **told: Any) -> Fake:
         """Let a machine come."""
-        how = {key: told.pop(key) for key in ("index", "token", "program", "sees") if key in told}
+        how = {key: told.pop(key) for key in ("node_rank", "token", "program", "sees") if key in told}
         fake = Fake(await connect("127.0.0.1", self.port, within_s=5))
         for key in ("ahead_s", "is_mute", "says"):
             setattr(fake, key, told.pop(key, getattr(fake, key)))
@@ -142,10 +140,10 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
     cluster = replace(config.cluster, join_timeout_s=changes.pop("join_timeout_s", 30), grace_s=0)
     job = Job(config=config, run_folder=run_folder, command=[], overrides=[], program=changes.pop("program", ""))
     listener = listen("127.0.0.1", 0)
-    place = NodeSlot(index=None, least=nodes[0], most=nodes[1], launch="", is_first=True, listener=listener, **changes)
-    work = Work(cluster=cluster, processes=first.processes, facts=first, max_restarts=max_restarts, token=token, job=job)
-    registry = Registry(place, first=first, token=token, folder=folder, takes_all=bool(job.program))
-    rounds = Rounds(registry, work, place)
+    place = NodeRendezvous(min_nodes=nodes[0], max_nodes=nodes[1], token=token, listener=listener, **changes)
+    this_node = ThisNode(rendezvous=place, cluster=cluster, facts=first, max_restarts=max_restarts, job=job)
+    registry = Registry(this_node)
+    attempts = Attempts(registry, this_node)
     tasks = set[asyncio.Task[None]]()
 
     def serve(line: Line, *, is_first: bool = False) -> None:
@@ -156,10 +154,10 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
     ours, theirs = socket.socketpair()
     serve(await of_socket(theirs), is_first=True)
     own = Fake(await of_socket(ours))
-    own.introduce(first, index=place.index, token=token)
-    end = asyncio.get_running_loop().create_task(rounds.run())
+    own.introduce(first, token=token)
+    end = asyncio.get_running_loop().create_task(attempts.run())
     try:
-        yield (found := Bed(registry, rounds, listener.getsockname()[1], own, end, run_folder))
+        yield (found := Bed(registry, attempts, listener.getsockname()[1], own, end, run_folder))
     finally:
         server.close()
         for fake in (own, *found.fakes):
@@ -168,6 +166,6 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
-        if rounds.listener is not None:
-            rounds.listener.close()
+        if attempts.listener is not None:
+            attempts.listener.close()
         await asyncio.sleep(0.05)

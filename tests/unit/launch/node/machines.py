@@ -14,8 +14,8 @@ DATA = FileList(sizes={"a.bin": 10, "b": -1, "b/c.bin": 20}, hashes={"a.bin": "3
 def facts(host: str = "node0", **changes: Any) -> Facts:
     """Return what a healthy machine of two tells."""
     told: dict[str, Any] = {
-        "launch": "l1",
-        "node": 0,
+        "launch_id": "l1",
+        "node_rank": 0,
         "nodes": "2",
         "processes": 2,
         "uid": 1000,

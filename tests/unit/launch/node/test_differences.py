@@ -88,7 +88,7 @@ def test_many_differences_of_a_kind_are_counted() -> None:
 
 
 def test_machines_of_one_name_are_told_apart_by_their_numbers() -> None:
-    assert differences(FIRST, facts("node0", node=1, nodes="3", config=FIRST.config)) == [
+    assert differences(FIRST, facts("node0", node_rank=1, nodes="3", config=FIRST.config)) == [
         "cluster.nodes: 3 on node0 (machine 1), 2 on node0 (machine 0)"
     ]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ddp_train.config.cluster import Rendezvous
 from ddp_train.launch.node.facts import Facts, collect, interface_problems, taken_by_nccl
 from ddp_train.system import devices
 from tests.unit.config.clusters import SILENT
@@ -24,7 +25,7 @@ def told(
     """Return what this machine tells of a run."""
     cluster = replace(SILENT, device=device, env=env or {})
     config: Any = SimpleNamespace(tree=tree or {}, data=data or {}, cluster=cluster)
-    return collect(config, launch="l1", node=1, nodes="2", processes=2)
+    return collect(config, Rendezvous(min_nodes=2, max_nodes=2, node_rank=1, launch_id="l1"), processes=2)
 
 
 @pytest.fixture(autouse=True)

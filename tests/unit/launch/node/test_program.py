@@ -16,11 +16,11 @@ import pytest
 
 from ddp_train.errors import FAILED, TERMINATED
 from ddp_train.launch.job import Job
-from ddp_train.launch.node import membership, round_agent
+from ddp_train.launch.node import attempt_agent, registry_client
 from ddp_train.launch.node import program as module
-from ddp_train.launch.node.membership import End, HasEnded
 from ddp_train.launch.node.program import _Program
-from ddp_train.launch.node.slot import NodeSlot, Work, listen
+from ddp_train.launch.node.registry_client import End, HasEnded
+from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, listen
 from ddp_train.launch.node.wire import Line, Message, of_socket
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -60,39 +60,37 @@ class Agents(list[Agent]):
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> Agents:
     found = Agents()
-    monkeypatch.setattr(round_agent, "start_agent", found.start)
-    for where, name in ((round_agent, "_POLL_S"), (module, "_POLL_S"), (membership, "_RETRY_S"), (module, "_OTHERS_SAY_S")):
+    monkeypatch.setattr(attempt_agent, "start_agent", found.start)
+    for where, name in ((attempt_agent, "_POLL_S"), (module, "_POLL_S"), (registry_client, "_RETRY_S"), (module, "_OTHERS_SAY_S")):
         monkeypatch.setattr(where, name, 0.01)
-    monkeypatch.setattr(round_agent, "_GIVES_UP_S", 0.3)
-    monkeypatch.setattr(membership, "_GONE_AFTER_S", 0.2)
+    monkeypatch.setattr(attempt_agent, "_GIVES_UP_S", 0.3)
+    monkeypatch.setattr(registry_client, "_GONE_AFTER_S", 0.2)
     return found
 
 
 def store(monkeypatch: pytest.MonkeyPatch, *, within_s: float = 0.0, problem: str = "") -> None:
-    """Say whether the store of a round can be reached, after a while."""
+    """Say whether the store of an attempt can be reached, after a while."""
 
     async def ask(host: str, port: int) -> str:
         await asyncio.sleep(within_s)
         return problem
 
-    monkeypatch.setattr(round_agent, "_unreachable_store", ask)
+    monkeypatch.setattr(attempt_agent, "_unreachable_store", ask)
 
 
 def job(folder: Path) -> Job:
     return Job(config=checked(), run_folder=RunFolder(folder), command=[], overrides=[])
 
 
-def a_round(folder: Path, *, number: int = 1, restarts: int = 0, max_restarts: int = 0) -> Message:
+def an_attempt(folder: Path, *, number: int = 1, restarts: int = 0, max_restarts: int = 0) -> Message:
     names = {"name": "r", "rank": 1, "nodes": 2, "port": 1, "first_ranks": 2, "job": job(folder).to_json()}
     return {"number": number, "restarts": restarts, "max_restarts": max_restarts, **names}
 
 
 def a_program(folder: Path, *, join_timeout_s: int = 30, **changes: Any) -> _Program:
-    place = {"index": 1, "least": 2, "most": 2, "launch": "", "is_first": False} | changes
-    work = Work(cluster=replace(checked().cluster, join_timeout_s=join_timeout_s), processes=2, facts=facts(), max_restarts=0)
-    if place["is_first"]:
-        work = replace(work, job=job(folder))
-    return _Program(work, NodeSlot(**place))
+    place = NodeRendezvous(**{"min_nodes": 2, "max_nodes": 2, "node_rank": 1} | changes)
+    cluster = replace(checked().cluster, join_timeout_s=join_timeout_s)
+    return _Program(ThisNode(rendezvous=place, cluster=cluster, facts=facts(), max_restarts=0, job=job(folder) if place.is_first else None))
 
 
 @dataclass
@@ -119,7 +117,7 @@ async def bed(folder: Path, **changes: Any) -> AsyncIterator[Bed]:
     theirs, _ = listener.accept()
     line, registry = await of_socket(ours), await of_socket(theirs)
     program = a_program(folder, **changes)
-    program._membership.line, program._membership.is_member = line, True
+    program._client.line, program._client.has_joined = line, True
     end = asyncio.get_running_loop().create_task(program._follow(line))
     try:
         yield Bed(program, registry, end)
@@ -144,7 +142,7 @@ def test_an_agent_that_cannot_be_started_is_said_and_reported(tmp_path: Path, ag
     async def story() -> Message:
         agents.problem = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         async with bed(tmp_path) as found:
-            found.registry.send("round", **a_round(tmp_path))
+            found.registry.send("attempt", **an_attempt(tmp_path))
             return await found.ended()
 
     store(monkeypatch)
@@ -156,18 +154,18 @@ def test_an_agent_that_cannot_be_started_is_said_and_reported(tmp_path: Path, ag
 
 @pytest.mark.parametrize("within_s", [0.0, 0.2])
 @pytest.mark.parametrize("how", ["stop", "kill", "signal", "signal before"])
-def test_a_stop_between_the_round_and_the_agents_start_is_kept(
+def test_a_stop_between_the_attempt_and_the_agents_start_is_kept(
     tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch, how: str, within_s: float
 ) -> None:
     async def story() -> Message:
         async with bed(tmp_path) as found:
-            if how == "signal before":  # it has crossed the round on the line
+            if how == "signal before":  # it has crossed the attempt on the line
                 found.program._on_signal(signal.SIGTERM)
-            found.registry.send("round", **a_round(tmp_path))
+            found.registry.send("attempt", **an_attempt(tmp_path))
             if how == "stop":
                 found.registry.send("stop", signal=int(signal.SIGTERM))
             elif how == "kill":
-                found.registry.send("kill", round=1)
+                found.registry.send("kill", attempt=1)
             elif how == "signal":
                 await until(lambda: found.program._agent is not None)
                 found.program._on_signal(signal.SIGTERM)
@@ -179,15 +177,15 @@ def test_a_stop_between_the_round_and_the_agents_start_is_kept(
     assert not RunFolder(tmp_path).failure.exists()
 
 
-def test_a_stop_and_a_kill_are_of_one_round(tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_and_a_kill_are_of_one_attempt(tmp_path: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with bed(tmp_path) as found:
             for number in (1, 2):
-                found.registry.send("round", **a_round(tmp_path, number=number))
+                found.registry.send("attempt", **an_attempt(tmp_path, number=number))
                 await until(lambda count=number: len(agents) == count)
                 assert agents[-1].heard == []
                 if number == 2:
-                    found.registry.send("kill", round=1)
+                    found.registry.send("kill", attempt=1)
                 found.registry.send("stop", signal=int(signal.SIGTERM))
                 assert (await found.ended())["code"] == TERMINATED
                 assert agents[-1].heard == [signal.SIGTERM]
@@ -200,16 +198,16 @@ def test_our_own_kill_is_no_failure_and_somebody_elses_is(tmp_path: Path, agents
     async def story(*, is_ours: bool) -> Message:
         agents.clear()
         async with bed(tmp_path) as found:
-            found.registry.send("round", **a_round(tmp_path))
+            found.registry.send("attempt", **an_attempt(tmp_path))
             await until(lambda: agents)
             if is_ours:
-                found.registry.send("kill", round=1)
+                found.registry.send("kill", attempt=1)
             else:
                 agents[-1].heard.append(signal.SIGKILL)
             return await found.ended()
 
     store(monkeypatch)
-    assert asyncio.run(story(is_ours=True)) | {"round": 1} == {"kind": "ended", "round": 1, "code": 137, "why": ""}
+    assert asyncio.run(story(is_ours=True)) | {"attempt": 1} == {"kind": "ended", "attempt": 1, "code": 137, "why": ""}
     assert not RunFolder(tmp_path).failure.exists()  # the agent had no ranks yet
     assert "was ended by SIGKILL" in asyncio.run(story(is_ours=False))["why"]
     assert RunFolder(tmp_path).failure.exists()
@@ -221,7 +219,7 @@ def test_an_agent_that_outlives_a_kill_holds_nobody(
     async def story() -> int:
         agents.is_held = True
         async with bed(tmp_path) as found:
-            found.registry.send("round", **a_round(tmp_path, max_restarts=3))
+            found.registry.send("attempt", **an_attempt(tmp_path, max_restarts=3))
             await until(lambda: agents)
             with pytest.raises(End) as end:
                 await found.program._be_lost("node0 is silent")
@@ -245,8 +243,8 @@ def test_a_lost_machine_ends_as_the_run_has_ended(
     async def story() -> int:
         with listen("127.0.0.1", 0) as closed:
             address = ("127.0.0.1", closed.getsockname()[1])
-        async with bed(tmp_path, addresses=(address,)) as found:
-            found.registry.send("round", **a_round(tmp_path, max_restarts=max_restarts))
+        async with bed(tmp_path, host=address[0], ports=address[1:]) as found:
+            found.registry.send("attempt", **an_attempt(tmp_path, max_restarts=max_restarts))
             await until(lambda: agents)
             if status is not None:
                 Result(status=status, step=3).write(RunFolder(tmp_path).result)
@@ -257,7 +255,7 @@ def test_a_lost_machine_ends_as_the_run_has_ended(
     async def lose(program: _Program) -> None:
         await program._be_lost("node0 is silent")
         with pytest.raises(HasEnded):
-            await program._membership.join(is_back=True, has_closed=False)
+            await program._client.join(is_back=True, has_closed=False)
         program._end_without_it("has ended its node program")
 
     store(monkeypatch)
@@ -274,8 +272,8 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
     """And one whose line was closed without a word waits for a moment only."""
 
     async def story() -> int:
-        async with bed(tmp_path, addresses=(("host.invalid", 1),), join_timeout_s=1) as found:
-            way = found.program._membership
+        async with bed(tmp_path, host="host.invalid", ports=(1,), join_timeout_s=1) as found:
+            way = found.program._client
             assert way.line is not None
             join, lines = way.join, [way.line]
             found.end.cancel()
@@ -286,7 +284,7 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
             monkeypatch.setattr(way, "join", join_at_once)
             monkeypatch.setattr(way, "_try", unreachable)
             end = asyncio.get_running_loop().create_task(found.program._take_part())
-            found.registry.send("round", **a_round(tmp_path, max_restarts=3))
+            found.registry.send("attempt", **an_attempt(tmp_path, max_restarts=3))
             await until(lambda: agents)
             if is_dropped:
                 found.registry.send("dropped", why="has an agent that does not end")
@@ -313,17 +311,17 @@ def test_a_line_that_is_gone_at_once_and_a_silent_stranger_end_nothing(
 
     async def story() -> tuple[str, float]:
         with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as two:
-            program = a_program(tmp_path, addresses=tuple(("127.0.0.1", each.getsockname()[1]) for each in (one, two)))
+            program = a_program(tmp_path, host="127.0.0.1", ports=tuple(each.getsockname()[1] for each in (one, two)))
             began = asyncio.get_running_loop().time()
-            line, problem = await program._membership._try(began + 600)
+            line, problem = await program._client._try(began + 600)
             took_s = asyncio.get_running_loop().time() - began
             assert line is None and "does not answer" in problem
-            monkeypatch.setattr(program._membership, "_introduce", gone)
-            line, problem = await program._membership._try(began + 600)
+            monkeypatch.setattr(program._client, "_introduce", gone)
+            line, problem = await program._client._try(began + 600)
             assert line is None
             return problem, took_s
 
-    monkeypatch.setattr(membership, "_ANSWERS_WITHIN_S", 0.1)
+    monkeypatch.setattr(registry_client, "_ANSWERS_WITHIN_S", 0.1)
     problem, took_s = asyncio.run(story())
     assert "has closed the line" in problem and took_s < 10
 
@@ -335,16 +333,16 @@ def test_what_goes_wrong_on_the_first_machine_is_reported_and_ends_the_run(
         await asyncio.sleep(0.1)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.Rounds, "run", broken)
+    monkeypatch.setattr(module.Attempts, "run", broken)
     sent = list[tuple[str, dict[str, Any]]]()
     monkeypatch.setattr(module.Registry, "send", lambda self, kind, **fields: sent.append((kind, fields)))
-    program = a_program(tmp_path, is_first=True, index=0, listener=listen("127.0.0.1", 0))
+    program = a_program(tmp_path, node_rank=0, listener=listen("127.0.0.1", 0))
     monkeypatch.setattr(module, "_CLOSES_WITHIN_S", 0.1)
 
     async def story() -> int:
         code = await program.run(())
-        assert program._membership.line is not None
-        program._membership.line.cut()
+        assert program._client.line is not None
+        program._client.line.cut()
         await asyncio.sleep(0.05)
         return code
 

@@ -15,18 +15,18 @@ pytestmark = pytest.mark.usefixtures("hasty")
 __all__ = ["hasty"]
 
 
-def test_machines_that_agree_begin_a_round_the_first_one_first(tmp_path: Path) -> None:
+def test_machines_that_agree_begin_an_attempt_the_first_one_first(tmp_path: Path) -> None:
     async def story() -> None:
         async with bed(tmp_path, nodes=(3, 3)) as found:
-            third = await found.comes("node2", index=2, nodes="2", processes=1)
+            third = await found.comes("node2", node_rank=2, nodes="2", processes=1)
             await third.hears("welcome")
-            second = await found.comes("node1", index=1)
-            rounds = [await each.hears("round") for each in (found.first, second, third)]
-            assert [each["rank"] for each in rounds] == [0, 1, 2]
-            assert {(each["nodes"], each["restarts"], each["port"], each["name"]) for each in rounds} == {
-                (3, 0, rounds[0]["port"], rounds[0]["name"])
+            second = await found.comes("node1", node_rank=1)
+            attempts = [await each.hears("attempt") for each in (found.first, second, third)]
+            assert [each["rank"] for each in attempts] == [0, 1, 2]
+            assert {(each["nodes"], each["restarts"], each["port"], each["name"]) for each in attempts} == {
+                (3, 0, attempts[0]["port"], attempts[0]["name"])
             }
-            assert '"world_size": 5' in rounds[0]["job"]
+            assert '"world_size": 5' in attempts[0]["job"]
 
     asyncio.run(story())
 
@@ -46,7 +46,7 @@ def test_who_disagrees_is_refused_alone_and_named_on_all_terminals(tmp_path: Pat
             assert "eth7" in (await broken.hears("refused"))["reasons"][0]
             blind = await found.comes("node4", sees=False)
             assert "does not see" in (await blind.hears("refused"))["reasons"][0]
-            await (await found.comes("node2")).hears("round")  # mended
+            await (await found.comes("node2")).hears("attempt")  # mended
 
     asyncio.run(story())
     assert "node2 is refused" in capsys.readouterr().err
@@ -56,7 +56,7 @@ def test_for_another_program_than_training_machines_may_disagree_and_have_proble
     async def story() -> None:
         async with bed(tmp_path, first=replace(FIRST, problems=["eth8 is not there"]), program="a.b") as found:
             other = await found.comes("node1", sees=False, nodes="3", config={"optimizer.lr": 0.5}, problems=["eth7 is not there"])
-            assert '"program": "a.b"' in (await other.hears("round"))["job"]
+            assert '"program": "a.b"' in (await other.hears("attempt"))["job"]
 
     asyncio.run(story())
 
@@ -72,12 +72,12 @@ def test_another_run_is_refused_and_a_strangers_words_are_not_listened_to(tmp_pa
             assert (await stranger.receive() or {})["kind"] == "challenge"
             assert await stranger.receive() is None
             stranger.cut()
-            await (await found.comes("node1", token="ours")).hears("round")
+            await (await found.comes("node1", token="ours")).hears("attempt")
 
     asyncio.run(story())
 
 
-def test_both_ends_prove_that_they_know_the_word_and_never_send_it(tmp_path: Path) -> None:
+def test_both_ends_prove_that_they_know_the_token_and_never_send_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with bed(tmp_path, token="ours") as found:
             other = await found.comes("node1", token="ours")
@@ -87,12 +87,12 @@ def test_both_ends_prove_that_they_know_the_word_and_never_send_it(tmp_path: Pat
             assert welcome["proof"] != proof("ours", by="member", over=challenge["nonce"], own="n1")
             again = await found.comes("node2", token="ours")
             assert (await again.hears("challenge"))["nonce"] != challenge["nonce"]
-            assert "ours" not in str([each for each in other.heard if each["kind"] != "round"])
+            assert "ours" not in str([each for each in other.heard if each["kind"] != "attempt"])
 
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("says", [{"facts": "{}"}, {"facts": "[]"}, {"facts": None}, {"program": None}, {"index": "1"}, {"processes": "x"}])
+@pytest.mark.parametrize("says", [{"facts": "{}"}, {"facts": "[]"}, {"facts": None}, {"program": None}, {"pid": "x"}])
 def test_a_machine_of_another_version_is_told_so(tmp_path: Path, says: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
     async def story() -> None:
         async with bed(tmp_path) as found:
@@ -110,7 +110,7 @@ def test_a_machine_that_does_not_answer_is_named_and_may_come_again(tmp_path: Pa
             async with asyncio.timeout(5):
                 while not mute.is_cut:
                     await asyncio.sleep(0.01)
-            await (await found.comes("node1")).hears("round")
+            await (await found.comes("node1")).hears("attempt")
 
     asyncio.run(story())
     assert f"node1 does not answer whether it sees {tmp_path}" in capsys.readouterr().err
@@ -137,9 +137,9 @@ def test_what_strangers_say_is_spelled_out_cut_and_not_repeated(tmp_path: Path, 
 def test_a_run_that_has_its_machines_takes_no_other(tmp_path: Path) -> None:
     async def story() -> None:
         async with bed(tmp_path) as found:
-            second = await found.comes("node1", index=1)
-            await second.hears("round")
-            again = await found.comes("node7", index=1)
+            second = await found.comes("node1", node_rank=1)
+            await second.hears("attempt")
+            again = await found.comes("node7", node_rank=1)
             assert (await again.hears("refused"))["reasons"] == ["machine 1 is here already: node1"]
             third = await found.comes("node2")
             assert (await third.hears("refused"))["reasons"] == ["the run has its 2 machines: node0, node1"]
@@ -150,7 +150,7 @@ def test_a_run_that_has_its_machines_takes_no_other(tmp_path: Path) -> None:
 def test_clocks_that_differ_are_named_and_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def story() -> None:
         async with bed(tmp_path) as found:
-            await (await found.comes("node1", ahead_s=60.0)).hears("round")
+            await (await found.comes("node1", ahead_s=60.0)).hears("attempt")
 
     asyncio.run(story())
     assert "warning: the clock of node1 is 60.0 s ahead of that of node0" in capsys.readouterr().err
@@ -158,10 +158,9 @@ def test_clocks_that_differ_are_named_and_no_more(tmp_path: Path, capsys: pytest
 
 def test_missing_machines_are_named_and_the_end_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def story() -> int:
-        async with bed(tmp_path, nodes=(3, 3), join_timeout_s=1, names=("a", "b", "c")) as found:
+        async with bed(tmp_path, nodes=(3, 3), join_timeout_s=1, hosts=("a", "b", "c"), first=replace(FIRST, node_rank=0)) as found:
             await asyncio.sleep(0.4)
-            found.registry.machines[0].index = 0
-            other = await found.comes("node1", index=1)
+            other = await found.comes("node1", node_rank=1)
             await other.hears("say", within_s=0.4)  # soon after it has come, and on its terminal, too
             assert missing in other.said()
             return await found.code()

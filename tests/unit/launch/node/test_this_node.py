@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.slot import listen, slot_under_an_engine
+from ddp_train.launch.node.this_node import listen, rendezvous_under_an_engine
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.parts import checked
@@ -25,9 +25,9 @@ def spec(tmp_path: Path) -> Spec:
 
 
 def test_a_step_of_slurm_says_all(spec: Spec) -> None:
-    first, second = (slot_under_an_engine(spec, {**STEP, "SLURM_NODEID": number}) for number in "01")
-    assert (first.index, first.is_first, second.index, second.is_first) == (0, True, 1, False)
-    assert first.launch == second.launch == "7.0.0" and first.names == ("node1", "node2") and not first.is_elastic
+    first, second = (rendezvous_under_an_engine(spec, {**STEP, "SLURM_NODEID": number}) for number in "01")
+    assert (first.node_rank, first.is_first, second.node_rank, second.is_first) == (0, True, 1, False)
+    assert first.launch_id == second.launch_id == "7.0.0" and first.hosts == ("node1", "node2") and not first.is_elastic
     assert second.registry_addresses() == ()  # not yet
     assert first.listener is not None
     first.publish()
@@ -38,17 +38,17 @@ def test_a_step_of_slurm_says_all(spec: Spec) -> None:
 
 
 def test_elsewhere_the_engine_says_it(spec: Spec) -> None:
-    place = slot_under_an_engine(spec, {"NODE_RANK": "1"}, launch="monday", meeting="node0:29400")
-    assert (place.index, place.launch, place.registry_addresses()) == (1, "monday", (("node0", 29400),))
-    assert place.names == ()
+    place = rendezvous_under_an_engine(spec, {"NODE_RANK": "1"}, launch_id="monday", meeting="node0:29400")
+    assert (place.node_rank, place.launch_id, place.registry_addresses()) == (1, "monday", (("node0", 29400),))
+    assert place.hosts == ()
     job = replace(spec.job, config=checked("cluster=ssh", "cluster.device=cpu", "cluster.processes_per_node=2", "cluster.hosts=[a,b:2]"))
-    assert slot_under_an_engine(replace(spec, job=job), {}, index=1, launch="monday").names == ("a", "b")
+    assert rendezvous_under_an_engine(replace(spec, job=job), {}, node_rank=1, launch_id="monday").hosts == ("a", "b")
     with pytest.raises(ConfigError, match="which machine"):
-        slot_under_an_engine(spec, {}, launch="monday")
+        rendezvous_under_an_engine(spec, {}, launch_id="monday")
     with pytest.raises(ConfigError, match="machine 2 of 2"):
-        slot_under_an_engine(spec, {}, index=2, launch="monday")
+        rendezvous_under_an_engine(spec, {}, node_rank=2, launch_id="monday")
     with pytest.raises(ConfigError, match="which start"):
-        slot_under_an_engine(spec, {}, index=0)
+        rendezvous_under_an_engine(spec, {}, node_rank=0)
 
 
 def test_a_port_is_taken_once() -> None:

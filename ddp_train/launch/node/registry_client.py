@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
-from ddp_train.launch.node.slot import NodeSlot, Work, refresh
+from ddp_train.launch.node.this_node import ThisNode, refresh
 from ddp_train.launch.node.wire import Line, connect, is_proven, nonce, of_socket, proof, reason, shown
 from ddp_train.launch.signals import is_final_stop
 
@@ -40,31 +40,34 @@ class HasEnded(Exception):
     """The first machine runs, and its node program does not."""
 
 
-class Membership:
+class RegistryClient:
     """This machine's line to the registry, which it may have to open again.
 
     Args:
         stops: the stop signals that have come to this machine, kept up to date by the program.
-        ours: the first machine's own end of its line to its registry, which is in the same process; None: the registry is elsewhere.
     """
 
-    def __init__(self, work: Work, slot: NodeSlot, stops: Sequence[int], ours: socket.socket | None) -> None:
-        self._work, self._slot, self._stops, self._ours = work, slot, stops, ours
+    def __init__(self, this_node: ThisNode, stops: Sequence[int]) -> None:
+        self._this_node, self._rendezvous, self._stops = this_node, this_node.rendezvous, stops
         self._program = uuid.uuid4().hex
+        self._own_end: socket.socket | None = None
+        self.registrys_end: socket.socket | None = None  # of the line on the first machine, where the registry is in this process
+        if self._rendezvous.is_first:
+            self._own_end, self.registrys_end = socket.socketpair()
         self.line: Line | None = None  # the last one, taken in or not
-        self.is_member = False  # the registry counts on this machine
+        self.has_joined = False  # the registry counts on this machine
         self.first_host = "the first machine"
-        self.left = ""  # the folder of the run that this machine has been a member of
+        self.left = ""  # the folder of the run that this machine was in
 
     async def join(self, *, is_back: bool, has_closed: bool) -> Line:
         """Connect to the registry, and be taken in. End: it is refused, stopped or too late. HasEnded: the registry is gone for good.
 
         Args:
-            is_back: this machine has been a member of the run.
+            is_back: this machine was in the run before.
             has_closed: the registry has closed the line since, without a word.
         """
         began = time.monotonic()
-        say_at, deadline = began + _SAID_AFTER_S, began + self._work.cluster.join_timeout_s
+        say_at, deadline = began + _SAID_AFTER_S, began + self._this_node.cluster.join_timeout_s
         refused_since: float | None = None
         while True:
             line, problem = await self._try(deadline)
@@ -76,7 +79,7 @@ class Membership:
             if refused_since is not None and now > refused_since + _GONE_AFTER_S:
                 raise HasEnded
             if now > deadline:
-                happened = f"the first machine was not there in {self._work.cluster.join_timeout_s} s: {problem}"
+                happened = f"the first machine was not there in {self._this_node.cluster.join_timeout_s} s: {problem}"
                 fix = "start the run there too; or another host and port that is open; or a longer cluster.join_timeout_s"
                 error = UserError(key="cluster.rendezvous_endpoint", happened=happened, fix=fix)
                 self._end(str(error), FAILED if is_back else ENVIRONMENT_REFUSES)
@@ -87,16 +90,16 @@ class Membership:
 
     def leave_if_told(self) -> None:
         """End where a stop signal came, and the registry cannot be told."""
-        if self._stops and self._ours is None:
+        if self._stops and not self._rendezvous.is_first:
             raise End(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
 
     async def _try(self, deadline: float) -> tuple[Line | None, str]:
         """Try each address of the registry once; return the line, or why there is none."""
-        if self._ours is not None:
-            line = await of_socket(self._ours)
+        if self._own_end is not None:
+            line = await of_socket(self._own_end)
             return line, await self._introduce(line, deadline)
         problem = "it has not said yet where it is"
-        addresses = self._slot.registry_addresses()
+        addresses = self._rendezvous.registry_addresses()
         for host, port in addresses:
             self.leave_if_told()
             try:
@@ -119,8 +122,8 @@ class Membership:
 
     async def _introduce(self, line: Line, deadline: float, *, is_only_one: bool = True) -> str:
         """Tell the registry what this machine is; return "" when it is taken in, or why not yet. End: it is refused."""
-        self.line, token, ours, theirs = line, self._work.token, nonce(), None
-        facts, where = self._work.facts.now(), line.connection.getpeername()
+        self.line, token, ours, theirs = line, self._rendezvous.token, nonce(), None
+        facts, where = self._this_node.facts.now(), line.connection.getpeername()
         while True:
             try:
                 message = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
@@ -138,8 +141,6 @@ class Membership:
                     proof=proof(token, by="member", over=theirs, own=ours),
                     program=self._program,
                     pid=os.getpid(),
-                    index=self._slot.index,
-                    processes=self._work.processes,
                     facts=replace(facts, run=self.left or facts.run).to_json(),
                 )
             elif theirs is None:
@@ -162,8 +163,8 @@ class Membership:
                     )
                     fix = "look who listens there; the same cluster.rendezvous_id on all machines, or another port"
                     self._end(str(UserError(key="cluster.rendezvous_id", happened=happened, fix=fix)))
-                self.first_host, self.is_member = shown(message["first"]), True
-                if self._ours is None and message.get("folder"):
+                self.first_host, self.has_joined = shown(message["first"]), True
+                if not self._rendezvous.is_first and message.get("folder"):
                     print(f"joined {shown(message['folder'])}, whose first machine is {self.first_host}", file=sys.stderr, flush=True)
                 line.beat()
                 for index, number in enumerate(self._stops):

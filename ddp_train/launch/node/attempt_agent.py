@@ -1,4 +1,4 @@
-"""This machine's agent for one round: torchrun's, in a child of the node program, with a stop and a kill that it cannot miss."""
+"""This machine's agent for one attempt: torchrun's, in a child of the node program, with a stop and a kill that it cannot miss."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from ddp_train.config.cluster import ROUND, environment_of
+from ddp_train.config.cluster import REGISTRY, environment_of
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
 from ddp_train.launch.agent_process import rank_environment, start_agent
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.slot import Work
+from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import Line, Message, plain_address, reason
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Result
@@ -29,27 +29,27 @@ _GIVES_UP_S = 15.0  # an agent that was killed; more than what is waited for its
 _POLL_S = 0.05
 
 
-class RoundAgent:
-    """One round on this machine, from the registry's word to the end of the agent. Made in the event loop, which runs it from then on.
+class AttemptAgent:
+    """One attempt on this machine, from the registry's word to the end of the agent. Made in the event loop, which runs it from then on.
 
     Args:
-        message: the registry's, that begins the round.
-        listener: where the agent is to serve the store of the round (the first machine).
+        message: the registry's, that begins the attempt.
+        listener: where the agent is to serve the store of the attempt (the first machine).
         told: a stop signal that has come already, and has crossed the message on the line: the registry passes it on to the others only.
         is_killed: one has come that ends all at once.
     """
 
     def __init__(
-        self, work: Work, message: Message, line: Line, *, listener: socket.socket | None, told: int | None, is_killed: bool
+        self, this_node: ThisNode, message: Message, line: Line, *, listener: socket.socket | None, told: int | None, is_killed: bool
     ) -> None:
-        self._work, self._message, self._line, self._listener = work, message, line, listener
-        self.number = int(message["number"])  # which round of the run it is, from 1
-        self.has_restarts = bool(message["restarts"] < message["max_restarts"])  # a failure would be followed by another round
+        self._this_node, self._message, self._line, self._listener = this_node, message, line, listener
+        self.number = int(message["number"])  # which attempt of the launch it is, from 1
+        self.has_restarts = bool(message["restarts"] < message["max_restarts"])  # a failure would be followed by another attempt
         self.ranks_of_first = range(message["first_ranks"])  # on the first machine
         self._job = None if message["job"] is None else Job.from_json(message["job"])
-        self.folder = None if self._job is None else self._job.record  # None: there is none (`Work.run_folder`)
+        self.folder = self._job.run_folder if self._job is not None and self._job.is_run else None
         self.told, self._is_killed = told, is_killed  # the agent may not have begun yet
-        self.before: Result | None = None  # what result.json held when the round began
+        self.before: Result | None = None  # what result.json held when the attempt began
         self._agent: Child | None = None
         self._remains: list[int] = []  # the processes below an agent that was killed
         self._facts_file = ""  # for the first rank of another program than training, which removes it
@@ -96,7 +96,7 @@ class RoundAgent:
         finally:
             if self._listener is not None:
                 self._listener.close()
-        self._line.send("ended", round=self.number, code=code, why=why)
+        self._line.send("ended", attempt=self.number, code=code, why=why)
 
     async def _end_of_agent(self) -> tuple[int, str]:
         """Run the agent; return the code of its end, and why where the other machines have to be told."""
@@ -143,34 +143,34 @@ class RoundAgent:
     def _arguments(self, host: str) -> list[str]:
         message = self._message
         return [
-            f"--grace-s={self._work.cluster.grace_s}",
+            f"--grace-s={self._this_node.cluster.grace_s}",
             *([f"--run-dir={self.folder.root}"] if self.folder is not None else []),
             f"--restarts={message['restarts']}",
             f"--max-restarts={message['max_restarts']}",
             f"--nnodes={message['nodes']}",
-            f"--nproc-per-node={self._work.processes}",
-            f"--rdzv-backend={ROUND}",
+            f"--nproc-per-node={self._this_node.facts.processes}",
+            f"--rdzv-backend={REGISTRY}",
             f"--rdzv-id={message['name']}",
             f"--rdzv-endpoint={f'[{host}]' if ':' in host else host}:{message['port']}",
             f"--rdzv-conf=rank={message['rank']},listener={-1 if self._listener is None else self._listener.fileno()}",
             "-m",
             "ddp_train",
-            *(self._work.arguments if message["job"] is None else ()),
+            *(self._this_node.arguments if message["job"] is None else ()),
         ]
 
     def _environment(self) -> dict[str, str]:
-        cluster = self._work.cluster
-        found = rank_environment(self._work.processes, cluster.threads_per_process) | environment_of(cluster.env)
+        cluster = self._this_node.cluster
+        found = rank_environment(self._this_node.facts.processes, cluster.threads_per_process) | environment_of(cluster.env)
         found[handover.NODE] = str(os.getpid())
         if self._job is not None:
             found[handover.JOB] = self._message["job"]
-            if self._job.program and (path := self._work.facts.to_file()) is not None:
+            if self._job.program and (path := self._this_node.facts.to_file()) is not None:
                 found[handover.FACTS] = self._facts_file = path
         return found
 
 
 async def _unreachable_store(host: str, port: int) -> str:
-    """Say why the store of a round cannot be reached; "" when it can."""
+    """Say why the store of an attempt cannot be reached; "" when it can."""
     try:
         async with asyncio.timeout(_STORE_S):
             _, writer = await asyncio.open_connection(host, port)

@@ -1,4 +1,4 @@
-"""When rounds begin and end, what is counted, and what the end is: with machines that have no agents."""
+"""When attempts begin and end, what is counted, and what the end is: with machines that have no agents."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_a_run_that_is_completed_ends_with_0(tmp_path: Path) -> None:
     async def story() -> int:
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
-            await second.hears("round")
-            await found.first.hears("round")
+            await second.hears("attempt")
+            await found.first.hears("attempt")
             ends_as(found.run_folder, Status.COMPLETED)
             second.ends(0)
             found.first.ends(0)
@@ -40,8 +40,8 @@ def test_a_run_whose_time_is_up_ends_with_75_everywhere(tmp_path: Path) -> None:
     async def story() -> int:
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
-            await second.hears("round")
-            await found.first.hears("round")
+            await second.hears("attempt")
+            await found.first.hears("attempt")
             ends_as(found.run_folder, Status.PREEMPTED)
             second.ends(0)
             found.first.ends(0)
@@ -55,8 +55,8 @@ def test_a_failure_costs_one_restart_for_all_machines(tmp_path: Path) -> None:
         async with bed(tmp_path, max_restarts=1) as found:
             second = await found.comes("node1")
             for count in (1, 2):
-                rounds = [await each.hears("round", count=count) for each in (found.first, second)]
-                assert [(each["restarts"], each["max_restarts"]) for each in rounds] == [(count - 1, 1)] * 2
+                attempts = [await each.hears("attempt", count=count) for each in (found.first, second)]
+                assert [(each["restarts"], each["max_restarts"]) for each in attempts] == [(count - 1, 1)] * 2
                 failure.from_exit(rank=2, pid=1, exit_code=-9).record(found.run_folder)
                 second.ends(1)
                 await found.first.hears("kill", count=count)  # its ranks hang, and have nothing to say
@@ -71,7 +71,7 @@ def test_what_a_person_has_to_mend_is_not_started_again(tmp_path: Path, code: in
     async def story() -> int:
         async with bed(tmp_path, max_restarts=5) as found:
             second = await found.comes("node1")
-            await second.hears("round")
+            await second.hears("attempt")
             second.ends(1)
             found.first.ends(code)
             return await found.code()
@@ -84,7 +84,7 @@ def test_without_progress_there_is_a_last_restart(tmp_path: Path) -> None:
         async with bed(tmp_path, max_restarts=99) as found:
             second = await found.comes("node1")
             for count in range(1, 5):
-                await second.hears("round", count=count)
+                await second.hears("attempt", count=count)
                 second.ends(1)
                 found.first.ends(1)
             return await found.code()
@@ -98,8 +98,8 @@ def test_a_lost_machine_is_named_before_anybody_else_is_and_the_others_end(
 ) -> None:
     async def story() -> int:
         async with bed(tmp_path, nodes=(3, 3)) as found:
-            second, third = await found.comes("node1", index=1), await found.comes("node2", index=2)
-            await third.hears("round")
+            second, third = await found.comes("node1", node_rank=1), await found.comes("node2", node_rank=2)
+            await third.hears("attempt")
             if is_silent:
                 third.freeze()
             else:
@@ -122,7 +122,7 @@ def test_a_first_machine_that_loses_all_others_names_itself(tmp_path: Path) -> N
         async with bed(tmp_path, nodes=(3, 3)) as found:
             others = [await found.comes(f"node{number}") for number in (1, 2)]
             for other in others:
-                await other.hears("round")
+                await other.hears("attempt")
             for other in others:
                 other.freeze()
             await found.first.hears("kill")
@@ -133,16 +133,16 @@ def test_a_first_machine_that_loses_all_others_names_itself(tmp_path: Path) -> N
 
 
 def test_a_fixed_run_waits_for_the_lost_machine_and_an_elastic_one_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def story(folder: Path, least: int) -> None:
+    async def story(folder: Path, min_nodes: int) -> None:
         folder.mkdir()
-        async with bed(folder, nodes=(least, 2), max_restarts=3) as found:
+        async with bed(folder, nodes=(min_nodes, 2), max_restarts=3) as found:
             second = await found.comes("node1", program="one")
-            await second.hears("round")
+            await second.hears("attempt")
             second.line.cut()
             await found.first.hears("kill")
             found.first.ends(137)
-            if least == 1:
-                alone = await found.first.hears("round", count=2)
+            if min_nodes == 1:
+                alone = await found.first.hears("attempt", count=2)
                 assert (alone["nodes"], alone["restarts"]) == (1, 1)
                 second = await found.comes("node1", program="one")
                 told = await found.first.hears("stop")
@@ -152,9 +152,9 @@ def test_a_fixed_run_waits_for_the_lost_machine_and_an_elastic_one_does_not(tmp_
             else:
                 await asyncio.sleep(0.4)
                 second = await found.comes("node1", program="one")
-            last = await second.hears("round")
+            last = await second.hears("attempt")
             assert (last["nodes"], last["restarts"], last["rank"]) == (2, 1, 1)  # one that comes costs none
-            assert least == 2 or not found.run_folder.result.exists()
+            assert min_nodes == 2 or not found.run_folder.result.exists()
 
     asyncio.run(story(tmp_path / "elastic", 1))
     asyncio.run(story(tmp_path / "fixed", 2))
@@ -166,7 +166,7 @@ def test_a_stop_signal_on_one_machine_stops_all(tmp_path: Path, number: signal.S
     async def story() -> int:
         async with bed(tmp_path, max_restarts=3) as found:
             second = await found.comes("node1")
-            await second.hears("round")
+            await second.hears("attempt")
             second.line.send("stop", signal=int(number), is_final=False)
             assert (await found.first.hears("stop"))["signal"] == number
             assert not any(each["kind"] == "stop" for each in second.heard)  # it has told its own agent
@@ -182,7 +182,7 @@ def test_a_second_stop_kills_the_agents_of_all(tmp_path: Path) -> None:
     async def story() -> int:
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
-            await second.hears("round")
+            await second.hears("attempt")
             for is_final in (False, True):
                 found.first.line.send("stop", signal=int(signal.SIGINT), is_final=is_final)
             await second.hears("kill")
@@ -208,7 +208,7 @@ def test_an_agent_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
     async def story() -> None:
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
-            await second.hears("round")
+            await second.hears("attempt")
             found.first.line.send("stop", signal=int(signal.SIGTERM), is_final=False)
             await second.hears("stop")
             await second.hears("kill")
@@ -219,19 +219,19 @@ def test_an_agent_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_machine_whose_agent_outlives_a_kill_is_dropped(tmp_path: Path, is_first: bool, is_stopped: bool) -> None:
-    """And the run ends with the first machine: without it there is no other round."""
+    """And the run ends with the first machine: without it there is no other attempt."""
 
     async def story() -> int:
         async with bed(tmp_path, nodes=(1, 2), max_restarts=3 if is_first else 0) as found:
             second = await found.comes("node1")
-            await second.hears("round")
+            await second.hears("attempt")
             held, other = (found.first, second) if is_first else (second, found.first)
             if is_stopped:
                 for is_final in (False, True):
                     other.line.send("stop", signal=int(signal.SIGTERM), is_final=is_final)
             await asyncio.sleep(0.05)
             other.ends(143 if is_stopped else 1)
-            assert (await held.hears("kill"))["round"] == 1
+            assert (await held.hears("kill"))["attempt"] == 1
             assert "does not end" in (await held.hears("dropped"))["why"]
             return await found.code()
 
@@ -242,7 +242,7 @@ def test_a_machine_that_is_lost_after_the_last_step_leaves_the_result_as_it_is(t
     async def story() -> int:
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
-            await second.hears("round")
+            await second.hears("attempt")
             ends_as(found.run_folder, Status.COMPLETED)
             second.line.cut()
             await found.first.hears("kill")
@@ -258,7 +258,7 @@ def test_a_damaged_result_is_as_none(tmp_path: Path) -> None:
         (tmp_path / "result.json").write_text("{")
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
-            await second.hears("round")
+            await second.hears("attempt")
             second.ends(1)
             found.first.ends(1)
             return await found.code()
@@ -269,10 +269,10 @@ def test_a_damaged_result_is_as_none(tmp_path: Path) -> None:
 def test_on_fewer_machines_the_global_batch_stays(tmp_path: Path) -> None:
     async def story() -> None:
         async with bed(tmp_path, nodes=(1, 2)) as found:
-            await found.first.hears("round")
+            await found.first.hears("attempt")
             job = json.loads(found.first.heard[-1]["job"])
             assert job["config"]["batch"]["world_size"] == 2
-            before = found.rounds._work.job
+            before = found.attempts._this_node.job
             assert before is not None and job["config"]["batch"]["global_batch_size"] == before.config.batch.global_batch_size
 
     asyncio.run(story())
@@ -280,7 +280,7 @@ def test_on_fewer_machines_the_global_batch_stays(tmp_path: Path) -> None:
 
 def test_machines_that_an_engine_has_chosen_end_with_one_that_is_refused(tmp_path: Path) -> None:
     async def story() -> int:
-        async with bed(tmp_path, is_given=True) as found:
+        async with bed(tmp_path, is_fixed=True) as found:
             await (await found.comes("node1", config={**FIRST.config, "seed": 9})).hears("refused")
             return await found.code()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import ENVIRONMENT_REFUSES
-from ddp_train.launch.node import membership
+from ddp_train.launch.node import registry_client
 from ddp_train.launch.node.program import _Program
-from ddp_train.launch.node.slot import NodeSlot, Work
+from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node.wire import Line, Message, is_proven, proof
 from tests.unit.launch.node.machines import facts
 from tests.unit.parts import checked
@@ -33,21 +33,19 @@ async def come(*answers: Message, token: str = "ours") -> tuple[int, Message]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
-    place = NodeSlot(index=1, least=2, most=2, launch="", is_first=False, addresses=(address,))
-    work = Work(
-        cluster=replace(checked().cluster, join_timeout_s=20), processes=2, facts=facts("node1"), max_restarts=0, token=token, job=None
-    )
-    machine = _Program(work, place)
+    place = NodeRendezvous(min_nodes=2, max_nodes=2, node_rank=1, host=address[0], ports=(address[1],), token=token)
+    cluster = replace(checked().cluster, join_timeout_s=20)
+    machine = _Program(ThisNode(rendezvous=place, cluster=cluster, facts=facts("node1"), max_restarts=0))
     async with asyncio.timeout(10):
         code = await machine.run([])
-    assert machine._membership.line is not None
-    machine._membership.line.cut()  # a process that ends does that
+    assert machine._client.line is not None
+    machine._client.line.cut()  # a process that ends does that
     server.close()
     await asyncio.sleep(0.05)
     return code, hello
 
 
-def test_nothing_is_taken_from_a_registry_that_does_not_know_the_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_taken_from_a_registry_that_does_not_know_the_token(capsys: pytest.CaptureFixture[str]) -> None:
     async def story() -> None:
         for wrong in ({}, {"proof": "0" * 64}, {"proof": proof("theirs", by="registry", over="n1", own="n0")}):
             code, hello = await come({"kind": "welcome", "first": "node0", **wrong})
@@ -70,13 +68,13 @@ def test_what_a_registry_says_before_it_has_proven_anything_is_spelled_out(capsy
 
 
 def test_a_folder_that_is_seen_some_moments_late_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_RETRY_S", 0.02)
-    monkeypatch.setattr(membership, "_SEES_WITHIN_S", 0.3)
+    monkeypatch.setattr(registry_client, "_RETRY_S", 0.02)
+    monkeypatch.setattr(registry_client, "_SEES_WITHIN_S", 0.3)
 
     async def story() -> None:
-        assert await membership._sees("") and await membership._sees(str(tmp_path))
-        assert not await membership._sees(str(tmp_path / "a/b"))
+        assert await registry_client._sees("") and await registry_client._sees(str(tmp_path))
+        assert not await registry_client._sees(str(tmp_path / "a/b"))
         asyncio.get_running_loop().call_later(0.1, os.mkdir, tmp_path / "late")
-        assert await membership._sees(str(tmp_path / "late"))
+        assert await registry_client._sees(str(tmp_path / "late"))
 
     asyncio.run(story())
