@@ -47,26 +47,26 @@ _MATMUL_SIZE = {"cpu": 768, "cuda": 8192}
 _Answer = TypeVar("_Answer")
 
 
-def quick(attempt: Attempt, rank: int, size: int, job: Job) -> int:
+def quick(attempt: Attempt, job: Job) -> int:
     """Examine the machines of a job (`Job.program`), and return the exit code. Collective."""
-    return _Checkup(attempt, rank, size, job, is_full=False).run()
+    return _Checkup(attempt, job, is_full=False).run()
 
 
-def full(attempt: Attempt, rank: int, size: int, job: Job) -> int:
+def full(attempt: Attempt, job: Job) -> int:
     """As `quick`; also measure how fast each rank computes and the machines send."""
-    return _Checkup(attempt, rank, size, job, is_full=True).run()
+    return _Checkup(attempt, job, is_full=True).run()
 
 
 class _Checkup:
     """The examination, as one rank takes part in it."""
 
-    def __init__(self, attempt: Attempt, rank: int, size: int, job: Job, *, is_full: bool) -> None:
-        self._attempt, self._store, self._rank, self._size, self._job = attempt, attempt.store, rank, size, job
+    def __init__(self, attempt: Attempt, job: Job, *, is_full: bool) -> None:
+        self._attempt, self._store, self._rank, self._size, self._job = attempt, attempt.store, attempt.rank, attempt.size, job
         self._machine, self._count = torchrun_env.node_rank(), torchrun_env.num_nodes()
         self._begun = time.monotonic()
         self._is_full = is_full
         self._device = resolve_device(job.config.cluster.device)
-        self._sums_within_s = sums_within_s(self._device, size, is_full=is_full)
+        self._sums_within_s = sums_within_s(self._device, attempt.size, is_full=is_full)
 
     def run(self) -> int:
         """Return the exit code: the same on all ranks."""

@@ -108,8 +108,8 @@ class Group:
             from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
 
             if self._rank != 0:
-                return Member(self._attempt, self._rank, self._size).follow()
-            return serve(Leader(self._attempt, self._rank, self._size), Path(os.environ[handover.GROUP]))
+                return Member(self._attempt).follow()
+            return serve(Leader(self._attempt), Path(os.environ[handover.GROUP]))
         if self._rank != 0:
             return self._follow()
         if self._final_code is not None:
@@ -160,7 +160,7 @@ class Group:
 
         starts.remember_run(folder)
         self._announce({"sweep": str(folder)})
-        self._member = self._leader = Leader(self._attempt, self._rank, self._size)
+        self._member = self._leader = Leader(self._attempt)
         return [self._leader]
 
     def _follow(self) -> int:
@@ -170,7 +170,7 @@ class Group:
             from ddp_train.rank.sweep_member import Member
 
             starts.remember_run(Path(announced["sweep"]))
-            self._member = Member(self._attempt, self._rank, self._size)
+            self._member = Member(self._attempt)
             return self._member.follow()
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
 
@@ -181,7 +181,7 @@ class Group:
     def _as_rank(self, job: Job) -> int:
         if job.program:
             self._leaves_within_s = _LEAVES_PROGRAM_WITHIN_S
-            code: int = locate(job.program)(self._attempt, self._rank, self._size, job)
+            code: int = locate(job.program)(self._attempt, job)
             return code
         starts.remember_run(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         is_users_torchrun = handover.JOB not in os.environ and torchrun_env.num_nodes() > 1

@@ -48,8 +48,8 @@ class Member:
         attempt: where all members meet; its store survives the ranks, which have a place of their own there for each job.
     """
 
-    def __init__(self, attempt: Attempt, rank: int, size: int) -> None:
-        self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, rank, size
+    def __init__(self, attempt: Attempt) -> None:
+        self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, attempt.rank, attempt.size
         self._child: _Child | None = None
         self._number, self._job = 0, ""  # of the job at hand, and the job as JSON
         self._key = ""  # where it stands in the store; its result stands below it

@@ -1,9 +1,9 @@
 # Machine {index} ({host}) of the run {run}. Made by ddp-train, to be read.
 # A bash there reads it from the line to the machine. Before it the line has the environment of the command, which is not kept here because
-# it may hold secrets, and word=..., the name of this start.
+# it may hold secrets, and launch_id=..., which no other launch has.
 no() {{ printf '{mark}no %s\n' "$1"; exit {refuses}; }}
 cd {directory} 2>/dev/null || no 'has not the folder in which the command stands; fix: cd to a folder that all machines share'
-[ -e {launch}/here_"$word" ] && [ -w {launch} ] ||
+[ -e {launch}/here_"$launch_id" ] && [ -w {launch} ] ||
     no "does not see the run's folder, or may not write into it; fix: cd to a folder that all machines share"
 {setup}{code}command -v {python} >/dev/null || no 'has not the interpreter of this command; fix: cluster.python=PATH'
 exec {python} -m ddp_train.launch.engine.ssh_remote {spec} {index}

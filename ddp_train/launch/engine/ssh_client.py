@@ -37,7 +37,7 @@ _OF_THE_MACHINE = {
     *("NNODES", "NODE_RANK", *torchrun_env.VARIABLES),
     # these mean something to bash
     *("DIRSTACK", "ENV", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "IFS", "LINENO", "OPTIND", "PIPESTATUS"),
-    *("POSIXLY_CORRECT", "PPID", "PS1", "PS2", "PS4", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "TMOUT", "UID", "word"),
+    *("POSIXLY_CORRECT", "PPID", "PS1", "PS2", "PS4", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "TMOUT", "UID", "launch_id"),
 }
 _OF_THE_MACHINE_BEGIN = ("BASH", "DBUS_", "PET_", "SLURM", "SSH_", "TORCHELASTIC", "XDG_", handover.PREFIX)
 """Variables that tell of this machine, of a login or of a shell, and not of the run."""
@@ -67,10 +67,10 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
 
     for number in (*STOP_SIGNALS, signal.SIGQUIT):
         signal.signal(number, pass_on)
-    before, word = run_folder.read_result(), secrets.token_hex(8)
-    seen = run_folder.launch / f"here_{word}"
+    before, launch_id = run_folder.read_result(), secrets.token_hex(8)
+    seen = run_folder.launch / f"here_{launch_id}"
     seen.touch()
-    told = preamble(os.environ, word)
+    told = preamble(os.environ, launch_id)
     try:
         lines += [_Line(remote, told, is_first=index == 0) for index, remote in enumerate(remotes)]
         problems = _wait_until_ready(lines, received)
@@ -86,7 +86,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
         if is_off:
             line.close()
         else:
-            line.say(f"go {word}")  # where it comes after a signal, nothing begins there
+            line.say(f"go {launch_id}")  # where it comes after a signal, nothing begins there
     if problems:
         return ENVIRONMENT_REFUSES
     code = DONE if is_off else _wait_until_ended(lines, least)
@@ -95,14 +95,14 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     return exit_code(run_folder, code, before=before)
 
 
-def preamble(environment: Mapping[str, str], word: str) -> bytes:
-    """Return the lines that set a machine's environment, of which a login by SSH has nothing, and tell the name of this start."""
+def preamble(environment: Mapping[str, str], launch_id: str) -> bytes:
+    """Return the lines that set a machine's environment, of which a login by SSH has nothing, and which launch it is."""
     lines = [
         f"export {name}={shlex.quote(value)}\n"
         for name, value in sorted(environment.items())
         if name.isidentifier() and name.isascii() and name not in _OF_THE_MACHINE and not name.startswith(_OF_THE_MACHINE_BEGIN)
     ]
-    return os.fsencode("".join([*lines, f"word={word}\n"]))
+    return os.fsencode("".join([*lines, f"launch_id={launch_id}\n"]))
 
 
 class _Line:

@@ -1,7 +1,7 @@
 """The far end of a line: runs the node program on a machine that was reached by SSH, and lets nothing outlive the line.
 
 SSH tells a program without a terminal neither of Ctrl-C nor that the other end is gone. So the client speaks to this process on its
-standard input, line by line: `go WORD` begins the run, `signal NUMBER` passes one on, `alive` comes twice a second. When the line ends or
+standard input, line by line: `go LAUNCH_ID` begins the run, `signal NUMBER` passes one on, `alive` comes twice a second. When it ends or
 is silent, the node program gets SIGHUP, as at a terminal that is closed: it saves and ends.
 
 What the node program prints passes through here, too: whoever writes into a line that is broken would fail before anything is saved.
@@ -35,13 +35,13 @@ def main(arguments: list[str]) -> int:
         return ENVIRONMENT_REFUSES
     os.write(1, f"{READY}\n".encode())
     words = _words()
-    word, _, launch = next(words, "").partition(" ")
+    word, _, launch_id = next(words, "").partition(" ")
     while word == "alive":  # other machines take longer
-        word, _, launch = next(words, "").partition(" ")
+        word, _, launch_id = next(words, "").partition(" ")
     if word != "go":
         return DONE  # another machine cannot take part
     node = subprocess.Popen(
-        [sys.executable, "-m", "ddp_train", "node", spec, f"--index={index}", f"--launch={launch}"],
+        [sys.executable, "-m", "ddp_train", "node", spec, f"--index={index}", f"--launch={launch_id}"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,8 +19,9 @@ import uuid
 from dataclasses import dataclass, field
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
-from ddp_train.launch.node.registry import Event, Node, Registry
+from ddp_train.launch.node.registry import Node, Registry
 from ddp_train.launch.node.this_node import ThisNode, listen, with_world_size
+from ddp_train.launch.node.wire import Message
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import check_progress
@@ -119,9 +120,9 @@ class Attempts:
             if now > say_at and count < rendezvous.min_nodes:
                 say_at = now + _NAMED_EVERY_S
                 registry.say(f"waiting: {registry.missing()}")
-            if (event := await self._event()) is not None:
-                self._hear_of_a_stop(event)
-                say_at = min(say_at, time.monotonic() + _NAMED_AFTER_S) if event.kind == "came" else say_at
+            if (heard := await self._message()) is not None:
+                self._hear_of_a_stop(*heard)
+                say_at = min(say_at, time.monotonic() + _NAMED_AFTER_S) if heard[1]["kind"] == "came" else say_at
 
     def _begin(self, nodes: list[Node]) -> _Attempt:
         self._number += 1
@@ -152,10 +153,9 @@ class Attempts:
     async def _watch(self, attempt: _Attempt) -> None:
         """Wait until the agents of all machines have ended, and end them where that has to be."""
         while attempt.open:
-            event = await self._event()
-            now = time.monotonic()
-            if event is not None:
-                self._hear(event, attempt)
+            heard, now = await self._message(), time.monotonic()
+            if heard is not None:
+                self._hear(*heard, attempt)
             if self._stop is not None and attempt.ending not in ("stop", "failed"):
                 attempt.end("stop", within_s=self._this_node.cluster.grace_s + _MARGIN_S)
             if self._is_final:
@@ -168,38 +168,38 @@ class Attempts:
                 for node in attempt.open:
                     node.line.send("kill", attempt=attempt.number)
 
-    def _hear(self, event: Event, attempt: _Attempt) -> None:
-        node, message = event.node, event.message
-        self._hear_of_a_stop(event)
-        if event.kind == "ended" and message["attempt"] == attempt.number and node in attempt.open:
+    def _hear(self, node: Node, message: Message, attempt: _Attempt) -> None:
+        self._hear_of_a_stop(node, message)
+        kind = message["kind"]
+        if kind == "ended" and message["attempt"] == attempt.number and node in attempt.open:
             is_ours = attempt.is_killed and message["code"] == 128 + signal.SIGKILL
             attempt.codes[node] = FAILED if is_ours else message["code"]
             if message["code"] != DONE and not attempt.ending:
                 attempt.end("failed", within_s=_SURVIVORS_S)
                 if message.get("why"):
                     self._registry.say(f"{node.name}: {message['why']}")
-        elif event.kind == "lost" and node in attempt.open:
+        elif kind == "lost" and node in attempt.open:
             attempt.lost.append(node)
             self._report_loss(node, message["why"], attempt)
             attempt.end("failed", within_s=0.0)
-        elif event.kind == "came" and not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
+        elif kind == "came" and not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
             self._registry.say(f"{node.name} has come: the run saves, and goes on with {len(self._registry.nodes)} machines")
             attempt.end("join", within_s=self._this_node.cluster.grace_s + _MARGIN_S)
             for each in attempt.open:
                 each.line.send("stop", signal=int(signal.SIGTERM))
 
-    def _hear_of_a_stop(self, event: Event) -> None:
+    def _hear_of_a_stop(self, node: Node, message: Message) -> None:
         """Pass a stop signal that came to one machine on to all."""
-        if event.kind != "stop":
+        if message["kind"] != "stop":
             return
-        number = event.message["signal"]
-        self._is_final = self._is_final or event.message["is_final"]
+        number = message["signal"]
+        self._is_final = self._is_final or message["is_final"]
         if self._stop is None:
             self._stop = number
-            self._registry.say(f"{signal.Signals(number).name} on {event.node.name}: all machines save and end")
-            for node in self._registry.nodes:
-                if node is not event.node:
-                    node.line.send("stop", signal=number)
+            self._registry.say(f"{signal.Signals(number).name} on {node.name}: all machines save and end")
+            for other in self._registry.nodes:
+                if other is not node:
+                    other.line.send("stop", signal=number)
         elif number == signal.SIGINT:
             self._stop = number  # a Ctrl-C counts more than the batch system's warning before it
 
@@ -270,10 +270,10 @@ class Attempts:
         self._registry.say(f"\n{error}")
         return self._refuse(error.happened) if self._number == 0 else FAILED
 
-    async def _event(self) -> Event | None:
-        """Return what happens next, or None after a moment in which nothing does."""
+    async def _message(self) -> tuple[Node, Message] | None:
+        """Return the next message and whose it is, or None after a moment without one."""
         try:
             async with asyncio.timeout(_POLL_S):
-                return await self._registry.events.get()
+                return await self._registry.messages.get()
         except TimeoutError:
             return None

@@ -22,7 +22,7 @@ from ddp_train.errors import FAILED
 from ddp_train.launch.node.attempt_agent import SHOWN, AttemptAgent
 from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.registry import Registry
-from ddp_train.launch.node.registry_client import End, HasEnded, RegistryClient
+from ddp_train.launch.node.registry_client import End, RegistryClient
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
@@ -87,7 +87,8 @@ class _Program:
         try:
             await asyncio.wait({attempts, own}, return_when=asyncio.FIRST_COMPLETED)
             code = self._code_of(attempts, own, registry)
-            registry.send("over", code=code)
+            for node in registry.nodes:
+                node.line.send("over", code=code)
             with suppress(TimeoutError):  # until everybody has heard it
                 async with asyncio.timeout(_CLOSES_WITHIN_S):
                     while any(not node.is_first for node in registry.nodes):
@@ -125,9 +126,8 @@ class _Program:
         while True:
             left = None if self._agent is None else self._agent.folder
             client.left = "" if left is None else str(left.root)
-            try:
-                line = await client.join(is_back=self._agent is not None, has_closed=has_closed)
-            except HasEnded:
+            line = await client.join(is_back=self._agent is not None, has_closed=has_closed)
+            if line is None:
                 self._end_without_it("has ended its node program")
             try:
                 found = await self._follow(line)

@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node.differences import clock, differences
@@ -40,15 +39,6 @@ class Node:
         return self.is_first or self.line.silent_s < _STALE_S
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """What `Attempts` hears of: a machine that came, was lost, or said something."""
-
-    kind: str  # came | lost | ended | stop
-    node: Node
-    message: Message = field(default_factory=dict)
-
-
 class Registry:
     """The machines of one launch of a run. Made and used in one event loop."""
 
@@ -57,7 +47,7 @@ class Registry:
         self._folder = "" if job is None else str(job.run_folder.root)  # which every machine must see; "": not known yet
         self.takes_all = job is not None and not job.is_run  # also who disagrees with the first: that program compares them itself
         self.nodes: list[Node] = []
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.messages: asyncio.Queue[tuple[Node, Message]] = asyncio.Queue()  # for `Attempts`: came | lost | ended | stop
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
         self.refusal = ""  # of the first machine of this run that was refused
         self._refused: dict[str, float] = {}  # what was shown, or from where it came -> when: of the last seconds
@@ -79,11 +69,6 @@ class Registry:
             if not node.is_first:
                 node.line.send("say", text=text)
 
-    def send(self, kind: str, **fields: Any) -> None:
-        """Send a message to all machines."""
-        for node in self.nodes:
-            node.line.send(kind, **fields)
-
     def drop(self, node: Node, why: str) -> None:
         """Count a machine as lost."""
         if node not in self.nodes:
@@ -92,7 +77,7 @@ class Registry:
         self.lost[node.name] = why
         node.line.send("dropped", why=why)
         node.line.cut()
-        self.events.put_nowait(Event(kind="lost", node=node, message={"why": why}))
+        self.messages.put_nowait((node, {"kind": "lost", "why": why}))
 
     def missing(self) -> str:
         """Say who is not here."""
@@ -156,7 +141,7 @@ class Registry:
         shows = proof(self._rendezvous.token, by="registry", over=theirs, own=ours)
         line.send("welcome", first=self._first.host, folder=self._folder, proof=shows)
         line.beat()
-        self.events.put_nowait(Event(kind="came", node=node))
+        self.messages.put_nowait((node, {"kind": "came"}))
         return node
 
     async def _look_there(self, line: Line, facts: Facts, name: str) -> list[str] | None:
@@ -190,7 +175,7 @@ class Registry:
             if message is None:
                 self.drop(node, "has ended its node program, or the line to it was cut")
                 return
-            self.events.put_nowait(Event(kind=message["kind"], node=node, message=message))
+            self.messages.put_nowait((node, message))
 
     def _disagreements(self, facts: Facts) -> list[str]:
         """Return why a machine cannot train with the first; [] when it can."""

@@ -36,10 +36,6 @@ class End(Exception):
         self.code = code
 
 
-class HasEnded(Exception):
-    """The first machine runs, and its node program does not."""
-
-
 class RegistryClient:
     """This machine's line to the registry, which it may have to open again.
 
@@ -59,8 +55,8 @@ class RegistryClient:
         self.first_host = "the first machine"
         self.left = ""  # the folder of the run that this machine was in
 
-    async def join(self, *, is_back: bool, has_closed: bool) -> Line:
-        """Connect to the registry, and be taken in. End: it is refused, stopped or too late. HasEnded: the registry is gone for good.
+    async def join(self, *, is_back: bool, has_closed: bool) -> Line | None:
+        """Connect to the registry, and be taken in; None: the registry has ended. End: it is refused, stopped or too late.
 
         Args:
             is_back: this machine was in the run before.
@@ -77,7 +73,7 @@ class RegistryClient:
             # Its program has ended when it closed the line, or when its machine answers that no program listens.
             refused_since = (refused_since or now) if is_back and (has_closed or "refused" in problem) else None
             if refused_since is not None and now > refused_since + _GONE_AFTER_S:
-                raise HasEnded
+                return None
             if now > deadline:
                 happened = f"the first machine was not there in {self._this_node.cluster.join_timeout_s} s: {problem}"
                 fix = "start the run there too; or another host and port that is open; or a longer cluster.join_timeout_s"

@@ -54,7 +54,7 @@ def test_paths_are_exact(tmp_path: Path, name: str) -> None:
     made = spec(run, *THREE, python=str(python))
     made = type(made)(**{**vars(made), "working_directory": str(run)})
     (script, *_) = ENGINE.render([made]).files.values()
-    done = subprocess.run(["bash"], input=f"word=w\n{script}", capture_output=True, text=True)
+    done = subprocess.run(["bash"], input=f"launch_id=w\n{script}", capture_output=True, text=True)
     assert done.stdout == f"{run}\n-m\nddp_train.launch.engine.ssh_remote\n{run}/launch/spec.json\n0\n", done.stderr
 
 
@@ -75,7 +75,7 @@ def test_a_machine_says_what_it_lacks(tmp_path: Path, missing: str, said: str) -
     made = spec(run, *THREE, f"cluster.setup=['{'false' if missing == 'setup' else 'true'}']", python=str(tmp_path / "python"))
     made = type(made)(**{**vars(made), "working_directory": str(tmp_path / ("absent" if missing == "directory" else ""))})
     (script, *_) = ENGINE.render([made]).files.values()
-    done = subprocess.run(["bash"], input=f"word=w\n{script}", capture_output=True, text=True)
+    done = subprocess.run(["bash"], input=f"launch_id=w\n{script}", capture_output=True, text=True)
     assert done.returncode == 78 and done.stdout.startswith(f"{MARK}no {said}"), (done.stdout, done.stderr)
     assert done.stdout.count("\n") == 1
 

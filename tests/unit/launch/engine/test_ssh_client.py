@@ -48,7 +48,7 @@ def run(folder: Path, *scripts: str, least: int | None = None, stop: int | None 
     return child.wait(), shown.read_text().splitlines()
 
 
-def test_every_machine_begins_with_the_same_word_and_stops_with_the_signal(tmp_path: Path) -> None:
+def test_every_machine_begins_with_the_same_launch_id_and_stops_with_the_signal(tmp_path: Path) -> None:
     code, shown = run(tmp_path, READS, READS, stop=signal.SIGTERM)
     assert shown.pop().endswith("starts again: nothing is saved")  # no rank was there to save anything
     words = {line.removeprefix("[host1] ").split()[0] for line in shown if line.endswith("began")}
@@ -183,7 +183,7 @@ NASTY = [
 def test_variables_arrive_as_they_are() -> None:
     environment = {f"NASTY_{number}": text for number, text in enumerate(NASTY)}
     code = f"import os; os.write(1, b'\\0'.join(os.environb[b'NASTY_' + str(n).encode()] for n in range({len(NASTY)})))"
-    script = preamble(environment, "3f2a") + f'[ "$word" = 3f2a ] && exec python3 -c "{code}"\n'.encode()
+    script = preamble(environment, "3f2a") + f'[ "$launch_id" = 3f2a ] && exec python3 -c "{code}"\n'.encode()
     done = subprocess.run(["bash"], input=script, capture_output=True, check=True)
     assert done.stderr == b""
     assert done.stdout.split(b"\0") == [os.fsencode(text) for text in NASTY]
@@ -199,4 +199,4 @@ def test_what_tells_of_this_machine_or_login_stays_here() -> None:
         "PATH": "/venv/bin",
         "NCCL_DEBUG": "INFO",
     }
-    assert preamble(mine, "w").decode() == "export NCCL_DEBUG=INFO\nexport PATH=/venv/bin\nword=w\n"
+    assert preamble(mine, "w").decode() == "export NCCL_DEBUG=INFO\nexport PATH=/venv/bin\nlaunch_id=w\n"

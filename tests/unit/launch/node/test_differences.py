@@ -15,7 +15,7 @@ FIRST = facts(config={**facts().config, "trainer.global_batch_size": 64})
 
 
 def other(**changes: Any) -> list[str]:
-    return differences(FIRST, facts("node1", **{"node": 1, "config": FIRST.config, **changes}))
+    return differences(FIRST, facts("node1", **{"node_rank": 1, "config": FIRST.config, **changes}))
 
 
 def test_machines_that_differ_only_in_what_may_differ_agree() -> None:
@@ -36,7 +36,7 @@ def test_a_variable_of_the_ranks_that_differs_is_refused_with_the_way_to_have_it
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"launch": "l2", "nodes": "3"}, ["it is of another run: l2 on node1, l1 on node0"]),
+        ({"launch_id": "l2", "nodes": "3"}, ["it is of another run: l2 on node1, l1 on node0"]),
         ({"spec": "abc"}, ["spec.json: abc on node1, absent on node0"]),
         ({"nodes": "3"}, ["cluster.nodes: 3 on node1, 2 on node0"]),
         ({"config": {**FIRST.config, "optimizer.lr": 0.5}}, ["optimizer.lr: 0.5 on node1, 0.1 on node0"]),

@@ -1,9 +1,9 @@
 # Machine 1 (b) of the run "/shared/my run". Made by ddp-train, to be read.
 # A bash there reads it from the line to the machine. Before it the line has the environment of the command, which is not kept here because
-# it may hold secrets, and word=..., the name of this start.
+# it may hold secrets, and launch_id=..., which no other launch has.
 no() { printf '\036ddp-train: no %s\n' "$1"; exit 78; }
 cd /work 2>/dev/null || no 'has not the folder in which the command stands; fix: cd to a folder that all machines share'
-[ -e '/shared/my run/launch'/here_"$word" ] && [ -w '/shared/my run/launch' ] ||
+[ -e '/shared/my run/launch'/here_"$launch_id" ] && [ -w '/shared/my run/launch' ] ||
     no "does not see the run's folder, or may not write into it; fix: cd to a folder that all machines share"
 failed() { echo "$1" >&2; exit 1; }
 trap "no 'failed in a line of cluster.setup; fix: try them with ssh HOST bash'" EXIT    # also by a line that exits
