@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import COMPLETE, MANIFEST, STEP_FOLDERS, RunFolder, step_of
 
 BEST, LAST = "best", "last"
 """What a checkpoint can be called: RUN/checkpoints/best. No such folder exists."""
@@ -86,7 +86,7 @@ def saved(folder: Path) -> list[CatalogEntry]:
 def all_entries(folder: Path) -> list[CatalogEntry]:
     """Return the checkpoints below a run's folder, of other runs too, the oldest first; those without a readable manifest are left out."""
     run_id = RunFolder(folder.parent).run_id()
-    paths = [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / "COMPLETE").exists()]
+    paths = [path for path in folder.glob(STEP_FOLDERS) if _FOLDER.fullmatch(path.name) and (path / COMPLETE).exists()]
     return sorted((entry for path in paths if (entry := _read(path, run_id)) is not None), key=lambda entry: entry.step)
 
 
@@ -142,7 +142,7 @@ def require_candidates(name: Path, *, key: str) -> list[Path]:
 def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
     """Rename the checkpoints after `chosen` (None: all), which a run leaves behind, and those of other runs; return the new names."""
     renamed, others = [], [entry.path for entry in all_entries(folder) if entry.is_foreign]
-    for later in sorted(path for path in folder.glob("step_*") if chosen is None or path.name > chosen.name or path in others):
+    for later in sorted(path for path in folder.glob(STEP_FOLDERS) if chosen is None or path.name > chosen.name or path in others):
         free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
         renamed.append(later.rename(next(path for path in free if not path.exists())).name)
     return renamed
@@ -166,7 +166,7 @@ def is_name(path: Path) -> bool:
 
 def is_checkpoint(path: Path) -> bool:
     """Tell whether a path is a checkpoint, or a name for one."""
-    return is_name(path) or (path / "manifest.json").exists()
+    return is_name(path) or (path / MANIFEST).exists()
 
 
 def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogEntry]:
@@ -179,7 +179,7 @@ def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogE
 def _read(path: Path, run_id: str | None) -> CatalogEntry | None:
     """Read a manifest, which may be forged, in the folder of the run with this id."""
     try:
-        descriptor = os.open(path / "manifest.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
+        descriptor = os.open(path / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
         with os.fdopen(descriptor) as file:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MANIFEST_BYTES:
@@ -187,7 +187,7 @@ def _read(path: Path, run_id: str | None) -> CatalogEntry | None:
             manifest = json.load(file)
         metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")
         ranking = Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None
-        run, step = manifest.get("run"), int(path.name.removeprefix("step_"))
+        run, step = manifest.get("run"), step_of(path)
         is_foreign = run_id is not None and run != run_id
         return CatalogEntry(path=path, step=step, metrics=dict(metrics), ranking=ranking, run=run, is_foreign=is_foreign)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -32,9 +32,10 @@ from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.staging import StagedShare, StagingBuffer
-from ddp_train.checkpoint.verify import COMPLETE, FORMAT, MANIFEST, name_of, rank_file
+from ddp_train.checkpoint.verify import FORMAT, rank_file
 from ddp_train.distributed.store import add_line, lines_of, wait_for, wait_for_thread
 from ddp_train.distributed.world import World
+from ddp_train.run_folder.paths import COMPLETE, MANIFEST, step_folder
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Saver:
         order = SaveOrder(
             number=self._count,
             folder=self.folder,
-            partial=self.folder / f".partial_{name_of(content.step)}_{self._nonce}_{self._count}",
+            partial=self.folder / f".partial_{step_folder(content.step)}_{self._nonce}_{self._count}",
             step=content.step,
             staged=staged,
             may_be_infinite=content.may_be_infinite,
@@ -220,7 +221,7 @@ def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
     if not problems:
         files = {rank_file(rank): {"bytes": report.bytes, "xxh3_128": report.xxh3_128} for rank, report in enumerate(reports)}
         facts = {"step": order.step, "world_size": len(reports), **order.facts}
-        problem = _attempt(lambda: publish(order.partial, order.folder / name_of(order.step), facts=facts, files=files))
+        problem = _attempt(lambda: publish(order.partial, order.folder / step_folder(order.step), facts=facts, files=files))
         if not problem:
             if problem := _attempt(lambda: order.remove_old(order.folder)):
                 logger.warning("old checkpoints were not removed: %s", problem)

@@ -19,9 +19,8 @@ import xxhash
 
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import UserError
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import COMPLETE, MANIFEST, STEP_FOLDERS, RunFolder, step_folder
 
-MANIFEST, COMPLETE = "manifest.json", "COMPLETE"
 FORMAT = 2
 """Of the folder; it grows when older programs cannot read a new folder. Since 2 a tensor may be sharded among the ranks."""
 _READABLE = (1, 2)
@@ -31,17 +30,12 @@ _MAX_TEXT = 64 << 20  # bytes of a manifest: some hundred thousand files
 _CHUNK = 8 << 20
 
 
-def name_of(step: int) -> str:
-    """Return the name of the checkpoint of a step."""
-    return f"step_{step:08d}"
-
-
 _ANY = object()
 
 
 def require_origin(checkpoint: Path, part: str, *, step: Any, run: Any = _ANY) -> None:
     """Refuse a part that is of another step, or of another run than the folder of its checkpoint. Raises CheckpointError."""
-    if checkpoint.name.startswith("step_") and (type(step) is not int or checkpoint.name != name_of(step)):
+    if checkpoint.name.startswith("step_") and (type(step) is not int or checkpoint.name != step_folder(step)):
         raise CheckpointError(happened=f"{part} is of step {step}")
     run_id = RunFolder(checkpoint.parent.parent).run_id() if run is not _ANY else None
     if run_id is not None and run != run_id:
@@ -72,7 +66,7 @@ def newest_good(folder: Path, world: World | None = None, *, on_progress: Callab
     Each rank reads some of the files (no world: this process reads them all), and meanwhile calls `on_progress`.
     """
     world = world or alone()
-    candidates: list[Path] = world.from_main(sorted(folder.glob("step_*"), reverse=True))
+    candidates: list[Path] = world.from_main(sorted(folder.glob(STEP_FOLDERS), reverse=True))
     for candidate in candidates:
         problem = verify_together(candidate, world, on_progress=on_progress)
         if not problem:

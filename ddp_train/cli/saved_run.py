@@ -24,7 +24,7 @@ from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import nodes, texts
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job, Task
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import RunFolder, step_of
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.run_folder.trust import require_trust
@@ -77,7 +77,7 @@ def run_of(path: Path, *, key: str = "resume") -> Path:
     if is_name(path):
         require_candidates(path, key=key)
     for folder in (path, path.parent.parent):
-        if (path.exists() or is_name(path)) and (folder / "config.yaml").exists():
+        if (path.exists() or is_name(path)) and RunFolder(folder).config.exists():
             return folder.absolute()
     if is_sweep(path):
         raise ConfigError(key=key, happened=f"{path} is the folder of a sweep", expected="one of its jobs", fix=f"ddp-train runs {path}")
@@ -206,7 +206,7 @@ def _all_taken(job: Job) -> int | None:
         return None
     checkpoint = Path(job.checkpoint) if job.checkpoint else job.run_folder.checkpoints / LAST
     first = next(iter(candidates(checkpoint)), None) if checkpoint.name in (BEST, LAST) else checkpoint
-    step = int(first.name.removeprefix("step_")) if first is not None else 0
+    step = step_of(first) if first is not None else 0
     max_steps, max_epochs = job.config.trainer.max_steps, job.config.trainer.max_epochs
     by_epochs = max_epochs is not None and result.epoch is not None and max_epochs <= result.epoch * step / result.step
     return result.step if by_epochs or (max_steps is not None and max_steps <= step) else None

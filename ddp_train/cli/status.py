@@ -21,7 +21,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail, evaluation_line, newest_record, progress_line
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import check_progress, count_start
+from ddp_train.run_folder.starts import check_progress, count_attempt
 from ddp_train.run_folder.sweep import Sweep, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
 from ddp_train.sweep.table import show, update
@@ -195,7 +195,7 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
                 print(problem, file=sys.stderr)
                 verdict = verdict_of(run_folder)
             else:
-                count_start(run_folder, by_engine=True)
+                count_attempt(run_folder, by_engine=True)
         except OSError as error:
             verdict = Verdict(Outcome.NEVER, f"{run_folder.shown()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
     print(verdict)

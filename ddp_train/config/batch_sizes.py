@@ -62,7 +62,7 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
     if is_torchrun_worker():
         world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()
         if cluster.processes_per_node not in (None, started):
-            happened = f"is {cluster.processes_per_node}, but torchrun started {started} processes on this node"
+            happened = f"is {cluster.processes_per_node}, but torchrun started {started} processes on this machine"
             fix = f"--nproc-per-node={cluster.processes_per_node}, or leave the key out"
             raise ConfigError(key="cluster.processes_per_node", happened=happened, fix=fix)
     micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps

@@ -93,7 +93,7 @@ def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Ren
         node_rank = step.node_rank if node_rank is None else node_rank
     elif endpoint is None:
         happened = "is not given, and neither PET_RDZV_ENDPOINT nor MASTER_ADDR is in the environment"
-        expected, fix = "HOST:PORT of the first node, the same on every node", "cluster.rendezvous_endpoint=node0:29400"
+        expected, fix = "HOST:PORT of the first machine, the same on every machine", "cluster.rendezvous_endpoint=node0:29400"
         raise ConfigError(key="cluster.rendezvous_endpoint", happened=happened, expected=expected, fix=fix)
     else:
         host, _, port = (str(endpoint) if ":" in str(endpoint) else f"{endpoint}:{_ENDPOINTS_PORT}").rpartition(":")

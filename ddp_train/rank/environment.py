@@ -107,7 +107,7 @@ def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
         for name in ("config_sha256", "ddp_train", "torch"):
             if facts[name] != ranks[0][name]:
                 happened = f"rank {rank} on {facts['host']} has {name} {facts[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}"
-                return UserError(happened=happened, expected="the same on all ranks", fix="install the same versions on every node")
+                return UserError(happened=happened, expected="the same on all ranks", fix="install the same versions on every machine")
     return None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.verify import COMPLETE, CheckpointError, verify, verify_together
+from ddp_train.checkpoint.verify import CheckpointError, verify, verify_together
 from ddp_train.config.saved import answers_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
@@ -26,10 +26,10 @@ from ddp_train.loader.loader import EvalLoader
 from ddp_train.metrics.jsonl import read_records
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import Stop
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import COMPLETE, RunFolder, step_of
 from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.starts import end_start
+from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.build.build import build_evaluation
@@ -65,7 +65,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     last, metrics = max(seen, default=0), dict[str, float]()
     records: Records | None = None
     for checkpoint in _checkpoints(task, seen, world, tracker):
-        state.step = int(checkpoint.name.removeprefix("step_"))
+        state.step = step_of(checkpoint)
         tracker.enter(Phase.START, state.step)
         if problem := _load(checkpoint, components, state, world, tracker, is_verified=not task.watches):
             if not task.watches:
@@ -93,7 +93,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
         seconds = round(time.monotonic() - started, 3)
         result = Result(status=Status.COMPLETED, step=state.step, samples=state.samples, metrics=values, seconds=seconds)
         result.write(job.run_folder.result)
-        end_start(job.run_folder)
+        end_attempt(job.run_folder)
         lines = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
         print("", *lines, f"  {'evaluation':<20} {job.run_folder.shown()}", sep="\n", flush=True)
     world.barrier()  # nobody leaves before it is written

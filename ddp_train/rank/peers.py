@@ -45,7 +45,7 @@ class Peers:
         if not self.is_alone:  # a connection serves one request at a time, and reading waits on its own
             self.store, self._line = _connect(world), _connect(world)
             self.store.set(f"pid/{world.rank}", f"{os.getpid()}")
-            first = world.rank - world.local_rank  # torchrun counts a node's ranks one after another
+            first = world.rank - world.local_rank  # torchrun counts a machine's ranks one after another
             ranks = range(first, first + world.local_size)
             pids = map(int, self.store.multi_get([f"pid/{rank}" for rank in ranks]))
             self._neighbours = {rank: pid for rank, pid in zip(ranks, pids, strict=True) if rank != world.rank}

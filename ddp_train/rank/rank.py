@@ -36,7 +36,7 @@ from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, status_of
-from ddp_train.run_folder.starts import count_start, end_start
+from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system import handover, stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.phase import Phase, PhaseTracker
@@ -115,12 +115,12 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") 
 
 
 def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: TextIO) -> subprocess.Popen[bytes] | None:
-    """Start the watchdog of this node, on local rank 0; it watches until its input is closed. None where there is none."""
+    """Start the watchdog of this machine, on local rank 0; it watches until its input is closed. None where there is none."""
     stack_dump.answer()  # before anybody knows this process: whoever does may ask for its stacks
     store.set(f"watch/{rank}", str(os.getpid()))
     if torchrun_env.local_rank() != 0 or not HAS_SHARED_MEMORY:  # else a process cannot see what another one does
         return None
-    ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a node's ranks one after another
+    ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a machine's ranks one after another
     deadline, settings = time.monotonic() + _MEET_WITHIN_S, job.config.cluster
     request = WatchRequest(
         run_folder=str(job.run_folder.root),
@@ -176,7 +176,7 @@ def _watch_for_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> S
 
 def _leave_untrained(run_folder: RunFolder, number: signal.Signals) -> None:
     """Say that a stop came before the first step (rank 0)."""
-    end_start(run_folder, is_saved=False)
+    end_attempt(run_folder, is_saved=False)
     if not run_folder.is_completed():
         Result(status=status_of(number)).write(run_folder.result)
     print(summary.stopped(run_folder, None), flush=True)
@@ -187,7 +187,7 @@ def _work(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseT
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
     if world.is_main:
         with suppress(OSError):  # a full disk: the run will say so itself
-            count_start(job.run_folder)
+            count_attempt(job.run_folder)
     if job.task is None:
         return run_job(job, world, state, stop, tracker)
     from ddp_train.rank.evaluate_job import evaluate_job  # a run that trains does without

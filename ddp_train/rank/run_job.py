@@ -23,7 +23,7 @@ from ddp_train.loader.order import epochs
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
-from ddp_train.run_folder.starts import end_start, remember_run
+from ddp_train.run_folder.starts import end_attempt, remember_run
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.build.build import build
@@ -61,7 +61,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     if is_over and world.from_main(run_folder.is_completed()):
         _make_up_for_predictions(job, components, state, world, tracker)
         if world.is_main:
-            end_start(run_folder)
+            end_attempt(run_folder)
             print(summary.over(job, state), flush=True)
         return DONE
     if world.is_main:
@@ -105,7 +105,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     if is_paused:
         records.close()
         if world.is_main:
-            end_start(run_folder)
+            end_attempt(run_folder)
         return None
     if world.is_main:
         _finish(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
@@ -268,7 +268,7 @@ def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: St
     try:
         records.close()
         result.write(run_folder.result)
-        end_start(run_folder, is_saved=not unsaved)
+        end_attempt(run_folder, is_saved=not unsaved)
     except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
         happened = f"{run_folder.shown()} cannot be written: {error.strerror}"
         if is_done:

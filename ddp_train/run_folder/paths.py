@@ -11,6 +11,19 @@ from pathlib import Path
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_atomic
 
+MANIFEST, COMPLETE = "manifest.json", "COMPLETE"  # in the folder of a checkpoint
+STEP_FOLDERS = "step_*"
+
+
+def step_folder(step: int) -> str:
+    """Return the name of the folder of a step: its checkpoint, or its predictions."""
+    return f"step_{step:08d}"
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of such a folder (ValueError: it has another name)."""
+    return int(folder.name.removeprefix("step_"))
+
 
 @dataclass
 class RunFolder:
@@ -62,7 +75,7 @@ class RunFolder:
 
     def saved_steps(self) -> list[int]:
         """Return the steps of the complete checkpoints."""
-        return [int(path.parent.name.removeprefix("step_")) for path in self.checkpoints.glob("step_*/COMPLETE")]
+        return [step_of(path.parent) for path in self.checkpoints.glob(f"{STEP_FOLDERS}/{COMPLETE}")]
 
     def continues(self) -> str:
         """Say from which step the run continues; the newest checkpoint may still turn out damaged."""
@@ -71,7 +84,7 @@ class RunFolder:
 
     def predictions_of(self, step: int, part: str = "") -> Path:
         """Return the folder of the per-sample outputs of the evaluation after a step (`evaluation.save_predictions=true`)."""
-        return self.predictions / part / f"step_{step:08d}"
+        return self.predictions / part / step_folder(step)
 
     def record_config(self, text: str) -> None:
         """Write config.yaml; a different one before it (of an attempt with other settings) stays as config.1.yaml, config.2.yaml, ..."""

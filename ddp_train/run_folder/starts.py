@@ -43,8 +43,8 @@ class _Starts:
     """The content of starts.json."""
 
     checkpoint: int = 0  # step of the newest one
-    began: list[float] = field(default_factory=list)  # times of the starts without a newer one, in seconds since the epoch
-    open: str = ""  # what has counted the start that has not ended yet
+    began: list[float] = field(default_factory=list)  # times of the attempts without a newer one, in seconds since the epoch
+    open: str = ""  # what has counted the attempt that has not ended yet
 
     def write(self, run_folder: RunFolder) -> None:
         if self.began:
@@ -53,11 +53,11 @@ class _Starts:
             run_folder.starts.unlink(missing_ok=True)
 
 
-def count_start(run_folder: RunFolder, *, by_engine: bool = False) -> None:
-    """Count a start. Rank 0 calls this at its begin; under an engine the program that starts the machines has counted it before.
+def count_attempt(run_folder: RunFolder, *, by_engine: bool = False) -> None:
+    """Count an attempt. Rank 0 calls this at its begin; under an engine the program that starts the machines has counted it before.
 
     Args:
-        by_engine: also move away the result and report of earlier starts: later ones are of this start.
+        by_engine: also move away the result and report of earlier attempts: later ones are of this one.
     """
     if by_engine:
         run_folder.forget_failure()
@@ -70,8 +70,8 @@ def count_start(run_folder: RunFolder, *, by_engine: bool = False) -> None:
     starts.write(run_folder)
 
 
-def end_start(run_folder: RunFolder, *, is_saved: bool = True) -> None:
-    """Record that the start has completed, or stopped in good order (rank 0). Unless it has saved, earlier starts still count."""
+def end_attempt(run_folder: RunFolder, *, is_saved: bool = True) -> None:
+    """Record that the attempt has completed, or stopped in good order (rank 0). Unless it has saved, earlier ones still count."""
     starts = _load(run_folder)
     if is_saved:
         starts.began.clear()
@@ -82,13 +82,13 @@ def end_start(run_folder: RunFolder, *, is_saved: bool = True) -> None:
 
 
 def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False) -> str:
-    """Record that the last start has ended, and return why the run is not to be started again; "": it may be.
+    """Record that the last attempt has ended, and return why the run is not to be started again; "": it may be.
 
     The reason comes once, with `failed` in result.json; then the count begins anew, for a person who has fixed the cause.
 
     Args:
-        has_failed: the caller knows that the start has failed. Otherwise it has failed if no process has recorded its end.
-        by_engine: the program that starts the machines asks; a start that it has counted is over as well.
+        has_failed: the caller knows that the attempt has failed. Otherwise it has failed if no process has recorded its end.
+        by_engine: the program that starts the machines asks; an attempt that it has counted is over as well.
     """
     starts = _load(run_folder)
     if not has_failed and not by_engine and starts.open in ("", _ENGINE):
@@ -136,14 +136,14 @@ class RestartNote:
     """The note of an earlier attempt."""
 
     folder: Path
-    restarts: int  # restarts of the ranks on this node when it was written
+    restarts: int  # restarts of the ranks on this machine when it was written
     started: float  # when the first attempt began, in seconds since the epoch
 
 
 def remember_run(folder: Path, *, owner: int | None = None) -> None:
     """Note a folder for later attempts: a run folder, the checkpoint to begin with, or a sweep's folder.
 
-    Every rank may call it; those of one node write the same. `owner`: the process that outlives the ranks, if no rank calls this.
+    Every rank may call it; those of one machine write the same. `owner`: the process that outlives the ranks, if no rank calls this.
     """
     started = run_started()
     try:

@@ -1,4 +1,4 @@
-"""The process that watches the ranks of one node: it names a rank that hangs, with its stack, and ends it.
+"""The process that watches the ranks of one machine: it names a rank that hangs, with its stack, and ends it.
 
     python -m ddp_train.watchdog PID_OF_LOCAL_RANK_0 WATCH_REQUEST
 
@@ -25,7 +25,7 @@ from ddp_train.system import stack_dump
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, parent_of, state_of
 from ddp_train.system.torchrun_env import is_last_attempt
-from ddp_train.watchdog.client import OTHER_NODES, Heartbeat, HeartbeatReader, WatchRequest
+from ddp_train.watchdog.client import OTHER_MACHINES, Heartbeat, HeartbeatReader, WatchRequest
 from ddp_train.watchdog.diagnosis import (
     ERROR,
     IN_KERNEL,
@@ -35,7 +35,7 @@ from ddp_train.watchdog.diagnosis import (
     RankView,
     find_any_culprit,
     find_culprits,
-    suspect_other_node,
+    suspect_other_machine,
     to_failure,
 )
 from ddp_train.watchdog.flight_recorder import Request
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 class _Job:
-    """The job's ranks on this node."""
+    """The job's ranks on this machine."""
 
     def __init__(self, request: WatchRequest) -> None:
         self._request, self._run_dir = request, RunFolder(Path(request.run_folder))
@@ -85,7 +85,7 @@ class _Job:
         if not self._is_failing and (len(pids) < len(self._request.pids) or self._run_dir.failure.exists()):
             self._is_failing, self.clocks_began = True, now
             reported = failure.load(self._run_dir.failure)
-            if reported is not None and reported.error == ERROR:  # of another node, whose report needs this one's collectives, too
+            if reported is not None and reported.error == ERROR:  # of another machine, whose report needs this one's collectives, too
                 Request(pids, self._run_dir.logs)
         if not pids or self._is_suspended(list(pids.values())):
             self.clocks_began = now
@@ -95,7 +95,7 @@ class _Job:
         self._left_s = min(self._limit(heartbeats[rank]) - still_s[rank] for rank in pids)
         overdue = [rank for rank in pids if still_s[rank] > self._limit(heartbeats[rank])]
         waits_elsewhere = len(overdue) == len(pids) and self._request.world_size > len(self._request.pids)
-        gives_up = waits_elsewhere and all(still_s[rank] > OTHER_NODES * self._limit(heartbeats[rank]) for rank in overdue)
+        gives_up = waits_elsewhere and all(still_s[rank] > OTHER_MACHINES * self._limit(heartbeats[rank]) for rank in overdue)
         if not gives_up and all(self._cleared.get(rank) == heartbeats[rank].time for rank in overdue):
             return
         running = [pid for pid in pids.values() if state_of(pid) not in STOPPED]
@@ -106,7 +106,7 @@ class _Job:
         if not culprits and len(overdue) == len(pids) and not waits_elsewhere:
             culprits = [find_any_culprit(ranks)]
         if not culprits and gives_up:
-            culprits = [suspect_other_node(ranks)]
+            culprits = [suspect_other_machine(ranks)]
         if culprits:
             self._end(culprits, ranks, texts)
         else:
@@ -117,7 +117,7 @@ class _Job:
         return float("inf") if limit is None else limit
 
     def _is_suspended(self, pids: Sequence[int]) -> bool:
-        """Tell whether the whole job was suspended on this node, which is no hang. A single rank counts with its parent."""
+        """Tell whether the whole job was suspended on this machine, which is no hang. A single rank counts with its parent."""
         states = [state_of(pid) for pid in pids]
         if len(pids) == 1:
             states.append(state_of(parent_of(pids[0])))

@@ -1,4 +1,4 @@
-"""A rank's part in the watch on hangs: every rank writes heartbeats, and local rank 0 starts the watchdog of its node.
+"""A rank's part in the watch on hangs: every rank writes heartbeats, and local rank 0 starts the watchdog of its machine.
 
 The watchdog is `python -m ddp_train.watchdog`. It imports no torch, and ends with the job or with local rank 0.
 
@@ -24,7 +24,7 @@ from typing import NamedTuple, TextIO
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
-OTHER_NODES = 2  # if no rank of this node is to blame, another node has this many time-outs to name one of its ranks
+OTHER_MACHINES = 2  # if no rank of this machine is to blame, another machine has this many time-outs to name one of its ranks
 _REPORTS_S = 60
 _NAME = "ddp_train_beat"
 _LAYOUT = struct.Struct("=dqqq")
@@ -39,7 +39,7 @@ class WatchRequest:
     """What to watch; an argument of the watchdog."""
 
     run_folder: str
-    pids: Sequence[tuple[int, int]]  # rank and pid, of this node's ranks
+    pids: Sequence[tuple[int, int]]  # rank and pid, of this machine's ranks
     world_size: int
     start_timeout_s: float | None  # without a heartbeat, until a rank has taken its first step; None: no limit
     step_timeout_s: float | None  # the same, after the first step
@@ -48,7 +48,7 @@ class WatchRequest:
 
 
 def start_watchdog(request: WatchRequest, terminal: TextIO) -> subprocess.Popen[bytes]:
-    """Start the watchdog of this node, which watches until its input is closed. It prints reports on the terminal."""
+    """Start the watchdog of this machine, which watches until its input is closed. It prints reports on the terminal."""
     return subprocess.Popen(
         [sys.executable, "-m", "ddp_train.watchdog", str(os.getpid()), json.dumps(asdict(request))],
         stdin=subprocess.PIPE,
@@ -61,7 +61,7 @@ def start_watchdog(request: WatchRequest, terminal: TextIO) -> subprocess.Popen[
 def collective_timeout(*timeouts_s: float | None) -> timedelta:
     """Return how long a collective may take: longer than the watchdog waits, or innocent ranks would fail before it names the culprit."""
     longest = max(timeout_s or math.inf for timeout_s in timeouts_s)
-    return timedelta(days=1) if longest == math.inf else timedelta(seconds=OTHER_NODES * longest + _REPORTS_S)
+    return timedelta(days=1) if longest == math.inf else timedelta(seconds=OTHER_MACHINES * longest + _REPORTS_S)
 
 
 class Heartbeat(NamedTuple):

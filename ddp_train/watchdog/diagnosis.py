@@ -1,4 +1,4 @@
-"""Which rank is to blame for a hang: by the kernel's state, the heartbeats and the stacks of one node's ranks, in that order.
+"""Which rank is to blame for a hang: by the kernel's state, the heartbeats and the stacks of one machine's ranks, in that order.
 
 A rank that waits in a collective waits for another rank. On a GPU the device waits in the collective, and the host stops wherever it needs
 its device. Pure functions: the watchdog (`watchdog/__main__.py`) gathers the facts.
@@ -136,11 +136,11 @@ def find_any_culprit(ranks: Sequence[RankView]) -> Culprit:
     return Culprit(view=first, why="stood still first; all ranks wait for each other", fix=fix)
 
 
-def suspect_other_node(ranks: Sequence[RankView]) -> Culprit:
-    """Return the first rank as a stand-in for another node: all ranks here wait for ranks there, and it has not reported."""
+def suspect_other_machine(ranks: Sequence[RankView]) -> Culprit:
+    """Return the first rank as a stand-in for another machine: all ranks here wait for ranks there, and it has not reported."""
     first = min(ranks, key=lambda view: view.rank)
-    why = "waits, as all ranks of this node do, for another node, which has not said why"
-    return Culprit(view=first, why=why, fix="look at the other nodes and the network between them")
+    why = "waits, as all ranks of this machine do, for another machine, which has not said why"
+    return Culprit(view=first, why=why, fix="look at the other machines and the network between them")
 
 
 def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_s: float) -> failure.Failure:

@@ -1,1 +1,1 @@
-"""The process that starts the ranks of one node: torch's elastic agent."""
+"""The process that starts the ranks of one machine: torch's elastic agent."""

@@ -19,7 +19,7 @@ from ddp_train.launch.signals import held_back, stop_signals
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail
-from ddp_train.run_folder.starts import count_start
+from ddp_train.run_folder.starts import count_attempt
 from ddp_train.run_folder.verdict import end_of, mark_cancelled, note_refusal
 from ddp_train.system.files import write_atomic
 
@@ -129,7 +129,7 @@ def run_in_allocation(spec: Spec, job: str) -> int:
     if cpus := _cpus():
         command.append(f"--cpus-per-task={cpus}")
     command += [*inside, "bash", str(run_folder.launch / "task.sh"), "node", str(run_folder.spec)]
-    count_start(run_folder, by_engine=True)
+    count_attempt(run_folder, by_engine=True)
     ends = slurm_client.state(job).ends
     environment = {**os.environ, **({"SLURM_JOB_END_TIME": str(int(ends))} if ends is not None else {})}
     srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone

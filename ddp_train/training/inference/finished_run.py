@@ -20,6 +20,7 @@ from ddp_train.config.saved import answered_config
 from ddp_train.config.targets.target import set_name
 from ddp_train.distributed.world import alone
 from ddp_train.metrics.jsonl import read_records
+from ddp_train.run_folder.paths import step_of
 from ddp_train.run_folder.trust import require_trust
 from ddp_train.training.build.data import adapt, make_data
 from ddp_train.training.build.model import build_model
@@ -87,7 +88,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = F
     model = build_model(typed, alone(), {})
     set_random_state(streams, torch.device("cpu"))
     put_weights(checkpoint, read_weights(checkpoint), {"model": model})
-    step, meaning = int(checkpoint.name.removeprefix("step_")), saved_identity(checkpoint).get("meaning", {})
+    step, meaning = step_of(checkpoint), saved_identity(checkpoint).get("meaning", {})
     model = model.to(device).eval()
     return FinishedRun(folder=folder, checkpoint=checkpoint, step=step, config=config, model=model, typed=typed, meaning=meaning)
 

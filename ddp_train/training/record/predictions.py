@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
+from ddp_train.run_folder.paths import STEP_FOLDERS, step_folder
 
 
 class PredictionFiles:
@@ -125,8 +126,8 @@ class PredictionFiles:
 
 def forget_after(folder: Path, step: int) -> None:
     """Remove half-written predictions and those of steps after `step`, of an attempt that got further than its last checkpoint."""
-    for path in [path for pattern in ("step_*", ".*_step_*", "*/step_*", "*/.*_step_*") for path in folder.glob(pattern) if path.is_dir()]:
-        if path.name.startswith(".") or path.name > f"step_{step:08d}":
+    for path in [path for below in ("", ".*_", "*/", "*/.*_") for path in folder.glob(f"{below}{STEP_FOLDERS}") if path.is_dir()]:
+        if path.name.startswith(".") or path.name > step_folder(step):
             shutil.rmtree(path)
 
 

@@ -22,13 +22,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.save import make_partial, publish
 from ddp_train.checkpoint.staging import divide_shared
-from ddp_train.checkpoint.verify import name_of, rank_file, verify_together
+from ddp_train.checkpoint.verify import rank_file, verify_together
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
 from ddp_train.launch.job import Job
 from ddp_train.loader.order import SampleOrder, share
 from ddp_train.loader.sampler import Shuffled
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import RunFolder, step_folder
 from ddp_train.training.build.build import build
 from ddp_train.training.loop.replica_check import ReplicaCheck
 from tests.unit.parts import checked
@@ -110,7 +110,7 @@ def restoring(size: int) -> tuple[int, list[Cost]]:
     """Write a checkpoint of so many files in memory, and verify it as a rank does; return the bytes of its manifest too."""
     folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
-        checkpoint = folder / name_of(1)
+        checkpoint = folder / step_folder(1)
         make_partial(folder / ".partial")
         values = torch.ones(64, dtype=torch.uint8)
         header = tensor_file.make_header([("rank", torch.uint8, (64,))])

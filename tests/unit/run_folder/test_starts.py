@@ -15,7 +15,7 @@ import pytest
 from ddp_train.errors import DataError
 from ddp_train.run_folder import failure, starts
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.starts import MAX_STARTS_WITHOUT_CHECKPOINT, check_progress, count_start, end_start
+from ddp_train.run_folder.starts import MAX_STARTS_WITHOUT_CHECKPOINT, check_progress, count_attempt, end_attempt
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 def start(run_folder: RunFolder, *, saves: int | None = None, reports: bool = True, error: Exception | None = None) -> None:
     """Begin, save, and fail after step 7."""
     run_folder.forget_failure()
-    count_start(run_folder)
+    count_attempt(run_folder)
     if saves is not None:
         folder = run_folder.checkpoints / f"step_{saves:08d}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def test_neither_a_good_end_nor_what_the_user_has_to_mend_counts(run_folder: Run
         assert check_progress(run_folder, has_failed=True) == ""
     for _ in range(5):
         start(run_folder, reports=False)
-        end_start(run_folder, is_saved=False)  # stopped before its first step
+        end_attempt(run_folder, is_saved=False)  # stopped before its first step
         assert check_progress(run_folder) == ""
     assert not run_folder.starts.exists()
 
@@ -73,8 +73,8 @@ def test_neither_a_good_end_nor_what_the_user_has_to_mend_counts(run_folder: Run
 def test_a_stop_that_saved_nothing_leaves_the_starts_before_it(run_folder: RunFolder) -> None:
     for _ in range(3):
         start(run_folder, reports=False)
-    count_start(run_folder)
-    end_start(run_folder, is_saved=False)
+    count_attempt(run_folder)
+    end_attempt(run_folder, is_saved=False)
     start(run_folder, reports=False)
     assert "started again 3 times from the start" in check_progress(run_folder)
 
@@ -83,10 +83,10 @@ def test_the_ranks_start_is_the_one_that_whoever_starts_the_machines_has_counted
     """A batch script counts before anything else may be killed."""
     for number in range(MAX_STARTS_WITHOUT_CHECKPOINT):
         assert check_progress(run_folder, by_engine=True) == ""
-        count_start(run_folder, by_engine=True)
+        count_attempt(run_folder, by_engine=True)
         assert check_progress(run_folder) == ""  # the first machine asks, before the ranks start
         if number % 2:
-            count_start(run_folder)
+            count_attempt(run_folder)
         assert len(json.loads(run_folder.starts.read_text())["began"]) == number + 1
     assert "everything ended without a report" in check_progress(run_folder, by_engine=True)
 
@@ -100,10 +100,10 @@ def test_an_engine_s_start_counts_however_it_was_stopped(run_folder: RunFolder) 
     """A walltime that is too short for a first step would have the job requeued for ever."""
     for _ in range(MAX_STARTS_WITHOUT_CHECKPOINT):
         assert check_progress(run_folder, by_engine=True) == ""
-        count_start(run_folder, by_engine=True)
+        count_attempt(run_folder, by_engine=True)
         for _ in range(2):  # a machine has come
-            count_start(run_folder)
-            end_start(run_folder, is_saved=False)
+            count_attempt(run_folder)
+            end_attempt(run_folder, is_saved=False)
     assert check_progress(run_folder, by_engine=True) != ""
 
 
