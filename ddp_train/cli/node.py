@@ -129,7 +129,7 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
 
 
 def _fails_the_run(run_folder: RunFolder, rendezvous: NodeRendezvous) -> bool:
-    """Tell whether an error of this machine fails the run: this start of the run has locked the folder, and steps are left to do.
+    """Tell whether an error of this machine fails the run: this launch has locked the folder, and steps are left to do.
 
     The first machine has locked it. Another one waits for the address that the first writes after that.
     """

@@ -47,7 +47,7 @@ def test_its_last_status_counts_over_ssh_and_on_slurm(tmp_path: Path, line: str,
     for overrides in (SSH, ()):
         made = spec(tmp_path, *overrides, f"cluster.setup=['{line}']", python="/bin/true")
         made = Spec(**{**vars(made), "working_directory": str(tmp_path)})
-        script = f"word=w\n{next(iter(ENGINE.render([made]).files.values()))}" if overrides else task_script(made)
+        script = f"launch_id=w\n{next(iter(ENGINE.render([made]).files.values()))}" if overrides else task_script(made)
         done = subprocess.run(["bash"], input=script, capture_output=True, text=True)
         assert done.returncode == (78 if fails else 0), done.stderr
         assert (f"cluster.setup failed: {line}" in done.stderr) == fails

@@ -333,8 +333,13 @@ def test_what_goes_wrong_on_the_first_machine_is_reported_and_ends_the_run(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module.Attempts, "run", broken)
-    sent = list[tuple[str, dict[str, Any]]]()
-    monkeypatch.setattr(module.Registry, "send", lambda self, kind, **fields: sent.append((kind, fields)))
+    sent, send = list[tuple[str, dict[str, Any]]](), Line.send
+
+    def note(line: Line, kind: str, **fields: Any) -> None:
+        sent.append((kind, fields))
+        send(line, kind, **fields)
+
+    monkeypatch.setattr(Line, "send", note)
     program = a_program(tmp_path, node_rank=0, listener=listen("127.0.0.1", 0))
     monkeypatch.setattr(module, "_CLOSES_WITHIN_S", 0.1)
 
@@ -346,6 +351,6 @@ def test_what_goes_wrong_on_the_first_machine_is_reported_and_ends_the_run(
         return code
 
     assert asyncio.run(story()) == FAILED
-    assert sent == [("over", {"code": FAILED})]
+    assert [fields for kind, fields in sent if kind == "over"] == [{"code": FAILED}]
     report = failure.load(RunFolder(tmp_path).failure)
     assert report is not None and "No space left" in report.message
