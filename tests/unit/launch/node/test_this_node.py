@@ -47,7 +47,7 @@ def test_elsewhere_the_engine_says_it(spec: Spec) -> None:
         rendezvous_under_an_engine(spec, {}, launch_id="monday")
     with pytest.raises(ConfigError, match="machine 2 of 2"):
         rendezvous_under_an_engine(spec, {}, node_rank=2, launch_id="monday")
-    with pytest.raises(ConfigError, match="which start"):
+    with pytest.raises(ConfigError, match="which launch"):
         rendezvous_under_an_engine(spec, {}, node_rank=0)
 
 
