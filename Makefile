@@ -7,13 +7,13 @@
 # make benchmark: whole commands, ours against torch alone and the peers that are installed; hours, or `make benchmark ARGS="--workloads W1 --pairs 3"`; what a step costs: ARGS=turns.
 # make torches: unit (launch in them), config and distributed tests with each torch; VERSIONS="2.15.0" takes some of them. Each takes up to 8 GB in .venvs/.
 # make hydras: config, launch and sweep tests with each Hydra; HYDRAS="1.4.0rc3:2.4.1rc1" takes some of them, with their OmegaConf.
-# make reference: docs/reference.md anew, from conf/ and the schema.
+# make reference: docs/reference.md anew, from conf/ and the schema.   make docs: the pages as a site, outputs/site/html; a broken link ends it.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test gpu clusters thirdparty faults soak check reference benchmark torches hydras clean
+.PHONY: train test gpu clusters thirdparty faults soak check reference docs benchmark torches hydras clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -37,7 +37,7 @@ faults: $(READY)
 soak: $(READY)
 	$(BIN)/python -m tests.faults.soak $(ARGS)
 
-check: $(READY)
+check: $(READY) docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -45,6 +45,14 @@ check: $(READY)
 
 reference: $(READY)
 	$(BIN)/python -m tests.docs.reference
+
+SITE := outputs/site
+docs: $(VENV)/.docs
+	@rm -rf $(SITE) && mkdir -p $(SITE)/pages
+	@cp -r README.md CONTRIBUTING.md CHANGELOG.md docs $(SITE)/pages/
+	@for page in examples/*/README.md; do mkdir -p $(SITE)/pages/$${page%/*} && cp $$page $(SITE)/pages/$$page; done
+	@mv $(SITE)/pages/docs/zensical.toml $(SITE)/
+	@cd $(SITE) && $(CURDIR)/$(BIN)/zensical build --strict
 
 benchmark: $(READY)
 	$(BIN)/python -m tests.benchmark.whole_command $(ARGS)
@@ -70,6 +78,10 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once; torch takes a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.thirdparty: $(READY)

@@ -1,0 +1,30 @@
+"""The site of `make docs` shows every page, each once. `make docs` itself ends at a broken link or anchor."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+from tests.docs.pages import ROOT
+
+FREE = {"docs/decisions"}  # reached from the pages that name them, and by the search
+
+
+def pages_of(nav: list[dict[str, Any]]) -> Iterator[str]:
+    for entry in nav:
+        for page in entry.values():
+            if isinstance(page, str):
+                yield page
+            else:
+                yield from pages_of(page)
+
+
+def test_every_page_is_in_one_list() -> None:
+    nav = tomllib.loads((ROOT / "docs/zensical.toml").read_text())["project"]["nav"]
+    shown = list(pages_of(nav))
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    pages += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*/README.md")]
+    names = {str(page.relative_to(ROOT)) for page in pages}
+    assert sorted(shown) == sorted(name for name in names if name.rpartition("/")[0] not in FREE)
+    assert [next(iter(entry)) for entry in nav] == ["Home", "Learn", "How to", "Reference", "Operate"]
