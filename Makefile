@@ -8,12 +8,13 @@
 # make torches: unit (launch in them), config and distributed tests with each torch; VERSIONS="2.15.0" takes some of them. Each takes up to 8 GB in .venvs/.
 # make hydras: config, launch and sweep tests with each Hydra; HYDRAS="1.4.0rc3:2.4.1rc1" takes some of them, with their OmegaConf.
 # make reference: docs/reference.md anew, from conf/ and the schema.   make docs: the pages as a site, outputs/site/html; a broken link ends it.
+# make pictures: docs/pictures/ anew, from real runs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test gpu clusters thirdparty faults soak check reference docs benchmark torches hydras clean
+.PHONY: train test gpu clusters thirdparty faults soak check reference docs pictures benchmark torches hydras clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -45,6 +46,9 @@ check: $(READY) docs
 
 reference: $(READY)
 	$(BIN)/python -m tests.docs.reference
+
+pictures: $(READY)
+	$(BIN)/python -m tests.docs.pictures
 
 SITE := outputs/site
 docs: $(VENV)/.docs
