@@ -63,7 +63,7 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
         )
         watched = _Job(orders)
         time.sleep(0.2)
-        watched.look(time.monotonic())
+        watched.check(time.monotonic())
         assert process.wait(10) == -9
     assert old.read_text() == "the last collectives"
     found = failure.load(job.failure)
