@@ -29,13 +29,8 @@ _FRAMES_KEPT = 8  # of a traceback, in failure.json
 _LINES_SHOWN = 8
 _SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out to fit, except the last two
 _CALL_WRAPPERS = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
-_WAIT_HELPERS = (
-    "ddp_train/distributed/world.py",
-    "ddp_train/distributed/store.py",
-    "ddp_train/rank/stop.py",
-    "ddp_train/rank/peers.py",
-    "ddp_train/system/deadline.py",
-)
+WAIT_HELPERS = ("ddp_train/distributed/", "ddp_train/rank/stop.py", "ddp_train/rank/peers.py", "ddp_train/system/deadline.py")
+"""Parts of the paths of our files in which a rank waits for others."""
 _NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
 _MAX_LINE_CHARACTERS = 300
 _TAIL_BYTES = 100_000  # of a rank's log
@@ -269,7 +264,7 @@ def _name(ranks: Sequence[int]) -> str:
 
 def _is_own(filename: str) -> bool:
     """Tell whether a source file is the user's or ours, not a library's; our helpers for waiting do not count."""
-    if filename.endswith(_WAIT_HELPERS):
+    if any(part in filename for part in WAIT_HELPERS):
         return False
     if filename.startswith(str(FOLDER)):
         return True

@@ -17,14 +17,8 @@ from ddp_train.system.phase import Phase
 from ddp_train.watchdog.client import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"
-_WAITS = (  # files of the innermost frame of a rank that waits for others; in backward, DDP reduces the gradients
-    "torch/distributed/",
-    "torch/nn/parallel/",
-    _BACKWARD,
-    "ddp_train/distributed/",
-    "ddp_train/rank/stop.py",
-    "ddp_train/rank/peers.py",
-)
+_WAITS = ("torch/distributed/", "torch/nn/parallel/", _BACKWARD, *failure.WAIT_HELPERS)
+"""Files of the innermost frame of a rank that waits for others; in backward, DDP reduces the gradients."""
 _READS = ("ddp_train/data/", "ddp_train/loader/")  # in the stack of a rank that reads samples itself, except these files:
 _READS_NOTHING = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py")
 _POLLING = "ddp_train/system/deadline.py"  # the frame outside of it shows what is waited for
