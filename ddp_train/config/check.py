@@ -21,7 +21,7 @@ from ddp_train import FOLDER
 from ddp_train.config import auto, schema
 from ddp_train.config.resolve import resolve
 from ddp_train.config.rules.sections import check_rules
-from ddp_train.config.run_config import RunConfig, typed_sections
+from ddp_train.config.run_config import PartialConfig, RunConfig
 from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal, unknown
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
@@ -87,10 +87,11 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     for name in (name for name in (*schema.SECTIONS, *schema.TARGETS) if name not in tree):
         fix = f"+{name}={'default' if name in schema.SECTIONS else 'OPTION'}; `ddp-train --help` lists the options"
         errors.append(ConfigError(key=name, happened="the section is missing", fix=fix))
-    batch, rule_errors = check_rules(typed_sections(sections), tree)
-    errors += rule_errors
-    if errors or batch is None or root is None:
+    partial = PartialConfig.of(sections, tree)
+    errors += check_rules(partial)
+    if errors or root is None:
         raise ConfigErrors(_once(errors))
+    batch = partial.batch
     tree.update(root)
     tree.update(sections)
     accumulation = None if batch.is_open else batch.grad_accum_steps

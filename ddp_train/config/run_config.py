@@ -1,4 +1,4 @@
-"""One run's configuration, checked and typed: what every rank receives."""
+"""One run's configuration, typed: `PartialConfig`, which the rules read, and `RunConfig`, which every rank receives."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from omegaconf._utils import get_omega_conf_dumper
 
 from ddp_train.config import auto
-from ddp_train.config.batch_sizes import BatchSizes
-from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, typed
+from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
+from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, TargetNodes, typed
 from ddp_train.config.targets.target import evaluation_sets, own_keys
-from ddp_train.config.values import run_folders
+from ddp_train.config.values import batch_changes, run_folders
 
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 """How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the batch for which `optimizer.lr` was tuned.
@@ -28,17 +28,51 @@ arXiv:2205.10287).
 """
 
 
+class InvalidSectionError(Exception):
+    """A rule has read a section with problems of its own: it ends there, and those problems are shown."""
+
+
+class _InvalidSection:
+    """Stands in the place of such a section."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise InvalidSectionError
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(RootConfig, Sections):
+class PartialConfig(Sections, TargetNodes):
+    """As `RunConfig`, before it is known to be good: our own sections, typed, and the nodes of components, {} where there is none."""
+
+    tree: Mapping[str, Any]  # all of it, as it was composed
+
+    @classmethod
+    def of(cls, sections: Mapping[str, dict[str, Any] | None], tree: Mapping[str, Any]) -> PartialConfig:
+        """Return the config of a tree; `sections`: those of our own that are there, None where one is not valid."""
+        parts: dict[str, Any] = dict.fromkeys(SECTIONS, _InvalidSection()) | _typed_sections(sections)
+        parts |= {name: node if isinstance(node := tree.get(name), dict) else {} for name in TARGETS}
+        return cls(**parts, tree=tree)
+
+    @cached_property
+    def batch(self) -> BatchSizes:
+        """The sizes of the batch. ConfigError: they contradict each other."""
+        return derive_batch_sizes(self.trainer, self.loader, self.cluster)
+
+    @property
+    def micro_steps(self) -> int:
+        """The most micro-batches that a rank has of a step; 1 while their size is not known."""
+        sizes = [self.batch.global_batch_size, *(size for _, size in batch_changes(self.trainer.batch_size_schedule or {}))]
+        return max(accumulation_of(size, self.loader, self.batch.world_size) for size in sizes)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether there is evaluation data."""
+        return bool(evaluation_sets(self.tree))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(RootConfig, Sections, TargetNodes):
     """One run's configuration: everything resolved, our own sections typed, the nodes of components as plain containers."""
 
-    data: dict[str, Any]  # the data set's arguments, and `eval`: the different ones for evaluation, or None
-    model: dict[str, Any]
-    objective: dict[str, Any]
-    optimizer: dict[str, Any]
-    scheduler: dict[str, Any]
-    amp: dict[str, Any]
-    strategy: dict[str, Any]
     metrics: dict[str, dict[str, Any] | None]
     callbacks: dict[str, dict[str, Any] | None]
 
@@ -51,7 +85,7 @@ class RunConfig(RootConfig, Sections):
         """Return the typed form of a checked tree."""
         root = {key: tree[key] for key in ROOT_KEYS}
         components = {name: tree[name] for name in (*TARGETS, *NAMED)}
-        sections = typed_sections({name: tree[name] for name in SECTIONS})
+        sections = _typed_sections({name: tree[name] for name in SECTIONS})
         return cls(**root, **sections, **components, tree=tree, batch=batch, left_out=left_out or [])
 
     def evaluation_sets(self) -> list[str]:
@@ -125,6 +159,6 @@ class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function retu
 ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`
 
 
-def typed_sections(sections: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
+def _typed_sections(sections: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
     """Return our own sections as their dataclasses, by name, without those that are None."""
     return {name: typed(SECTIONS[name], values) for name, values in sections.items() if values is not None}

@@ -223,7 +223,21 @@ class Sections:
     debug: DebugConfig
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetNodes:
+    """The nodes of the components that each run has, as plain containers."""
+
+    data: dict[str, Any]  # the data set's arguments, and `eval`: the different ones for evaluation, or None
+    model: dict[str, Any]
+    objective: dict[str, Any]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
+    amp: dict[str, Any]
+    strategy: dict[str, Any]
+
+
 SECTIONS: dict[str, type] = get_type_hints(Sections)
+TARGETS = tuple(item.name for item in dataclasses.fields(TargetNodes))
 
 
 def subsection(item: dataclasses.Field[Any]) -> type | None:
@@ -256,7 +270,6 @@ EVALUATION_METRICS = "evaluation.metrics"
 EVALUATION_SETS = "evaluation.sets"
 NODES = (*NAMED, EVALUATION_METRICS)  # sections with components by name: those, and the metrics of the evaluation
 
-TARGETS = ("data", "model", "objective", "optimizer", "scheduler", "amp", "strategy")
 MADE = (*TARGETS, *NODES, EVALUATION_SETS, "loader.sampler", "loader.collate")
 """Keys at which, or below which, all nodes with a `_target_` are."""
 NODE_KEYS = {"optimizer": ("groups", "layer_decay", "lr_scale", "base_batch_size"), "scheduler": ("every", "metric")}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from ddp_train.config.cluster import check_environment, max_restarts, rendezvous_of
+from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import host_and_processes, node_range, seconds_of
 from ddp_train.errors import ConfigError
@@ -27,8 +28,9 @@ _SIGNS = (
 )
 
 
-def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
+def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
     """Check where the machines meet, on each of them, how long they have, and what their processes' environment is to be."""
+    cluster = config.cluster
     yield from check_environment(cluster)
     yield from check_copies(cluster, os.environ)
     if cluster.walltime is not None and seconds_of(cluster.walltime) <= cluster.grace_s:
@@ -43,11 +45,7 @@ def check_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     if cluster.hosts is not None or cluster.launcher == "ssh":
         yield from _check_hosts(cluster)
     if cluster.launcher == "machines" and not is_torchrun_worker():
-        try:
-            found, restarts = rendezvous_of(cluster, os.environ), max_restarts(cluster, os.environ)
-        except ConfigError as error:
-            yield error
-            return
+        found, restarts = rendezvous_of(cluster, os.environ), max_restarts(cluster, os.environ)
         if found.min_nodes < found.max_nodes and restarts == 0:
             happened = f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run"
             yield ConfigError(key="cluster.max_restarts", happened=happened, expected="at least 1", fix="cluster.max_restarts=10")

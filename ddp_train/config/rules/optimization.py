@@ -9,20 +9,13 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.run_config import LR_SCALES
+from ddp_train.config.run_config import LR_SCALES, PartialConfig
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.locate import accepts, look_up_or_none, takes
-from ddp_train.config.targets.target import evaluation_sets, own_keys
+from ddp_train.config.targets.target import own_keys
 from ddp_train.errors import ConfigError, conflict
 
 _TAKES_GROUPS = "an optimizer that takes parameter groups, as torch's do"
-
-
-def check_optimization(optimizer: dict[str, Any], scheduler: dict[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield what is wrong with our keys in these nodes. What is wrong with the nodes themselves is said elsewhere."""
-    for name, node, rule in (("optimizer", optimizer, _check_optimizer), ("scheduler", scheduler, _check_scheduler)):
-        if (target := look_up_or_none(node.get("_target_"))) is not None:
-            yield from rule(target, own_keys(node, name), tree)
 
 
 def follows_a_metric(target: Any) -> bool:
@@ -30,10 +23,13 @@ def follows_a_metric(target: Any) -> bool:
     return inspect.isclass(target) and any(base.__name__ == "ReduceLROnPlateau" for base in target.__mro__)
 
 
-def _check_optimizer(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
-    groups, decay, path = ours.get("groups"), ours.get("layer_decay"), tree["optimizer"]["_target_"]
-    sorts_itself = accepts(target, "model")
-    yield from _check_rates(ours, tree)
+def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
+    """Yield what is wrong with our keys in the optimizer's node. What is wrong with the node itself is said elsewhere."""
+    path = config.optimizer.get("_target_", "")
+    if (target := look_up_or_none(path)) is None:
+        return
+    ours = own_keys(config.optimizer, "optimizer")
+    groups, decay, sorts_itself = ours.get("groups"), ours.get("layer_decay"), accepts(target, "model")
     if decay is not None and (isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1):
         yield conflict("optimizer.layer_decay", f"is {decay!r}", "0.75, which is usual", expected="a number above 0 and at most 1, or null")
     if decay is not None and sorts_itself:
@@ -43,9 +39,10 @@ def _check_optimizer(target: Any, ours: Mapping[str, Any], tree: Mapping[str, An
         expected = "a name for each group, and what it has: match, and lr, weight_decay or freeze"
         fix = "'+optimizer.groups.head={match: head, lr: 0.01}'"
         yield ConfigError(key="optimizer.groups", happened=f"is {groups!r}", expected=expected, fix=fix)
-        return
-    for name, group in (groups or {}).items():
-        yield from _group(f"optimizer.groups.{name}", group, target, path, sorts_itself=sorts_itself)
+    else:
+        for name, group in (groups or {}).items():
+            yield from _group(f"optimizer.groups.{name}", group, target, path, sorts_itself=sorts_itself)
+    yield from _check_rates(ours, config)
 
 
 def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) -> Iterator[ConfigError]:
@@ -86,7 +83,7 @@ def _arguments(target: Any) -> list[str]:
         return []
 
 
-def _check_rates(ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _check_rates(ours: Mapping[str, Any], config: PartialConfig) -> Iterator[ConfigError]:
     """Yield what is wrong with `lr_scale` and `base_batch_size`, and what would take no notice of them."""
     scale, base, off = ours.get("lr_scale"), ours.get("base_batch_size"), "null optimizer.base_batch_size=null"
     if scale not in (None, *LR_SCALES):
@@ -99,16 +96,21 @@ def _check_rates(ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[C
         expected = "both: how rates follow the global batch, and the one for which they were found"
         fix = "optimizer.lr_scale=linear optimizer.base_batch_size=256, or optimizer.lr_scale=sqrt for Adam"
         yield ConfigError(key=f"optimizer.{missing}", happened=happened, expected=expected, fix=fix)
-    if scale is not None and (tree.get("trainer") or {}).get("batch_size_schedule"):
-        happened = f"is {scale}, and trainer.batch_size_schedule has several sizes: the rate follows one"
-        yield conflict("optimizer.lr_scale", happened, off)
-    if scale is not None and (absolute := sorted({"max_lr", "base_lr"} & (tree.get("scheduler") or {}).keys())):
+    if scale is not None and (absolute := sorted({"max_lr", "base_lr"} & config.scheduler.keys())):
         happened = f"sets the rate itself, so that optimizer.lr_scale={scale} would change nothing"
         expected, fix = "a scheduler of factors, as ours and most of torch's are", f"scheduler=warmup_cosine, or optimizer.lr_scale={off}"
         yield ConfigError(key=f"scheduler.{absolute[0]}", happened=happened, expected=expected, fix=fix)
+    if scale is not None and config.trainer.batch_size_schedule:
+        happened = f"is {scale}, and trainer.batch_size_schedule has several sizes: the rate follows one"
+        yield conflict("optimizer.lr_scale", happened, off)
 
 
-def _check_scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+def check_scheduler(config: PartialConfig) -> Iterator[ConfigError]:
+    """Yield what is wrong with our keys in the scheduler's node."""
+    path = config.scheduler.get("_target_")
+    if (target := look_up_or_none(path)) is None:
+        return
+    ours = own_keys(config.scheduler, "scheduler")
     every, metric, follows = ours.get("every"), ours.get("metric"), follows_a_metric(target)
     if every not in (None, "step", "epoch"):
         yield ConfigError(key="scheduler.every", happened=f"is {every!r}", expected="step or epoch")
@@ -118,10 +120,10 @@ def _check_scheduler(target: Any, ours: Mapping[str, Any], tree: Mapping[str, An
         fix = f"remove it: {removal('scheduler.every', every)}"
         yield ConfigError(key="scheduler.every", happened=happened, expected=expected, fix=fix)
     if metric is not None and not follows:
-        happened = f"is given, and {tree['scheduler']['_target_']} follows none"
+        happened = f"is given, and {path} follows none"
         yield conflict("scheduler.metric", happened, "null, or scheduler=plateau", expected="null")
     elif not isinstance(metric, str | None):
         yield ConfigError(key="scheduler.metric", happened=f"is {metric!r}", expected="the name of a metric of the evaluation, or null")
-    if follows and "data" in tree and not evaluation_sets(tree):
+    if follows and "data" in config.tree and not config.is_evaluated:
         happened = "follows a metric of the evaluation, and data.eval is null: nothing is evaluated"
         yield conflict("scheduler", happened, "warmup_cosine", expected="an evaluation split, or a scheduler of steps")

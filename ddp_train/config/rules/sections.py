@@ -1,23 +1,19 @@
-"""Rules across sections. Each yields the problems that it finds; `check_rules` calls it when the sections that it names are valid."""
+"""Rules across sections. Each yields the problems that it finds, or raises one; where it reads a section that is invalid, it ends."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from ddp_train.config import schema
-from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.cluster import most_nodes
-from ddp_train.config.rules import strategy, training
+from ddp_train.config.rules import optimization, strategy, training
 from ddp_train.config.rules.machines import check_machines
-from ddp_train.config.rules.optimization import check_optimization
 from ddp_train.config.rules.strategy import class_fact
+from ddp_train.config.run_config import InvalidSectionError, PartialConfig
 from ddp_train.config.targets.locate import look_up_or_none
-from ddp_train.config.targets.target import evaluation_sets
-from ddp_train.config.values import batch_changes
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices, handover
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -25,42 +21,37 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 _EARLY_STOPPING = "ddp_train.callbacks.early_stopping.EarlyStopping"
 
 
-def check_rules(sections: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[BatchSizes | None, list[ConfigError]]:
-    """Check what concerns several keys, and derive the sizes of the batch; `sections`: those of our own that are valid, typed."""
-    facts = {"tree": tree, "is_evaluated": bool(evaluation_sets(tree)), **sections}
-    facts |= {name: node if isinstance(node := tree.get(name), dict) else {} for name in schema.TARGETS}
-    batch, errors = None, list[ConfigError]()
-    if {"trainer", "loader", "cluster"} <= facts.keys():
+def check_rules(config: PartialConfig) -> list[ConfigError]:
+    """Return the problems that concern several keys."""
+    errors: list[ConfigError] = []
+    for rule in _RULES:
         try:
-            batch = derive_batch_sizes(facts["trainer"], facts["loader"], facts["cluster"])
-            sizes = [size for _, size in batch_changes(facts["trainer"].batch_size_schedule or {})]
-            more = [accumulation_of(size, facts["loader"], batch.world_size) for size in sizes]
-            facts |= {"batch": batch, "world_size": batch.world_size, "micro_steps": max([batch.grad_accum_steps, *more])}
+            errors += rule(config)  # what it has found before it raises stays
+        except InvalidSectionError:
+            continue
         except ConfigError as error:
             errors.append(error)
-    for rule in _RULES:
-        names = inspect.signature(rule).parameters
-        if names.keys() <= facts.keys():
-            errors += rule(**{name: facts[name] for name in names})
-    return batch, errors
+    return errors
 
 
-def _check_health(health: schema.HealthConfig, checkpoint: schema.CheckpointConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+def _check_health(config: PartialConfig) -> Iterator[ConfigError]:
     """Check that there is a checkpoint where a run may have to go back to one, and that spikes which lead to it are looked for."""
+    health, checkpoint = config.health, config.checkpoint
     if health.on_spike == "rewind" and health.spike_zscore is None:
         happened = "is rewind, but health.spike_zscore is null: spikes are not looked for"
         yield ConfigError(key="health.on_spike", happened=happened, expected="both or none", fix="health.spike_zscore=8")
     rewinding = [key for key in ("on_nonfinite", "on_spike") if getattr(health, key) == "rewind"]
-    saves_evaluations = checkpoint.every_evaluation and is_evaluated
+    saves_evaluations = checkpoint.every_evaluation and config.is_evaluated
     if rewinding and checkpoint.every_steps is None and checkpoint.every_minutes is None and not saves_evaluations:
         happened = "is rewind, but nothing is saved by steps, minutes or evaluations: there is no checkpoint before the end"
         expected = "checkpoints to go back to"
         yield ConfigError(key=f"health.{rewinding[0]}", happened=happened, expected=expected, fix="checkpoint.every_steps=1000")
 
 
-def _check_evaluation(evaluation: schema.EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+def _check_evaluation(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to save the predictions of evaluations that never are, and sets without a name for records and folders."""
-    if evaluation.save_predictions and not is_evaluated:
+    evaluation = config.evaluation
+    if evaluation.save_predictions and not config.is_evaluated:
         happened = "is true, but data.eval is null: nothing is evaluated"
         yield conflict("evaluation.save_predictions", happened, "false", expected="an evaluation split: data.eval with what differs for it")
     for name, changes in evaluation.sets.items():
@@ -76,9 +67,9 @@ def _check_evaluation(evaluation: schema.EvaluationConfig, is_evaluated: bool) -
         yield ConfigError(key=f"{schema.EVALUATION_METRICS}.{metric}", happened=happened, expected="none")
 
 
-def _check_callbacks(tree: Mapping[str, Any], is_evaluated: bool) -> Iterator[ConfigError]:
+def _check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse a class that would never be called, and one that waits for evaluations which never are."""
-    callbacks = tree.get("callbacks")
+    callbacks = config.tree.get("callbacks")
     for name, node in callbacks.items() if isinstance(callbacks, Mapping) else ():
         path = node.get("_target_") if isinstance(node, Mapping) else None
         is_ours = str(path).startswith("ddp_train.")  # a callback, and importing it would import torch
@@ -87,62 +78,61 @@ def _check_callbacks(tree: Mapping[str, Any], is_evaluated: bool) -> Iterator[Co
             happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
             expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
             yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
-        if path == _EARLY_STOPPING and not is_evaluated and "data" in tree:
+        if path == _EARLY_STOPPING and not config.is_evaluated and "data" in config.tree:
             happened = "follows a metric of the evaluation, and data.eval is null: there is none"
             yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 
 
-def _check_debug(debug: schema.DebugConfig) -> Iterator[ConfigError]:
+def _check_debug(config: PartialConfig) -> Iterator[ConfigError]:
+    debug = config.debug
     if debug.resume_after_steps is not None and (debug.max_steps is None or debug.resume_after_steps >= debug.max_steps):
         happened = f"is {debug.resume_after_steps}, and debug.max_steps is {'null' if debug.max_steps is None else debug.max_steps}"
         fix = f"debug.max_steps={2 * debug.resume_after_steps}"
         yield ConfigError(key="debug.resume_after_steps", happened=happened, expected="fewer steps than debug.max_steps", fix=fix)
 
 
-def _check_profile(profile: schema.ProfileConfig, trainer: schema.TrainerConfig, batch: BatchSizes) -> Iterator[ConfigError]:
+def _check_profile(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse ranks that there are not, and steps that do not come."""
-    ranks, most = profile.ranks, batch.world_size - 1
+    profile, ranks, most = config.profile, config.profile.ranks, config.batch.world_size - 1
     # Elastic ranks may be fewer than before: those that are left record.
     if not ranks or len(set(ranks)) < len(ranks) or min(ranks) < 0 or (max(ranks) > most and not is_torchrun_worker()):
         yield conflict("profile.ranks", f"is {list(ranks)}", "[0]", expected=f"ranks of this run, each once: 0 to {most}")
-    last = trainer.max_steps
+    last = config.trainer.max_steps
     if profile.kind != "off" and last is not None and profile.start_step >= last:
         happened = f"is {profile.start_step}, and trainer.max_steps is {last}: no step would be recorded"
         yield conflict("profile.start_step", happened, last // 2, expected="fewer than the run's steps")
 
 
-def _check_faults(debug: schema.DebugConfig, loader: schema.LoaderConfig, world_size: int) -> list[ConfigError]:
-    errors = []
-    for place, fault in enumerate(debug.faults):
+def _check_faults(config: PartialConfig) -> Iterator[ConfigError]:
+    def refused(place: int, name: str, happened: str, expected: str) -> ConfigError:
+        return ConfigError(key=f"debug.faults.{place}.{name}", happened=happened, expected=expected)
+
+    world_size = config.batch.world_size
+    for place, fault in enumerate(config.debug.faults):
         kind, has_seconds = fault.kind, fault.seconds is not None
-
-        def refuse(name: str, happened: str, expected: str, place: int = place) -> None:
-            errors.append(ConfigError(key=f"debug.faults.{place}.{name}", happened=happened, expected=expected))
-
         # Elastic ranks may be fewer than before: there a fault of one that has gone does not happen.
         if fault.rank >= world_size and not is_torchrun_worker():
-            refuse("rank", f"is {fault.rank}", f"a rank of this run: 0 to {world_size - 1}")
-        if kind.startswith("worker_") and not loader.num_workers:
-            refuse("kind", f"is {kind}, and loader.num_workers is 0", "loader workers: loader.num_workers=1")
+            yield refused(place, "rank", f"is {fault.rank}", f"a rank of this run: 0 to {world_size - 1}")
+        if kind.startswith("worker_") and not config.loader.num_workers:
+            yield refused(place, "kind", f"is {kind}, and loader.num_workers is 0", "loader workers: loader.num_workers=1")
         if kind in ("nan", "spike") and fault.phase not in ("data", "step"):
-            refuse("phase", f"is {fault.phase}", f"data or step: {kind} is of a training step")
+            yield refused(place, "phase", f"is {fault.phase}", f"data or step: {kind} is of a training step")
         if fault.phase == "start" and fault.step is not None:
-            refuse("step", f"is {fault.step}, with phase start", "null: the start comes before all steps")
+            yield refused(place, "step", f"is {fault.step}, with phase start", "null: the start comes before all steps")
         if kind == "slow" and not has_seconds:
-            refuse("seconds", "is not given", "how long each step is held up, in seconds")
+            yield refused(place, "seconds", "is not given", "how long each step is held up, in seconds")
         if has_seconds and kind not in ("sleep", "slow", "no_space", "read_only"):
-            refuse("seconds", f"is {fault.seconds}", f"none: {kind} takes no time")
+            yield refused(place, "seconds", f"is {fault.seconds}", f"none: {kind} takes no time")
         if kind == "read_only" and os.geteuid() == 0:
-            refuse("kind", "is read_only, and you are root, for whom no folder is", "another user; or mount the file system read-only")
-    return errors
+            yield refused(
+                place, "kind", "is read_only, and you are root, for whom no folder is", "another user; or mount the file system read-only"
+            )
 
 
-def _check_checkpoints(
-    checkpoint: schema.CheckpointConfig, evaluation: schema.EvaluationConfig, is_evaluated: bool
-) -> Iterator[ConfigError]:
+def _check_checkpoints(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to keep every n-th checkpoint where most of them are never saved."""
-    every, keeps = checkpoint.every_steps, checkpoint.keep_every_steps
-    evaluated = evaluation.every_steps if checkpoint.every_evaluation and is_evaluated else None
+    every, keeps = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
+    evaluated = config.evaluation.every_steps if config.checkpoint.every_evaluation and config.is_evaluated else None
     if keeps is not None and all(period is None or keeps % period != 0 for period in (every, evaluated)):
         happened = f"is {keeps}, and checkpoint.every_steps is {'null' if every is None else every}: few such steps are saved, or none"
         expected = "a multiple of checkpoint.every_steps, or of evaluation.every_steps where every evaluation is saved"
@@ -150,7 +140,8 @@ def _check_checkpoints(
         yield ConfigError(key="checkpoint.keep_every_steps", happened=happened, expected=expected, fix=fix)
 
 
-def _check_device(cluster: schema.ClusterConfig, amp: dict[str, Any], strategy: dict[str, Any]) -> Iterator[ConfigError]:
+def _check_device(config: PartialConfig) -> Iterator[ConfigError]:
+    cluster = config.cluster
     device = devices.resolve_device(cluster.device)
     is_here = cluster.launcher in ("local", "machines")
     if device == "cuda" and is_here and not is_torchrun_worker() and most_nodes(cluster) == 1:
@@ -160,45 +151,46 @@ def _check_device(cluster: schema.ClusterConfig, amp: dict[str, Any], strategy: 
             happened = f"{wanted} processes want a GPU each; this machine shows {gpus}{why and f': {why}'}"
             fix = f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu"
             yield ConfigError(key="cluster.processes_per_node" if gpus else "cluster.device", happened=happened, fix=fix)
-    if device == "cpu" and amp.get("dtype") == "float16":
+    if device == "cpu" and config.amp.get("dtype") == "float16":
         happened = "fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows"
         yield conflict("amp", happened, "bf16", expected="amp=off or amp=bf16 on CPU")
-    if device == "cpu" and strategy.get("cpu_offload") is True:
+    if device == "cpu" and config.strategy.get("cpu_offload") is True:
         happened = "is true for a run on CPU, where all lies in the host's memory"
         yield conflict("strategy.cpu_offload", happened, "false", expected="GPUs, whose memory it spares")
 
 
-def _check_precision(precision: schema.PrecisionConfig, strategy: dict[str, Any], tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _check_precision(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and a memory format that cannot be sharded."""
-    if precision.channels_last and class_fact(strategy, "shards_parameters"):
+    if config.precision.channels_last and class_fact(config.strategy, "shards_parameters"):
         yield conflict("precision.channels_last", "is true, and strategy=fsdp shards contiguous weights only", "false")
-    if precision.cudnn_benchmark and tree.get("deterministic") is True:
+    if config.precision.cudnn_benchmark and config.tree.get("deterministic") is True:
         happened = "is true, and deterministic is true: cuDNN would choose by what it measures"
         yield conflict("precision.cudnn_benchmark", happened, "false")
 
 
-def _check_activation_checkpointing(activation_checkpointing: schema.ActivationCheckpointingConfig) -> Iterator[ConfigError]:
+def _check_activation_checkpointing(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to choose among blocks where there are none."""
-    config = activation_checkpointing
-    for name, is_set, without in (("every", config.every != 1, "1"), ("save_ops", bool(config.save_ops), "[]")):
-        if config.blocks is None and is_set:
+    chosen = config.activation_checkpointing
+    for name, is_set, without in (("every", chosen.every != 1, "1"), ("save_ops", bool(chosen.save_ops), "[]")):
+        if chosen.blocks is None and is_set:
             happened = "is given, and activation_checkpointing.blocks is null"
             expected = "both or none: activation_checkpointing.blocks=auto"
             yield conflict(f"activation_checkpointing.{name}", happened, without, expected=expected)
 
 
-def _check_compile(compile: schema.CompileConfig) -> Iterator[ConfigError]:
-    if compile.mode not in (None, "default") and compile.backend != "inductor":
-        happened = f"is {compile.mode}, and compile.backend is {compile.backend}"
+def _check_compile(config: PartialConfig) -> Iterator[ConfigError]:
+    mode, backend = config.compile.mode, config.compile.backend
+    if mode not in (None, "default") and backend != "inductor":
+        happened = f"is {mode}, and compile.backend is {backend}"
         expected = "default: the other modes are inductor's"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix="compile=default, or compile.backend=inductor")
 
 
-_RULES: tuple[Callable[..., Iterable[ConfigError]], ...] = (
+_RULES: tuple[Callable[[PartialConfig], Iterator[ConfigError]], ...] = (
     *(training.check_loader, training.check_steps, training.check_batch_size_schedule, training.check_lengths, training.check_epochs),
-    *(training.check_own_loss, check_optimization, _check_health, _check_evaluation, _check_callbacks, _check_checkpoints),
+    *(training.check_own_loss, optimization.check_optimizer, optimization.check_scheduler),
+    *(_check_health, _check_evaluation, _check_callbacks, _check_checkpoints),
     *(strategy.check_strategy, strategy.check_cuda_graphs, strategy.check_early_step, strategy.check_open_micro_batch),
     *(strategy.check_local_sgd, strategy.check_power_sgd, strategy.check_on_cpu, _check_device, check_machines),
     *(_check_precision, _check_activation_checkpointing, _check_compile, _check_debug, _check_profile, _check_faults),
 )
-"""Each names in its parameters the sections and facts that it needs; without one of them it is not called."""

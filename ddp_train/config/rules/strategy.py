@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddp_train.config.batch_sizes import MICRO_BATCH, BatchSizes
-from ddp_train.config.schema import ClusterConfig, CompileConfig, HealthConfig, TrainerConfig
+from ddp_train.config.batch_sizes import MICRO_BATCH
+from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.targets.locate import class_of
 from ddp_train.config.tree import nodes
 from ddp_train.errors import ConfigError, conflict
@@ -16,8 +16,9 @@ from ddp_train.traits import needs_whole_matrices, whole_matrices_error
 _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
-def check_strategy(strategy: dict[str, Any], optimizer: dict[str, Any], micro_steps: int, world_size: int) -> Iterator[ConfigError]:
+def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse what a strategy cannot do: DDP's static graph with accumulation (pytorch issue 143580), whole matrices where rows are kept."""
+    strategy, micro_steps, world_size = config.strategy, config.micro_steps, config.batch.world_size
     if world_size == 1:
         return
     if micro_steps > 1 and strategy.get("static_graph"):
@@ -26,29 +27,31 @@ def check_strategy(strategy: dict[str, Any], optimizer: dict[str, Any], micro_st
     if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
         expected = "a number that divides that of the ranks"
         yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
-    named = [(key, str(value)) for key, value in nodes({"optimizer": optimizer}) if key.endswith("._target_")]
+    named = [(key, str(value)) for key, value in nodes({"optimizer": config.optimizer}) if key.endswith("._target_")]
     for key, path in named if class_fact(strategy, "shards_optimizer") else ():
         if needs_whole_matrices(class_of(path)):
             yield whole_matrices_error(key.removesuffix("._target_"), path.rpartition(".")[2])
 
 
-def check_cuda_graphs(compile: CompileConfig, strategy: dict[str, Any], micro_steps: int, world_size: int) -> Iterator[ConfigError]:
+def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse CUDA graphs with gradients outside of DDP's buckets, where they are wrong, and under FSDP, where they are slow.
 
     Autograd takes what a graph gives for a parameter's gradient, and the next micro-batch's graph writes over it (pytorch issue 169545).
     FSDP's weights move from step to step, and graphs are recorded anew for some 2,000 steps (pytorch issue 183451).
     """
-    if compile.mode not in _WITH_CUDA_GRAPHS:
+    mode, strategy = config.compile.mode, config.strategy
+    if mode not in _WITH_CUDA_GRAPHS:
         return
+    micro_steps, world_size = config.micro_steps, config.batch.world_size
     in_buckets = world_size > 1 and strategy.get("gradient_as_bucket_view") and not strategy.get("find_unused_parameters")
     if micro_steps > 1 and not in_buckets:
         ranks = f"{world_size} rank{'s' * (world_size != 1)}"
-        happened = f"is {compile.mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step on {ranks}"
+        happened = f"is {mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step on {ranks}"
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)
     if world_size > 1 and class_fact(strategy, "shards_parameters"):
-        happened = f"is {compile.mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
+        happened = f"is {mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
 
@@ -58,29 +61,22 @@ def class_fact(strategy: Mapping[str, Any], name: str) -> bool:
     return bool(getattr(class_of(str(strategy.get("_target_"))), name, False))
 
 
-def check_early_step(
-    trainer: TrainerConfig,
-    health: HealthConfig,
-    strategy: dict[str, Any],
-    optimizer: dict[str, Any],
-    amp: dict[str, Any],
-    batch: BatchSizes,
-    micro_steps: int,
-) -> Iterator[ConfigError]:
+def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to step in backward with what needs all gradients of a step at a time, or where nothing would be saved."""
+    trainer, strategy, batch = config.trainer, config.strategy, config.batch
     if not trainer.optimizer_in_backward:
         return
-    target, with_it = str(optimizer.get("_target_")), "and trainer.optimizer_in_backward is true"
+    target, with_it = str(config.optimizer.get("_target_")), "and trainer.optimizer_in_backward is true"
     if trainer.clip_grad_norm is not None:
         happened = f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}"
         yield conflict("trainer.clip_grad_norm", happened, "null")
-    if micro_steps > 1 or batch.is_open:
+    if config.micro_steps > 1 or batch.is_open:
         happened = f"a step has several micro-batches, whose gradients add up, {with_it}"
         fix = "a larger loader.micro_batch_size, or a smaller trainer.global_batch_size"
         yield ConfigError(key="loader.micro_batch_size", happened=happened, expected="one micro-batch a step on each rank", fix=fix)
-    if health.on_nonfinite == "skip":
+    if config.health.on_nonfinite == "skip":
         yield conflict("health.on_nonfinite", f"is skip, which looks at all gradients before a step is taken, {with_it}", "rewind")
-    if amp.get("dtype") == "float16":
+    if config.amp.get("dtype") == "float16":
         yield conflict("amp", f"is fp16, which looks at all gradients before a step is taken, {with_it}", "bf16 or amp=off")
     if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
         expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
@@ -93,20 +89,20 @@ def check_early_step(
         yield ConfigError(key=f"strategy.{name}", happened=happened, expected="one of the two", fix="trainer.optimizer_in_backward=false")
 
 
-def check_open_micro_batch(batch: BatchSizes, objective: dict[str, Any], strategy: dict[str, Any]) -> Iterator[ConfigError]:
+def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to let the device decide on a micro-batch where results depend on it, or where it may need accumulation that cannot be."""
-    if batch.is_open and str(objective.get("_target_")).endswith(".Contrastive"):
+    batch = config.batch
+    if batch.is_open and str(config.objective.get("_target_")).endswith(".Contrastive"):
         happened = "is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device"
         yield conflict(MICRO_BATCH, happened, 32, expected="a number")
-    if batch.is_open and batch.world_size > 1 and strategy.get("static_graph"):
+    if batch.is_open and batch.world_size > 1 and config.strategy.get("static_graph"):
         happened = f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step"
         yield conflict("strategy.static_graph", happened, "false")
 
 
-def check_local_sgd(
-    strategy: dict[str, Any], amp: dict[str, Any], optimizer: dict[str, Any], trainer: TrainerConfig, world_size: int
-) -> Iterator[ConfigError]:
+def check_local_sgd(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
+    strategy = config.strategy
     if not class_fact(strategy, "has_local_weights"):
         return
     every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
@@ -116,33 +112,36 @@ def check_local_sgd(
         yield ConfigError(key="strategy.outer_lr", happened=f"is {lr}", expected="above 0")
     if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
         yield ConfigError(key="strategy.outer_momentum", happened=f"is {momentum}", expected="at least 0 and below 1")
-    if world_size > 1 and amp.get("dtype") == "float16":
+    world_size = config.batch.world_size
+    if world_size > 1 and config.amp.get("dtype") == "float16":
         happened = "is float16, and with strategy=local_sgd each rank would skip steps by a loss scale of its own"
         yield ConfigError(key="amp.dtype", happened=happened, expected="a type that needs no loss scale", fix="amp=bf16")
-    name = str(optimizer.get("_target_")).rpartition(".")[2]
-    if world_size > 1 and every == 1 and (name != "SGD" or trainer.clip_grad_norm is not None):
+    name = str(config.optimizer.get("_target_")).rpartition(".")[2]
+    if world_size > 1 and every == 1 and (name != "SGD" or config.trainer.clip_grad_norm is not None):
         what = f"the optimizer is {name}" if name != "SGD" else "trainer.clip_grad_norm is given"
         happened = f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean"
         expected = "2 or more; 1 is the same as ddp for SGD without clipping"
         yield ConfigError(key="strategy.every_steps", happened=happened, expected=expected, fix="strategy=ddp")
 
 
-def check_power_sgd(strategy: dict[str, Any], amp: dict[str, Any], world_size: int) -> Iterator[ConfigError]:
+def check_power_sgd(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse products of no columns, and a loss scale, by which what was left out would be another number in the next step."""
+    strategy = config.strategy
     if not class_fact(strategy, "has_error_feedback"):
         return
     for key, least in (("rank", 1), ("from_step", 0)):
         value = strategy.get(key)
         if isinstance(value, int) and value < least:
             yield ConfigError(key=f"strategy.{key}", happened=f"is {value}", expected=f"at least {least}")
-    if world_size > 1 and amp.get("dtype") == "float16":
+    if config.batch.world_size > 1 and config.amp.get("dtype") == "float16":
         happened = "is float16, and with strategy=power_sgd a step adds what the one before has left out, under another loss scale"
         yield ConfigError(key="amp.dtype", happened=happened, expected="a type that needs no loss scale", fix="amp=bf16")
 
 
-def check_on_cpu(cluster: ClusterConfig, strategy: dict[str, Any], world_size: int) -> Iterator[ConfigError]:
+def check_on_cpu(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse on a CPU what torch's DDP does on GPUs alone."""
-    if world_size == 1 or devices.resolve_device(cluster.device) != "cpu":
+    strategy = config.strategy
+    if config.batch.world_size == 1 or devices.resolve_device(config.cluster.device) != "cpu":
         return
     if strategy.get("sync_batchnorm") is True:
         happened = "is true, and torch's SyncBatchNorm computes on GPUs alone"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from ddp_train.config.schema import DebugConfig, EvaluationConfig, LoaderConfig, TrainerConfig
+from ddp_train.config.run_config import PartialConfig
+from ddp_train.config.schema import EvaluationConfig, TrainerConfig
 from ddp_train.config.targets.locate import class_of
-from ddp_train.config.tree import at
 from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.traits import loss_unit
 
 
-def check_epochs(data: dict[str, Any], trainer: TrainerConfig, evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
+def check_epochs(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to count in epochs where the class of the data is a stream of unknown length."""
-    kind = class_of(path := str(data.get("_target_")))
+    kind = class_of(path := str(config.data.get("_target_")))
     if any(each.__name__ == "IterableDataset" for each in kind.__mro__) and not hasattr(kind, "__len__"):
-        yield from without_epochs(path.rpartition(".")[2], trainer, evaluation, is_evaluated)
+        yield from without_epochs(path.rpartition(".")[2], config.trainer, config.evaluation, config.is_evaluated)
 
 
 def without_epochs(name: str, trainer: TrainerConfig, evaluation: EvaluationConfig, is_evaluated: bool) -> Iterator[ConfigError]:
@@ -30,9 +29,10 @@ def without_epochs(name: str, trainer: TrainerConfig, evaluation: EvaluationConf
             yield conflict(key, happened, example, expected="a number of steps")
 
 
-def check_own_loss(tree: Mapping[str, Any], loader: LoaderConfig) -> Iterator[ConfigError]:
+def check_own_loss(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse for models that return their own loss what gives no dict with labels, and a class that does not say what its loss is."""
-    dataset, path, objective = (str(at(tree, f"{name}._target_")) for name in ("data", "model", "objective"))
+    loader = config.loader
+    dataset, path, objective = (str(node.get("_target_")) for node in (config.data, config.model, config.objective))
     if objective != "ddp_train.objective.transformers.Transformers":
         return
     is_pair = dataset.startswith("ddp_train.data.") and dataset != "ddp_train.data.mixture.Mixture"
@@ -42,16 +42,13 @@ def check_own_loss(tree: Mapping[str, Any], loader: LoaderConfig) -> Iterator[Co
         fix = "objective=classification or language_modeling" if is_pair else "loader.fields=null"
         yield ConfigError(key="data" if is_pair else "loader.fields", happened=happened, expected=expected, fix=fix)
     kind = class_of(path)
-    if at(tree, "objective.unit") in (None, "auto") and kind.__name__ == path.rpartition(".")[2]:  # a function may give another class
-        try:
-            loss_unit(kind)
-        except ConfigError as error:
-            yield error
+    if config.objective.get("unit") in (None, "auto") and kind.__name__ == path.rpartition(".")[2]:  # a function may give another class
+        loss_unit(kind)
 
 
-def check_batch_size_schedule(trainer: TrainerConfig, loader: LoaderConfig, debug: DebugConfig, world_size: int) -> Iterator[ConfigError]:
+def check_batch_size_schedule(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse batch sizes that change together with what needs one size."""
-    key = "trainer.batch_size_schedule"
+    trainer, loader, world_size, key = config.trainer, config.loader, config.batch.world_size, "trainer.batch_size_schedule"
     if not trainer.batch_size_schedule:
         return
     if (least := min(size for _, size in batch_changes(trainer.batch_size_schedule))) < world_size:
@@ -62,15 +59,15 @@ def check_batch_size_schedule(trainer: TrainerConfig, loader: LoaderConfig, debu
         fix = "trainer.grad_accum_steps=null trainer.global_batch_size=SIZE"
         yield ConfigError(key="trainer.grad_accum_steps", happened=happened, expected=expected, fix=fix)
     fixed = {"loader.drop_last": (loader.drop_last, "false"), "loader.bucket_batches": (loader.bucket_batches, "null")}
-    for name, (value, without) in {**fixed, "debug.overfit": (debug.overfit, "false")}.items():
+    for name, (value, without) in {**fixed, "debug.overfit": (config.debug.overfit, "false")}.items():
         if value:
             yield conflict(name, f"is {value}, and {key} is given", without)
 
 
-def check_lengths(trainer: TrainerConfig, data: dict[str, Any]) -> Iterator[ConfigError]:
+def check_lengths(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse pieces into which a window cannot be cut evenly, where the config says how long it is; else a rank checks it."""
-    whole = data.get("context_length")
-    lengths = [length for _, length in length_changes(trainer.length_schedule or {0: 1})]
+    whole = config.data.get("context_length")
+    lengths = [length for _, length in length_changes(config.trainer.length_schedule or {0: 1})]
     if isinstance(whole, int) and (uneven := [length for length in lengths if whole % length]):
         yield uneven_length(uneven[0], whole)
 
@@ -82,8 +79,9 @@ def uneven_length(length: int, whole: int) -> ConfigError:
     return ConfigError(key="trainer.length_schedule", happened=happened, expected=f"lengths that divide it, as {near}")
 
 
-def check_loader(loader: LoaderConfig) -> Iterator[ConfigError]:
+def check_loader(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse workers for data that is on the device; check that there are weights where samples are drawn by weight, and nowhere else."""
+    loader = config.loader
     if loader.on_device and loader.num_workers:
         happened = f"is {loader.num_workers}, but loader.on_device=true leaves nothing to read"
         yield conflict("loader.num_workers", happened, 0, expected="no workers")
@@ -98,8 +96,9 @@ def check_loader(loader: LoaderConfig) -> Iterator[ConfigError]:
         yield ConfigError(key="loader.sample_weights", happened=happened, expected=expected, fix=fix)
 
 
-def check_steps(trainer: TrainerConfig, scheduler: dict[str, Any]) -> Iterator[ConfigError]:
+def check_steps(config: PartialConfig) -> Iterator[ConfigError]:
     """Check that the run ends, and that the scheduler's phases fit into it (by epochs, a rank checks when it knows the data)."""
+    trainer, scheduler = config.trainer, config.scheduler
     if trainer.max_steps is None and trainer.max_epochs is None:
         yield ConfigError(key="trainer.max_steps", happened="neither max_steps nor max_epochs is given", fix="trainer.max_steps=1000")
         return

@@ -36,8 +36,7 @@ def test_early_stopping_needs_an_evaluation_and_freeze_its_patterns() -> None:
 def test_ours_are_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(sections, "look_up_or_none", asked.append)
-    nodes = {"ema": {"_target_": "ddp_train.callbacks.ema.EMA"}, "mine": {"_target_": f"{HERE}.Fine"}}
-    assert list(sections._check_callbacks({"callbacks": nodes}, is_evaluated=True)) == []
+    checked("callbacks=ema", f"+callbacks.mine._target_={HERE}.Fine")
     assert asked == [f"{HERE}.Fine"]
 
 
@@ -48,3 +47,17 @@ def test_several_options_and_one_are_composed() -> None:
         "ema",
         "again",
     ]
+
+
+def test_a_rule_ends_where_it_reads_an_invalid_section_and_all_others_are_asked() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        checked(
+            "trainer.max_steps=0", "loader.num_workers=1", "loader.on_device=true", "evaluation.save_predictions=true", "data.eval=null"
+        )
+    assert [error.key for error in caught.value.errors] == ["trainer.max_steps", "loader.num_workers", "evaluation.save_predictions"]
+
+
+def test_batch_sizes_that_contradict_each_other_are_said_once() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        checked("trainer.global_batch_size=7", "trainer.grad_accum_steps=3", "loader.num_workers=1", "loader.on_device=true")
+    assert sorted(error.key for error in caught.value.errors) == ["loader.num_workers", "trainer.global_batch_size"]
