@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,8 +19,6 @@ from typing import TextIO
 from torch.distributed import DistError, Store
 
 from ddp_train.config import cluster
-from ddp_train.config.run_config import RunConfig
-from ddp_train.config.targets.target import AUTO
 from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL, UserError
@@ -42,7 +39,7 @@ from ddp_train.system.devices import resolve_device
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
 from ddp_train.system.torchrun_env import is_last_attempt
-from ddp_train.training.check.memory import is_out_of_memory
+from ddp_train.training.check.memory import is_out_of_memory, part_short_of_memory, settings_for_less_memory
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
 from ddp_train.watchdog.client import WatchRequest, collective_timeout, start_watchdog, write_heartbeats
@@ -65,15 +62,6 @@ _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL a
 )
 _IS_OWN = re.compile(r"CUDA (error|failure|[cm]alloc)|out of memory", re.IGNORECASE)  # in whatever they are wrapped
 _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
-_MAX_SETTINGS = 3  # that are shown
-_PARTS = (  # where a frame of the stack lies -> what the run was at; the first that is met from the outermost frame inwards, in this order
-    ("the build of model and data", ("ddp_train/training/build/build.py",)),
-    ("the save of a checkpoint", ("ddp_train/training/state/checkpoints.py",)),
-    ("the evaluation", ("ddp_train/training/loop/evaluation.py",)),
-    ("the optimizer's step", ("torch/optim/", "ddp_train/training/loop/skip_nonfinite.py")),
-    ("backward", ("torch/autograd/graph.py", "torch/_tensor.py")),
-    ("forward", ("torch/nn/modules/",)),
-)
 
 
 def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") -> int:
@@ -222,48 +210,10 @@ def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | 
             return left.with_others(doing)
     found = failure.from_exception(error, rank=rank, step=state.step or None)
     if is_out_of_memory(error):
-        found = replace(found, key="", message=f"{_part_of(error) or 'the run'} has no memory left: {found.message}")
-        found = replace(found, fix=_advice(job.config, _part_of(error)))
+        part = part_short_of_memory(error)
+        message = f"{part or 'the run'} has no memory left: {found.message}"
+        found = replace(found, key="", message=message, fix=settings_for_less_memory(job.config, part))
     return found if peers is None or job.run_folder.failure.exists() else found.with_others(peers.ask_others())
-
-
-def _part_of(error: BaseException) -> str:
-    """Return what the run was at; "" where the stack does not tell."""
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return next((part for part, places in _PARTS if any(place in file for file in files for place in places)), "")
-
-
-def _advice(config: RunConfig, part: str) -> str:
-    """Return up to three settings that would help most, as they are typed: those that this run has not taken, for one part of it."""
-    on_gpu = resolve_device(config.cluster.device) == "cuda"
-    size, batch, evaluated = config.loader.micro_batch_size, config.batch.global_batch_size, config.evaluation.batch_size
-    checkpointing, logits = config.activation_checkpointing, config.objective.get("chunk_tokens", 0)  # of language models
-    is_blocks_taken = checkpointing.blocks is not None and checkpointing.every == 1 and not checkpointing.save_ops
-    here = str(config.strategy.get("_target_", "")).lower()
-
-    precision = ["amp=bf16"] if config.amp.get("dtype") is None and on_gpu else []
-    chunks = ["objective.chunk_tokens=4096"] if logits is None else []
-    blocks = [] if is_blocks_taken else ["activation_checkpointing=full"]
-    shards = [f"strategy={name}" for name in ("fsdp", "zero1") if name not in here and config.batch.world_size > 1]
-    smaller = []  # half a micro-batch, and the global batch as it is: accumulation follows
-    if size == AUTO:
-        smaller = [f"loader.micro_batch_size with half of what auto has come to (config.yaml) and trainer.global_batch_size={batch}"]
-    elif size > 1:
-        smaller = [f"loader.micro_batch_size={size // 2} trainer.global_batch_size={batch} trainer.grad_accum_steps=null"]
-    step = [*precision, *chunks, *(blocks if "chunk_tokens" in config.objective else []), *smaller, *blocks, *shards]
-    settings = step  # of forward and backward: activations and logits
-    if part == "the evaluation":
-        metrics = [f"~evaluation.metrics.{name}" for name, node in config.evaluation.metrics.items() if node]
-        settings = [*([f"evaluation.batch_size={evaluated // 2}"] if evaluated > 1 else []), *precision, *chunks, *shards, *metrics]
-    elif part == "the optimizer's step":
-        averages = [name for name, node in config.callbacks.items() if node and str(node.get("_target_", "")).endswith(".EMA")]
-        settings = [*shards, *(f"~callbacks.{name}" for name in averages), *step]
-    elif part == "the build of model and data":
-        loader = ["loader.on_device=false"] if config.loader.on_device else []
-        settings = [*loader, *shards, *(["loader.num_workers=0"] if config.loader.num_workers else [])]
-    pieces = "+cluster.env.PYTORCH_ALLOC_CONF=expandable_segments:True, for memory in pieces"
-    always = [pieces if on_gpu else "cluster.processes_per_node with fewer processes", "a smaller model"]
-    return "; ".join([*dict.fromkeys([*settings, *always])][:_MAX_SETTINGS])
 
 
 def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:

@@ -365,7 +365,7 @@ def test_memory_that_is_not_there_is_named(rig: Rig) -> None:
 
 def test_memory_that_a_library_finds_short_is_named(rig: Rig) -> None:
     """A rank fills its device, and a library asks for memory outside torch's allocator: the screen must say that memory is short, and what
-    helps. What the library said is in the table: a case for tests/unit/rank/test_rank.py."""
+    helps. What the library said is in the table: a case for tests/unit/training/check/test_memory.py."""
     crowded = ["model._target_=tests.gpu.parts.Crowded", "trainer.max_steps=100", "hydra.run.dir=run"]
     done = rig.train(*rig.convnet, *crowded, ranks=1, code=1)
     found = json.loads((rig.folder("run") / "failure.json").read_text())
