@@ -1,7 +1,7 @@
 """What objective and scheduler must offer so that the loop can use them, and how other classes become one of ours.
 
 Components take plain keyword arguments and know nothing of Hydra. Of ranks only the strategy and the loss scaler are told. What has no
-protocol here is torch's own: a model is an `nn.Module`, an optimizer is torch's. A loss function is adapted by objective/loss.py.
+protocol here is torch's own: a model is an `nn.Module`, an optimizer is torch's. A loss function is adapted by objective/supervised.py.
 Shapes: B samples, K classes.
 """
 

@@ -32,7 +32,7 @@ from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.classification import Classification
-from ddp_train.objective.loss import LossObjective
+from ddp_train.objective.supervised import LossObjective
 from ddp_train.run_folder import failure
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.parts import metric

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ddp_train.objective.binary import Binary, Multilabel
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.language_modeling import LanguageModeling
-from ddp_train.objective.loss import LossObjective
 from ddp_train.objective.regression import Regression
 from ddp_train.objective.segmentation import Segmentation
+from ddp_train.objective.supervised import LossObjective
 from tests.unit.objective.batches import IDENTITY, SPLITS, add_up, image_batch, token_model_and_batch
 
 

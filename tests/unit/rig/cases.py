@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor, nn
 
 from ddp_train.config.check import CONF
-from ddp_train.objective.loss import LossObjective
+from ddp_train.objective.supervised import LossObjective
 from ddp_train.training.instantiate import instantiate
 
 SAMPLES, CLASSES, TOKENS = 4, 10, 8

@@ -16,7 +16,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
-from ddp_train.objective.loss import LossObjective, as_objective
+from ddp_train.objective.supervised import LossObjective, as_objective
 from ddp_train.training.check.sanity_check import check
 from ddp_train.training.parts.components import Components, with_loss
 from ddp_train.training.record import throughput

@@ -19,7 +19,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.loader.dataset_adapter import DatasetSource
 from ddp_train.loader.loader import EvalLoader
 from ddp_train.objective.language_modeling import LanguageModeling
-from ddp_train.objective.loss import LossObjective
+from ddp_train.objective.supervised import LossObjective
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.parts.components import Components
