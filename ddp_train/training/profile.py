@@ -71,7 +71,7 @@ class Profiler:
     def register(self, hooks: Hooks) -> None:
         """Let the loop call this profiler, in each step only while a window is to come."""
         self._hooks = hooks
-        hooks.is_asked, hooks.on_request = self.is_requested, self.start_window
+        hooks.is_requested, hooks.on_request = self.is_requested, self.start_window
         if self._window is not None:
             hooks.before_step.append(self.begin_step)
 

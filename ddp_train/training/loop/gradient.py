@@ -15,15 +15,15 @@ _engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward"
 _EPS = 1e-6  # as in torch's own clipping
 
 
-def backward(loss: Tensor, seed: Tensor) -> None:
-    """Add the gradients of a loss, shape [], to the parameters', as `loss.backward(seed)` does; the seed has the loss's shape and type.
+def backward(loss: Tensor, grad_output: Tensor) -> None:
+    """Add the gradients of a loss, shape [], to the parameters', as `loss.backward(grad_output)` does; the tensors differ in value alone.
 
     `loss.backward` compares the two shapes with the compiler's code: it imports sympy before the first step, and takes 15 us.
     """
     if type(loss) is Tensor and _engine_run_backward is not None:
-        _engine_run_backward((loss,), (seed,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        _engine_run_backward((loss,), (grad_output,), False, False, (), allow_unreachable=True, accumulate_grad=True)
     else:  # a subclass of Tensor may do more
-        loss.backward(seed)
+        loss.backward(grad_output)
 
 
 class Part(NamedTuple):

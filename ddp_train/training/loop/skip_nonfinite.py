@@ -22,9 +22,9 @@ class StepGuard:
     def begin(self) -> None:
         """Called before the first forward of a step."""
 
-    def mark(self, seed: Tensor, loss: Tensor) -> Tensor:
-        """Return the gradient that backward begins with: `seed`, or another one that marks a bad loss; all of shape []."""
-        return seed
+    def spread_nonfinite(self, factor: Tensor, loss: Tensor) -> Tensor:
+        """Return the gradient that backward begins with: `factor`, or another one that marks a bad loss; all of shape []."""
+        return factor
 
     def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
         """Let the optimizer step; with `needs_norm`, after unscaling. Where an objective takes turns, `turn` has gradients."""
@@ -57,9 +57,9 @@ class SkippingGuard(StepGuard):
                 copy.value.copy_(copy.buffer)
                 copy.version = copy.buffer._version
 
-    def mark(self, seed: Tensor, loss: Tensor) -> Tensor:
-        """Return `seed`, or NaN where this rank's loss is not finite: then the gradients are NaN on all ranks."""
-        return seed * (1.0 + 0.0 * loss.detach())
+    def spread_nonfinite(self, factor: Tensor, loss: Tensor) -> Tensor:
+        """Return `factor`, or NaN where this rank's loss is not finite: then the gradients are NaN on all ranks."""
+        return factor * (1.0 + 0.0 * loss.detach())
 
     def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
         """Let the optimizer step if the norm is finite."""

@@ -39,16 +39,16 @@ class TrainStep:
     world: World
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
-    window: LogWindow = field(init=False)  # is told the losses and the weight of each step
+    window: LogWindow = field(init=False)  # gets the losses and the weight of each step
 
     def __post_init__(self) -> None:
-        # Over how many ranks the weight of a batch is summed, where shapes do not tell it.
-        self.num_summed = 1 if self.components.strategy.has_local_steps else self.world.size
+        # How many ranks take a step together: over so many the weight of its batch is summed, where shapes do not tell it.
+        self.ranks_per_step = 1 if self.components.strategy.has_local_steps else self.world.size
         self.begin_window()
 
     def begin_window(self) -> None:
-        """Take steps from here on into a window that goes on from the state's."""
-        own_weights = self.num_summed == 1
+        """Count steps from here on in a new window, which begins with what the state's holds."""
+        own_weights = self.ranks_per_step == 1
         self.window = LogWindow(self.world.device, self.state.window, turns=self.components.turns, own_weights=own_weights)
 
     def __call__(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
@@ -68,15 +68,15 @@ class TrainStep:
         window = self.window
         window.begin_step()
         weight, micro_batches = self._start_total_weight(micro_batches, global_batch_size)
-        grad_norm = self.descend(micro_batches, weight, measures_norm=measures_norm)
+        grad_norm = self.update_weights(micro_batches, weight, measures_norm=measures_norm)
         self.components.scheduler.step()
         if self.guard.needs_norm and grad_norm is not None:
             window.norms.append(grad_norm)
         window.end_step(weight(), samples=global_batch_size)
         return grad_norm
 
-    def descend(self, micro_batches: Iterable[MicroBatch], weight: Weight, *, measures_norm: bool) -> Tensor | None:
-        """Let the optimizer step by the gradient of all micro-batches, and forget the gradient; return its norm."""
+    def update_weights(self, micro_batches: Iterable[MicroBatch], weight: Weight, *, measures_norm: bool) -> Tensor | None:
+        """Compute the gradients of all micro-batches, let the optimizer step, and forget them; return their norm where it is wanted."""
         components = self.components
         self.guard.begin()
         self.compute_gradients(components.module, micro_batches, weight)
@@ -93,9 +93,9 @@ class TrainStep:
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
                 with components.strategy.no_sync(module):
-                    self._accumulate(micro_batch, weight)
+                    self._forward_backward(micro_batch, weight)
             else:
-                self._accumulate(micro_batch, weight)
+                self._forward_backward(micro_batch, weight)
         components.strategy.reduce_gradients(components.trained, self.state.step)
 
     def measure_and_clip(self, *, measures_norm: bool) -> Tensor | None:
@@ -119,7 +119,7 @@ class TrainStep:
         """Add to the loss of the step."""
         self.window.add(loss_sum)
 
-    def _accumulate(self, micro_batch: MicroBatch, total_weight: Weight) -> None:
+    def _forward_backward(self, micro_batch: MicroBatch, total_weight: Weight) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
@@ -127,13 +127,13 @@ class TrainStep:
         if not micro_batch.counts:
             loss_sum = loss_sum * 0.0
         weight = total_weight()  # not needed before
-        # DDP takes the mean over the ranks, and the sum is wanted. Backward begins with the scale: the gradients are those of a loss times
-        # the scale, without that product and its own backward.
+        # DDP takes the mean over the ranks, and the sum is wanted. Backward begins with this factor: the gradients are those of the loss
+        # times the factor, without that product and its own backward.
         if isinstance(weight, Tensor):
-            seed = (self.num_summed / torch.where(weight == 0, 1.0, weight)).to(loss_sum.dtype)  # 0: nothing counts
+            factor = (self.ranks_per_step / torch.where(weight == 0, 1.0, weight)).to(loss_sum.dtype)  # 0: nothing counts
         else:
-            seed = torch.full_like(loss_sum, world.size / weight)
-        gradient.backward(loss_sum, components.scaler.scale(self.guard.mark(seed, loss_sum)))
+            factor = torch.full_like(loss_sum, world.size / weight)
+        gradient.backward(loss_sum, components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum)))
         self.add_loss(loss_sum)
 
     def _start_total_weight(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[Weight, Iterable[MicroBatch]]:
@@ -151,10 +151,10 @@ class TrainStep:
         weights = [torch.as_tensor(self._weight(each), dtype=torch.float64) * each.counts for each in every]
         own = torch.stack(weights).sum()
         # Reduced where the data is, mostly on the CPU: no wait for the device.
-        wait = self.world.start_sum(own) if self.num_summed == self.world.size else lambda: own
+        wait = self.world.start_sum(own) if self.ranks_per_step == self.world.size else lambda: own
         return cache(lambda: wait().to(self.world.device, non_blocking=True)), every
 
     def _weight(self, micro_batch: MicroBatch) -> int | Tensor:
-        """Return the weight of a micro-batch where it is: on the host, if it was not copied ahead."""
+        """Return the weight of a micro-batch, where its data is: on the host, if it was not copied ahead."""
         with counted_as(micro_batch.num_samples):
             return self.components.objective.weight(as_pair(micro_batch.batch))

@@ -47,8 +47,8 @@ class Hooks:
     at_start: list[Callable[[], None]] = field(default_factory=list)  # when steps begin, and again when they go on after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
-    is_asked: Callable[[], float] = lambda: 0.0  # at each record: 1.0 if this rank has found a request to the run
-    on_request: Callable[[int], None] = lambda step: None  # after the record, if any rank has
+    is_requested: Callable[[], float] = lambda: 0.0  # at each record: 1.0 if this rank has found a request to the run (`profile`)
+    on_request: Callable[[int], None] = lambda step: None  # after the record, if any rank has found one
     at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
     after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
     before_save: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
@@ -82,13 +82,13 @@ class Trainer:
     clip_grad_norm: float | None = None
     predictions_of: Callable[[int, str], Path] | None = None  # where those of the evaluation after a step go, by the set; None: not saved
 
-    # Whom to ask and to tell.
+    # What the loop calls.
     write: Callable[[Record], None]  # rank 0 writes, the others drop it
     save: Callable[[WindowSums], None]  # collective; gets what has come since the last record
     saves_after: Callable[[int], bool] = lambda step: False  # whether a checkpoint is due, asked after each step; the same on all ranks
     stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
     is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
-    rewind: Callable[[Rewind], None] | None = None  # collective; after it the state is that of a checkpoint, but for the data's position
+    rewind: Callable[[Rewind], None] | None = None  # collective; loads a checkpoint into the state, but for the position in the data
     tracker: PhaseTracker = field(default_factory=PhaseTracker)
     monitor: LossMonitor = field(default_factory=LossMonitor)  # judges the losses
 
@@ -116,7 +116,7 @@ class Trainer:
         while True:
             try:
                 with model_log.taken_by(self.logged.sink()):
-                    return self._train(stream)
+                    return self._take_steps(stream)
             except Rewind as found:  # the data goes on where it is
                 if self.rewind is None:
                     raise
@@ -140,7 +140,7 @@ class Trainer:
             stream = change(stream)
         return stream
 
-    def _train(self, stream: Iterator[MicroBatch]) -> bool:
+    def _take_steps(self, stream: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
         components, state, hooks = self.components, self.state, self.hooks
         order, every = components.train_loader.order, self.evaluate_every_steps
@@ -162,7 +162,7 @@ class Trainer:
                 started = time.perf_counter()
                 for before_step in [*hooks.before_step]:  # which may leave
                     before_step(state.step)
-                self.window.leave_out(started)
+                self.window.exclude_since(started)
             batch = order.batch_at(state.samples)
             is_log_step = self.is_log_step(state.step + 1)
             grad_norm = self.train_step(self._micro_batches(stream), global_batch_size=batch.size, measures_norm=is_log_step)
@@ -180,7 +180,7 @@ class Trainer:
                 stops = stops or not self.evaluate()
                 is_over = self._is_over()  # or agreed on in an evaluation
                 state.evaluation_pending = stops
-                self.window.leave_out(started)
+                self.window.exclude_since(started)
             saves = self.saves_after(state.step)  # after the evaluation: it may be one of the best
             if stops or saves or is_over:
                 if not is_log_step:  # else it is known: weights that are lost must not replace good ones
@@ -211,7 +211,7 @@ class Trainer:
         for before_save in self.hooks.before_save:
             before_save(self.state.step)
         self.save(self.window.sums(self.logged))
-        self.window.leave_out(started)
+        self.window.exclude_since(started)
 
     def _micro_batches(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
@@ -239,8 +239,8 @@ class Trainer:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window, hooks = self.components, self.window, self.hooks
         memory = components.throughput.memory()
-        reading = window.read(self.world, grad_norm, self.logged, extra=[hooks.is_asked(), *memory])
-        num_asked, *memory = reading.extra_sums
+        reading = window.read(self.world, grad_norm, self.logged, extra=[hooks.is_requested(), *memory])
+        num_requests, *memory = reading.extra_sums
         assert reading.grad_norm is not None
         loss = self._judge(reading)
         elapsed = time.perf_counter() - window.started
@@ -256,9 +256,9 @@ class Trainer:
         for add_to in hooks.at_record:
             add_to(values, reading)
         self._write("train", values | self.logged.reduce_and_reset(reading.logged, self.world))
-        if num_asked:
+        if num_requests:
             hooks.on_request(self.state.step)
-        window.begin_again()
+        window.reset()
 
     def _judge(self, reading: Reading) -> float:
         """Return the mean loss of the window's steps, unless one of them ends the run or leads it back."""

@@ -68,8 +68,8 @@ class LogWindow:
         self.data_wait_s = 0.0
         self.started = time.perf_counter()
 
-    def begin_again(self) -> None:
-        """Forget the steps, which a record has now. Their tensors are used again."""
+    def reset(self) -> None:
+        """Forget the steps that have been recorded. Their tensors are used again."""
         for sums in self._step_sums:
             sums.values.zero_()
         self._turns_of_steps, self._weights, self.norms = [], [], []
@@ -168,7 +168,7 @@ class LogWindow:
             **(logged.state() if logged else {}),
         )
 
-    def leave_out(self, since: float) -> None:
+    def exclude_since(self, since: float) -> None:
         """Take the time since `since` (an evaluation, a save) out of the time per step."""
         self.started += time.perf_counter() - since
 

@@ -92,7 +92,7 @@ def take_steps() -> None:
         moves.sends = False
         steps(window, logged, 70)
         window.leave_out_steps([3])
-        window.begin_again()
+        window.reset()
 
 
 def record() -> None:

@@ -35,7 +35,7 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
     readings = []
     used, new = (LogWindow(torch.device("cpu"), turns=["first"]) for _ in range(2))
     for window in (used, used, new):
-        window.begin_again()
+        window.reset()
         for step in range(150):  # more than there is room for at first
             window.begin_step()
             for turn, loss in ((None, -step), ("first", 2 * step)):
@@ -49,7 +49,7 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
     assert readings[0] == readings[1] == readings[2]
     assert readings[0].totals == [float(step) for step in range(150)]
     assert readings[0].turns == {"first": [2.0 * step for step in range(150)]}
-    new.begin_again()
+    new.reset()
     assert new.sums() == WindowSums(turns={"first": []})
 
 
