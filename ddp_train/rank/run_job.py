@@ -128,7 +128,7 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
         components = build(job.config, world)
         if keep is not None:
             components.compiled.keep = keep
-        require_alike(components.identity, world)
+        require_alike(components.data_identity, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
     return _with_micro_batch(job, components.answers), components
@@ -147,7 +147,8 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
     Returns what differs in the data from that of the checkpoint, and was accepted.
     """
     config = job.config
-    changed = resume(job, components, state, world, on_progress=tracker.move)
+    run_folder, checkpoint = job.run_folder, job.checkpoint
+    changed = resume(components, state, world, config=config, run_folder=run_folder, checkpoint=checkpoint, on_progress=tracker.move)
     if state.stopped is not None and not state.stopped.holds(config.callbacks):
         state.stopped = None  # asked of a callback that is not there any more, or not as it was
     if changed is None and config.init_from is not None:
@@ -155,7 +156,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
 
         begun = Path(config.init_from)
         if config.init_from_strict and world.is_main:
-            accepted, own = config.accept_changed_data, components.identity["meaning"]
+            accepted, own = config.accept_changed_data, components.data_identity["meaning"]
             for line in require_meaning(own, known_meaning(begun), key="init_from", accepted=accepted):
                 print(f"{line}; accepted", flush=True)
         lines = initial_weights.load(begun, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)

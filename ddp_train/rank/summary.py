@@ -69,9 +69,9 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
     if changes := job.config.trainer.batch_size_schedule:
         later = ", ".join(f"{size} from step {step} on" for step, size in batch_changes(changes))
         lines.append(f"batch    {wanted} samples, then {later}")
-    if components.lengths is not None and (cuts := job.config.trainer.length_schedule):
+    if components.length_plan is not None and (cuts := job.config.trainer.length_schedule):
         later = ", ".join(f"{length} from step {step} on" for step, length in length_changes(cuts))
-        lines.append(f"lengths  windows of {components.lengths.whole} tokens, in pieces of {later}")
+        lines.append(f"lengths  windows of {components.length_plan.whole} tokens, in pieces of {later}")
     lines += _groups(components.optimizer)
     if order.epoch_size and order.epoch_size < wanted:
         lines.append(

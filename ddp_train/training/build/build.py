@@ -7,11 +7,11 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from ddp_train.amp import Amp
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
@@ -32,9 +32,9 @@ from ddp_train.training.build.optimization import groups_of, make_optimizer, mak
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.loop import callbacks
 from ddp_train.training.parts.compiled import compile_model, note
-from ddp_train.training.parts.components import Components, EvaluationParts, with_loss
-from ddp_train.training.parts.metric import build_metrics, goals_of
-from ddp_train.training.parts.turn import make_turns, takes_turns
+from ddp_train.training.parts.components import Components, EvaluationParts, wrap
+from ddp_train.training.parts.metric import build_metrics
+from ddp_train.training.parts.turn import takes_turns
 from ddp_train.training.record.throughput import measure, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_meaning
@@ -51,105 +51,55 @@ def build(config: RunConfig, world: World) -> Components:
     Raises UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
     """
     use_precision(config.precision)
-    train_source, eval_sources = _open_data(config, world)
-    answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, train_source.facts)
-    train_loader = _train_loader(train_source, config, world)
-    eval_loaders = data.make_eval_loaders(eval_sources, config, world)
+    source, eval_sources = _open_data(config, world)
+    train_loader = _train_loader(source, config, world)
     total_steps = _total_steps(config.trainer, train_loader.order)
+    answers = _answers(config, source.facts, world)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
-    answers |= auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
     strategy = _strategy(config)
-    model, objective, trained = build_model_and_objective(config, world, answers, strategy)
+    evaluated = _evaluation_parts(config, world, answers, strategy, eval_sources)
+    model, trained, objective, amp = evaluated.model, evaluated.trained, evaluated.objective, evaluated.amp
     freeze(trained, groups_of(config.optimizer))
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
-    if config.evaluation.save_predictions:
-        _require_predictions(objective, eval_sources.values())
-    amp: Amp = instantiate(config.amp, key="amp", answers=answers)
     peak = peak_of(world.device, amp, trained, cast=strategy.param_dtype if world.has_group else None)
-    throughput = measure(world, objective, trained, source=train_source, peak=peak)
+    throughput = measure(world, objective, trained, source=source, peak=peak)
     notes = [note_methods_not_called(model), _checkpoint_activations(model, config)]
     compiled = compile_model(model, config.compile, world, parts=[*model.children()] if takes_turns(objective) else [model])
     notes.append(note(compiled, config.compile))
-    turns = make_turns(trained, objective, strategy, world)
-    module = trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size)
+    module, turns = wrap(trained, objective, strategy, world)
+
     optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
     if world.has_group:
         require_rows(strategy, optimizer)
     optimizer_shards = strategy.setup_optimizer(optimizer) if world.has_group else {}
-    metrics = build_metrics(config.evaluation.metrics, objective, world, answers)
-    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=goals_of(objective, metrics, eval_loaders))
+    scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=evaluated.goals)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
     made = _callbacks(config.callbacks)
     components = Components(
-        model=model,
-        trained=trained,
+        **{**vars(evaluated), "compiled": compiled, "callbacks": made},
         module=module,
         turns=turns,
-        objective=objective,
+        strategy=strategy,
         optimizer=optimizer,
         optimizer_shards=optimizer_shards,
         scheduler=scheduler,
-        amp=amp,
         scaler=amp.scaler(world.device, world.size),
-        strategy=strategy,
-        train_loader=train_loader,
-        eval_loaders=eval_loaders,
-        throughput=throughput,
-        total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
-        callbacks=made,
-        fresh=callbacks.fresh_states(made),
-        metrics=metrics,
-        answers=answers,
-        forward_is_collective=strategy.shards_parameters and world.has_group,
-        identity=identity_of(train_source, train_loader, config),
-        notes=[each for each in notes if each],
-        compiled=compiled,
-        lengths=data.make_lengths(train_source, config.trainer),
         steps_in_backward=config.trainer.optimizer_in_backward,
+        train_loader=train_loader,
+        length_plan=data.make_length_plan(source, config.trainer),
+        data_identity=identity_of(source, train_loader, config),
+        total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
+        throughput=throughput,
+        fresh_states=callbacks.fresh_states(made),
+        answers=answers,
+        notes=[each for each in notes if each],
     )
     if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
-        _choose_micro_batch(components, config, world, train_source)
+        return _with_micro_batch(components, config, world, source)
     return components
-
-
-def _checkpoint_activations(model: nn.Module, config: RunConfig) -> str:
-    if config.activation_checkpointing.blocks is None:
-        return ""
-    from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
-
-    return checkpoint_activations(model, config.activation_checkpointing)
-
-
-def _choose_micro_batch(components: Components, config: RunConfig, world: World, source: DataSource | Stream) -> None:
-    """Take the largest micro-batch that fits, or the one that the run has had before. Collective."""
-    if config.batch.is_open:
-        from ddp_train.training.check.micro_batch import largest_micro_batch
-
-        config = config.with_micro_batch(largest_micro_batch(components, world, most=_largest_share(config, components)))
-        components.train_loader = _train_loader(source, config, world)
-    components.answers = {**components.answers, MICRO_BATCH: config.loader.micro_batch_size}
-
-
-def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, dict[str, DataSource | Stream]]:
-    """Return the training data, and that of each evaluation set by its key, whose numbers mean the same. Collective."""
-    seed_all(config.seed)  # for data that is drawn at random
-    with world.main_first():  # rank 0 downloads; the others find the files
-        train_source = data.make_source(config, key="data")
-        eval_sources = {key: data.make_source(config, key=key) for key in config.evaluation_sets()}
-    meaning = train_source.meaning
-    for key, source in eval_sources.items():
-        source.adopt(meaning)
-        data.require_same_facts(train_source.facts, source.facts, key=key)
-        require_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
-    data.place_data((train_source, *eval_sources.values()), config.loader, world)
-    return train_source, eval_sources
-
-
-def _strategy(config: RunConfig) -> Strategy:
-    return adapted(Strategy, instantiate(config.strategy, key="strategy"), required=["prepare"])
 
 
 def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any] = _NOTHING) -> EvaluationParts:
@@ -168,30 +118,84 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     if not config.evaluation_sets():
         expected = "the arguments of the data set that differ for it; {} for none"
         raise conflict("data.eval", "is null: the run has no evaluation data", "{}", expected=expected)
-    seed_all(config.seed)  # for data that is drawn at random
-    with world.main_first():
-        sources = {key: data.make_source(config, key=key) for key in config.evaluation_sets()}
+    sources = _make_sources(config, world, config.evaluation_sets())
     for key, source in sources.items():
         source.adopt(meaning)
         auto.require_kind(answers, source.facts)
         require_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)
-    facts = next(iter(sources.values())).facts
-    added = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)  # with what was typed: another metric
+    added = _answers(config, next(iter(sources.values())).facts, world)  # with what was typed: another metric
     strategy = _strategy(config)
-    model, objective, trained = build_model_and_objective(config, world, added, strategy)
+    evaluated = _evaluation_parts(config, world, added, strategy, sources)
+    if evaluated.forward_is_collective:
+        return replace(evaluated, trained=strategy.prepare(evaluated.trained.requires_grad_(False), world.device, world.size))
+    evaluated.trained.to(world.device)
+    return evaluated
+
+
+def _evaluation_parts(
+    config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy, sources: Mapping[str, DataSource | Stream]
+) -> EvaluationParts:
+    """Build what training and evaluation have in common; the strategy has not wrapped it yet. Collective."""
+    model, objective, trained = build_model_and_objective(config, world, answers, strategy)
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
-    is_sharded = strategy.shards_parameters and world.has_group
     return EvaluationParts(
         model=model,
-        trained=strategy.prepare(trained.requires_grad_(False), world.device, world.size) if is_sharded else trained.to(world.device),
+        trained=trained,
         objective=objective,
-        amp=instantiate(config.amp, key="amp", answers=auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})),
+        amp=instantiate(config.amp, key="amp", answers=answers),
         eval_loaders=data.make_eval_loaders(sources, config, world),
-        metrics=build_metrics(config.evaluation.metrics, objective, world, added),
-        forward_is_collective=is_sharded,
+        metrics=build_metrics(config.evaluation.metrics, objective, world, answers),
+        forward_is_collective=strategy.shards_parameters and world.has_group,
     )
+
+
+def _answers(config: RunConfig, facts: Mapping[str, Any], world: World) -> dict[str, Any]:
+    """Return what the `auto`s come to that take a fact of the data, or the type that all devices compute in. Collective."""
+    answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)
+    return answers | auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
+
+
+def _checkpoint_activations(model: nn.Module, config: RunConfig) -> str:
+    if config.activation_checkpointing.blocks is None:
+        return ""
+    from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
+
+    return checkpoint_activations(model, config.activation_checkpointing)
+
+
+def _with_micro_batch(components: Components, config: RunConfig, world: World, source: DataSource | Stream) -> Components:
+    """Return the components with the largest micro-batch that fits, or with the one that the run has had before. Collective."""
+    if config.batch.is_open:
+        from ddp_train.training.check.micro_batch import largest_micro_batch
+
+        config = config.with_micro_batch(largest_micro_batch(components, world, most=_largest_share(config, components)))
+        components = replace(components, train_loader=_train_loader(source, config, world))
+    return replace(components, answers={**components.answers, MICRO_BATCH: config.loader.micro_batch_size})
+
+
+def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, dict[str, DataSource | Stream]]:
+    """Return the training data, and that of each evaluation set by its key, whose numbers mean the same. Collective."""
+    eval_sources = _make_sources(config, world, ["data", *config.evaluation_sets()])
+    train_source = eval_sources.pop("data")
+    meaning = train_source.meaning
+    for key, source in eval_sources.items():
+        source.adopt(meaning)
+        data.require_same_facts(train_source.facts, source.facts, key=key)
+        require_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
+    data.place_data((train_source, *eval_sources.values()), config.loader, world)
+    return train_source, eval_sources
+
+
+def _make_sources(config: RunConfig, world: World, keys: Iterable[str]) -> dict[str, DataSource | Stream]:
+    seed_all(config.seed)  # for data that is drawn at random
+    with world.main_first():  # rank 0 downloads; the others find the files
+        return {key: data.make_source(config, key=key) for key in keys}
+
+
+def _strategy(config: RunConfig) -> Strategy:
+    return adapted(Strategy, instantiate(config.strategy, key="strategy"), required=["prepare"])
 
 
 def _require_predictions(objective: Objective, sources: Iterable[DataSource | Stream]) -> None:

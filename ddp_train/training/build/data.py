@@ -43,7 +43,7 @@ def make_data(config: RunConfig, *, key: str) -> Any:
 
 
 def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
-    """Return the data of one split as the loaders read it."""
+    """Return the data of a key (`make_data`) as the loaders read it."""
     node = config.loader.collate
     made = make_data(config, key=key)
     collate = instantiate(node, key="loader.collate") if node is not None else None
@@ -141,7 +141,7 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
     return TrainLoader(source, order, **reading, skips=loader.on_bad_sample == "skip")
 
 
-def make_lengths(source: DataSource | Stream, trainer: TrainerConfig) -> LengthPlan | None:
+def make_length_plan(source: DataSource | Stream, trainer: TrainerConfig) -> LengthPlan | None:
     """Return how long windows of tokens are at each step, which the data has to be made of; None: always as long as they are."""
     if not trainer.length_schedule:
         return None

@@ -85,7 +85,7 @@ def _before_training(trainer: Trainer, features: Features) -> None:
     """Let the first micro-batch serve for all that comes before the first step."""
     components, state, world = trainer.components, trainer.state, trainer.world
     hooks, predicts = trainer.hooks.before_training, trainer.predictions_of is not None
-    throughput, lengths = components.throughput, components.lengths
+    throughput, lengths = components.throughput, components.length_plan
 
     def rebuild_buckets(first: MicroBatch) -> None:
         with components.untouched(world.device):
@@ -115,15 +115,15 @@ def _before_training(trainer: Trainer, features: Features) -> None:
 def _compile(trainer: Trainer, first: MicroBatch) -> None:
     """Let what is compiled meet its first batches while the run still starts, and has its time to. Collective."""
     components, world = trainer.components, trainer.world
-    if components.lengths is not None:
-        first = components.lengths.cut(first, trainer.state.step)
+    if components.length_plan is not None:
+        first = components.length_plan.cut(first, trainer.state.step)
     with components.untouched(world.device):
         components.module.train()
         components.try_step(world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
             with as_evaluated(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
-                components.examine(batch, predicts=trainer.predictions_of is not None)
+                components.evaluate_batch(batch, predicts=trainer.predictions_of is not None)
     components.compiled.end_warm_up()
 
 
@@ -140,7 +140,7 @@ def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
 
 def _add_to_record(trainer: Trainer) -> None:
     components, state, guard = trainer.components, trainer.state, trainer.train_step.guard
-    lengths, loader = components.lengths, components.train_loader
+    lengths, loader = components.length_plan, components.train_loader
 
     def add(values: dict[str, float], reading: Reading) -> None:
         if lengths is not None and lengths.at(state.step - 1) < lengths.whole:

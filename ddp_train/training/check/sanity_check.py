@@ -110,11 +110,11 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
                 loss_text = f", loss {loss.item() / weight:.4g}" if weight else ""
             else:
                 with torch.no_grad():
-                    scores, _, pair = components.examine(batch, predicts=predicts)
+                    scores, _, pair = components.evaluate_batch(batch, predicts=predicts)
                 _require_scores(objective, scores, world, counts=micro_batch.counts)
                 if pair is not None and micro_batch.counts:
                     metric.update(components.metrics, pair)
-                    metric.refuse_others(components.metrics)
+                    metric.require_numbers(components.metrics)
     except (UserError, OSError, DistError):
         raise
     except Exception as error:

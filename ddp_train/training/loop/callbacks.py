@@ -22,8 +22,7 @@ from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.training.loop.evaluation import as_evaluated, callback_errors
 from ddp_train.training.loop.trainer import Hooks, Trainer
-from ddp_train.training.parts.components import Components, with_loss
-from ddp_train.training.parts.turn import make_turns
+from ddp_train.training.parts.components import Components, wrap
 from ddp_train.training.record.logged import check, mean
 from ddp_train.training.train_state import Stopped
 
@@ -208,11 +207,8 @@ def _rewrap(components: Components, world: World) -> None:
     components.optimizer.zero_grad(set_to_none=True)
     if world.size == 1 and not components.turns:
         return
-    has_turns, components.module, components.turns = bool(components.turns), components.trained, {}
+    components.module, components.turns = components.trained, {}
     gc.collect()  # the old module is in a reference cycle, and its hooks stay on the parameters as long as it lives
-    if has_turns:
-        components.turns = make_turns(components.trained, components.objective, components.strategy, world)
-    else:
-        components.module = components.strategy.prepare(with_loss(components.trained, components.objective), world.device, world.size)
+    components.module, components.turns = wrap(components.trained, components.objective, components.strategy, world)
     with components.untouched(world.device), model_log.taken_by(None):
         components.rebuild_buckets(world)

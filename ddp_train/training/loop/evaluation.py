@@ -149,7 +149,7 @@ def _evaluate_set(
             batches, is_stopping = in_lockstep(batches, world), on_any_rank(is_stopping, world)
         for micro_batch in batches:
             with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
-                scores, rows, pair = components.examine(batch, predicts=files is not None)
+                scores, rows, pair = components.evaluate_batch(batch, predicts=files is not None)
             if files is not None:
                 skips = [bad.sample for bad in micro_batch.skipped]
                 files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)

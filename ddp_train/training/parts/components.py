@@ -20,7 +20,7 @@ from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.reader import LengthPlan, MicroBatch
 from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, goals_of
-from ddp_train.training.parts.turn import Turn
+from ddp_train.training.parts.turn import Turn, make_turns
 from ddp_train.training.record.throughput import Throughput
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -62,7 +62,7 @@ class EvaluationParts:
         """What reads the evaluation data without a name, or the first set where there is none; None: nothing is evaluated."""
         return next(iter(self.eval_loaders.values()), None)
 
-    def examine(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
+    def evaluate_batch(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
         """Return from one forward what evaluation adds up, what it saves of each sample, and what metrics compare, as far as wanted."""
         self.compiled.begin_batch()
         if self.metrics:
@@ -77,26 +77,39 @@ def with_loss(trained: nn.Module, objective: Objective) -> Joint:
     return trained if isinstance(trained, Joint) else Joint(trained, objective, has_state=False)
 
 
+def wrap(trained: nn.Module, objective: Objective, strategy: Strategy, world: World) -> tuple[nn.Module, Mapping[str, Turn]]:
+    """Return what computes the loss as the strategy wraps it, and the turns; with turns what is trained, as it is: each has its own."""
+    turns = make_turns(trained, objective, strategy, world)
+    return trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size), turns
+
+
 @dataclass(kw_only=True)
 class Components(EvaluationParts):
     """Everything that the loop works with."""
 
-    module: nn.Module  # what computes the loss, as the strategy wraps it; with turns what is trained, as it is: each turn has its own
-    turns: Mapping[str, Turn] = field(default_factory=dict)  # of an objective whose parts take turns
+    # What computes the loss, as the strategy wraps it (`wrap`).
+    module: nn.Module
+    turns: Mapping[str, Turn]  # of an objective whose parts take turns
+    strategy: Strategy
+
+    # What steps.
     optimizer: Optimizer
     optimizer_shards: Mapping[Tensor, Tensor] = field(default_factory=dict)  # by parameter: what it steps in its place
     scheduler: Scheduler
     scaler: torch.amp.GradScaler
-    strategy: Strategy
+    steps_in_backward: bool  # the optimizer steps in backward, and not after it (`loop/other_steps.py`)
+
+    # The training data.
     train_loader: Loader
+    length_plan: LengthPlan | None  # of windows of tokens, by the step; None: they are not cut
+    data_identity: Mapping[str, Mapping[str, Any]]  # of the data (`state/data_identity.py`)
+
+    # The run.
     total_steps: int
     throughput: Throughput
-    fresh: Mapping[str, Any] = field(default_factory=dict)  # the states of the callbacks as they were made (`callbacks.fresh_states`)
-    answers: Mapping[str, Any] = field(default_factory=dict)  # what the arguments that are `auto` came to, by their keys
-    lengths: LengthPlan | None = None  # of windows of tokens, by the step; None: they are not cut
-    steps_in_backward: bool = False  # the optimizer steps in backward, and not after it (`loop/other_steps.py`)
-    identity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the data (`state/data_identity.py`)
-    notes: Sequence[str] = ()  # on what was done to the model, for the start of a run
+    fresh_states: Mapping[str, Any]  # the states of the callbacks as they were made (`callbacks.fresh_states`)
+    answers: Mapping[str, Any]  # what the arguments that are `auto` came to, by their keys
+    notes: Sequence[str]  # on what was done to the model, for the start of a run
 
     def reshard(self) -> None:
         self.strategy.reshard(self.module)

@@ -184,8 +184,8 @@ def update(metrics: Mapping[str, Metric], pair: tuple[Any, Any]) -> None:
             raise ConfigError(key=f"evaluation.metrics.{name}", happened=happened, expected=expected) from error
 
 
-def refuse_others(metrics: Mapping[str, Metric]) -> None:
-    """Refuse metrics whose value, of what they have so far, no record takes; then forget it. Other errors say little of so few samples."""
+def require_numbers(metrics: Mapping[str, Metric]) -> None:
+    """Refuse metrics whose value so far is no number and no row or dict of them, and reset them. Other errors say little of few samples."""
     for name, metric in metrics.items():
         try:
             _value(name, metric, [metric.state()])

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking, remove_debris, set_aside_after
@@ -154,41 +153,35 @@ def probe(run_folder: RunFolder, components: Components, keep: Retention, world:
         print(warning, flush=True)
 
 
-class ResumedJob(Protocol):
-    """The part of a job (`launch.job.Job`) that resuming needs."""
-
-    @property
-    def config(self) -> RunConfig: ...
-
-    @property
-    def run_folder(self) -> RunFolder: ...
-
-    @property
-    def checkpoint(self) -> str | None: ...
-
-
 def resume(
-    job: ResumedJob, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None]
+    components: Components,
+    state: TrainState,
+    world: World,
+    *,
+    config: RunConfig,
+    run_folder: RunFolder,
+    checkpoint: str | None,
+    on_progress: Callable[[], None],
 ) -> list[str] | None:
-    """Continue from the job's checkpoint, or from the newest good one. Collective.
+    """Continue from a checkpoint; None: from the newest good one of the run. Collective.
 
     Returns the accepted differences between the data of then and now; None: there is no checkpoint.
     """
-    if job.checkpoint is None:
-        chosen = newest_good(job.run_folder.checkpoints, world, on_progress=on_progress)
+    if checkpoint is None:
+        chosen = newest_good(run_folder.checkpoints, world, on_progress=on_progress)
     else:
-        path, check = Path(job.checkpoint), partial(verify, on_progress=on_progress)
+        path, check = Path(checkpoint), partial(verify, on_progress=on_progress)
         chosen = world.from_main(catalog.find(path, check, key="resume") if world.is_main else None)
-    accepted = require_same(chosen, components.identity, world, job.config) if chosen else []
+    accepted = require_same(chosen, components.data_identity, world, config) if chosen else []
     if world.is_main:
-        remove_debris(job.run_folder.checkpoints)
-        moved = set_aside_after(chosen.parent if chosen else job.run_folder.checkpoints, chosen)
+        remove_debris(run_folder.checkpoints)
+        moved = set_aside_after(chosen.parent if chosen else run_folder.checkpoints, chosen)
         world.print(*(f"a checkpoint of a later step, or of another run, is now {name}" for name in moved))
     if chosen is None:
-        if world.is_main and job.run_folder.metrics.exists():
+        if world.is_main and run_folder.metrics.exists():
             print("resumed  from the start: there is no good checkpoint", flush=True)
         return None
     components.rebuild_buckets(world)
     if not load(chosen, components, state, world, on_progress=on_progress):
-        seed_all(job.config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+        seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     return accepted

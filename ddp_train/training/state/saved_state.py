@@ -75,7 +75,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         **({"parameters_in_training": list(aside.trained)} if aside.trained else {}),
         # Evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
         "averages": dict(averages(components)),
-        data_identity.PART: components.identity,
+        data_identity.PART: components.data_identity,
     }
     strategy = components.strategy
     is_replica = strategy.has_local_weights and world.size > 1
@@ -158,7 +158,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
         fix = "resume=never, or the configuration that it was saved with"
         raise UserError(key="resume", happened=happened, expected="a checkpoint of the same configuration", fix=fix)
     differences += _compare_rates(rates, [float(group["lr"]) for group in optimizer.param_groups])
-    differences += callbacks.load_states(components.callbacks, shared["callbacks"], components.fresh)
+    differences += callbacks.load_states(components.callbacks, shared["callbacks"], components.fresh_states)
     world.print(*differences)
 
 

@@ -145,7 +145,7 @@ def test_what_cannot_be_cut_is_refused(text: list[str]) -> None:
     with pytest.raises(ConfigError, match="not made of windows of one length"):
         components(SCHEDULE)
     parts = components(SCHEDULE, base=text)
-    assert parts.lengths is not None
-    parts.lengths.whole = 15
+    assert parts.length_plan is not None
+    parts.length_plan.whole = 15
     with pytest.raises(DataError, match="whole windows of 15 tokens"):  # before the first step, whenever pieces begin
         trainer(parts)._stream()

@@ -14,7 +14,7 @@ from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, as_metric, build_metrics, refuse_others, results, update
+from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, as_metric, build_metrics, require_numbers, results, update
 from tests.unit.parts import checked, components
 
 torch.manual_seed(0)
@@ -197,7 +197,7 @@ def test_a_metric_that_gives_no_number_is_refused_before_the_first_step() -> Non
     metrics = {"table": as_metric(table, "table", torch.device("cpu"))}
     metrics["table"].update(torch.zeros(3, 10), torch.zeros(3))
     with pytest.raises(ConfigError, match=r"gave a tensor \[10, 10\]"):
-        refuse_others(metrics)
+        require_numbers(metrics)
 
 
 def test_an_objective_that_compares_nothing_is_told_the_signature_and_how_to_leave_the_metric_out() -> None:

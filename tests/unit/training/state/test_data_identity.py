@@ -16,7 +16,6 @@ from ddp_train.config import auto
 from ddp_train.distributed.world import alone
 from ddp_train.errors import DataError, UserError
 from ddp_train.interfaces import Indices
-from ddp_train.launch.job import Job
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build, build_evaluation
@@ -39,8 +38,8 @@ def code_of(error: UserError) -> str:
 
 def resumed(folder: Path, *overrides: str, base: list[str] | None = None) -> list[str] | None:
     config = checked(*overrides, **({} if base is None else {"base": base}))
-    job = Job(config=config, run_folder=RunFolder(folder), command=[], overrides=[])
-    return resume(job, build(config, alone()), TrainState(), alone(), on_progress=lambda: None)
+    parts, run_folder = build(config, alone()), RunFolder(folder)
+    return resume(parts, TrainState(), alone(), config=config, run_folder=run_folder, checkpoint=None, on_progress=lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +175,9 @@ def test_classes_of_a_users_data_are_those_that_the_model_knows(tmp_path: Path) 
         build_evaluation(checked(f"accept_changed_data={code_of(refused.value)}", base=other), alone(), {}, known)
         with pytest.raises(UserError, match="classes"):
             resumed(tmp_path, base=other)
+        own = build(checked(base=other), alone()).data_identity["meaning"]
         with pytest.raises(UserError, match=r"init_from: .*mean something else"):
-            data_identity.require_meaning(build(checked(base=other), alone()).identity["meaning"], known, key="init_from", accepted=None)
+            data_identity.require_meaning(own, known, key="init_from", accepted=None)
     with pytest.raises(UserError, match=r"data\.samples: 12 -> 8"):
         resumed(tmp_path, base=named("cat", "dog", length=8))
 
@@ -208,7 +208,7 @@ def test_ranks_with_other_data_are_named() -> None:
 
 def test_a_checkpoint_that_does_not_say_its_data_is_taken_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = components(*IMAGES)
-    parts.identity = {}
+    parts.data_identity = {}
     saved(tmp_path / "checkpoints", 4, parts)
     assert resumed(tmp_path, *IMAGES) == []
     assert "does not say on which data" in capsys.readouterr().out
@@ -219,5 +219,5 @@ def test_the_identity_is_part_of_every_checkpoint(tmp_path: Path) -> None:
     saver = Saver(tmp_path, alone(), config_hash="abc")
     saver.save(content(parts, TrainState(step=4, samples=128), WindowSums(), alone()))
     assert saver.finish() == ""
-    assert data_identity.saved_identity(tmp_path / "step_00000004") == parts.identity
-    assert auto.plain(parts.identity) == parts.identity
+    assert data_identity.saved_identity(tmp_path / "step_00000004") == parts.data_identity
+    assert auto.plain(parts.data_identity) == parts.data_identity
