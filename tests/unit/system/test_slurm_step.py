@@ -16,7 +16,7 @@ STEP = {
 
 
 def test_a_task_knows_its_step() -> None:
-    assert slurm_step(STEP) == SlurmStep(id="7.0.0", index=1, hosts=("node1", "node2"), most_tasks=1)
+    assert slurm_step(STEP) == SlurmStep(id="7.0.0", node_rank=1, hosts=("node1", "node2"), most_tasks=1)
     assert slurm_step({**STEP, "SLURM_RESTART_COUNT": "3"}).id == "7.0.3"  # type: ignore[union-attr]
     assert slurm_step({**STEP, "SLURM_STEP_TASKS_PER_NODE": "1,2(x3)"}).most_tasks == 2  # type: ignore[union-attr]
 
