@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 
 try:
     from ddp_train.errors import FAILED, INTERRUPTED
-    from ddp_train.launch.agent_process import COMPILER, start_fork_server, stop_fork_server
+    from ddp_train.launch.agent_process import COMPILER, start_fork_server_early, stop_fork_server
     from ddp_train.launch.signals import keep_early
     from ddp_train.system import handover, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server
-    from ddp_train.system.process import be_private, die_with_parent, exit_at_once, has_free_processor
+    from ddp_train.system.process import be_private, die_with_parent, exit_at_once
     from ddp_train.system.torchrun_env import is_torchrun_worker, world_size
 except KeyboardInterrupt:  # `_run_command` handles a later one
     sys.exit(130)
@@ -33,30 +33,15 @@ except KeyboardInterrupt:  # `_run_command` handles a later one
 _load_cli = partial(importlib.import_module, "ddp_train.cli.main")  # with Hydra, which a rank that is given its job does not need
 
 
-_STARTS_RANKS = ("resume", "evaluate", "predict", "doctor")  # the commands that start ranks, in addition to the one without a name
-_HERE = ("cluster=local", "cluster=cpu")
-"""Presets whose ranks are processes of this machine. A login node, from which jobs go elsewhere, has few processors to give."""
-
-_SHOWS_TEXT = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
-
-
 def main() -> None:
     """Become what this process was started for, and exit with its code."""
     terminal.open_closed()
-    if sys.argv[1:2] == ["node"]:
-        keep_early()  # before what takes its time to import
     be_private()
     if handover.FORK_SERVER in os.environ:
         terminal.outlive()
         exit_at_once(_code_of(lambda: run_fork_server(run_request)))
     if is_torchrun_worker():
-        terminal.outlive()
-        # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
-        die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
-        # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        import_for_good(["ddp_train.rank.main", *([COMPILER] if world_size() > 1 else [])])  # which DDP imports
-        _run_rank()
+        _run_fresh_rank()
     sys.exit(_run_command())
 
 
@@ -77,6 +62,16 @@ def run_request(request: dict[str, Any]) -> int:
     return run_agent_here(request, run_request)
 
 
+def _run_fresh_rank() -> NoReturn:
+    terminal.outlive()
+    # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
+    die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
+    # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import_for_good(["ddp_train.rank.main", *([COMPILER] if world_size() > 1 else [])])  # which DDP imports
+    _run_rank()
+
+
 def _run_rank() -> NoReturn:
     from ddp_train.rank import main as rank
 
@@ -84,11 +79,12 @@ def _run_rank() -> NoReturn:
 
 
 def _run_command() -> int:
+    if sys.argv[1:2] == ["node"]:
+        keep_early()  # before what takes its time to import
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:
-        if starts_ranks(sys.argv[1:]) and has_free_processor():  # else it would be in the way, and a wrong key answered later
-            start_fork_server()
+        start_fork_server_early(sys.argv[1:])
         with terminal.outlived():
             return _code_of(lambda: _load_cli().main())
     except KeyboardInterrupt:  # while this was imported
@@ -104,17 +100,6 @@ def _code_of(work: Callable[[], int]) -> int:
     except Exception:
         sys.excepthook(*sys.exc_info())
         return FAILED
-
-
-def starts_ranks(words: list[str]) -> bool:
-    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it.
-
-    Where they do not show it, what ranks need is imported when they are started.
-    """
-    is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
-    shows_text = any(word.partition("=")[0] in _SHOWS_TEXT for word in words)
-    is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _HERE for word in words)
-    return not shows_text and not is_elsewhere and (not is_command or words[0] in _STARTS_RANKS)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig
-from omegaconf.basecontainer import BaseContainer
 
 from ddp_train.config.check import ConfigErrors, check
+from ddp_train.config.hydra_internals import resolver_names
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.locate import NeedsImport, importing_nothing
 from ddp_train.errors import ConfigError
@@ -42,7 +42,7 @@ def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here
 
 def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
     """Let the other process check; None: it is gone, or cannot. ConfigErrors: what it has found."""
-    state = {"path": sys.path, "environment": dict(os.environ), "resolvers": set(BaseContainer._resolvers)}
+    state = {"path": sys.path, "environment": dict(os.environ), "resolvers": resolver_names()}
     try:
         content = pickle.dumps({**state, "config": config, "hydra": hydra, "global": HydraConfig.instance().cfg})
     except Exception:  # what somebody's own resolver or plugin has put there
@@ -67,7 +67,7 @@ def serve_check(request: int, answer: int) -> int:
     os.environ.clear()
     os.environ.update(asked["environment"])
     setup_globals()
-    if asked["resolvers"] - set(BaseContainer._resolvers):
+    if asked["resolvers"] - resolver_names():
         return 1  # of a user's plugin
     HydraConfig.instance().cfg = asked["global"]
     try:

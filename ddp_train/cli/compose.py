@@ -1,17 +1,24 @@
-"""Hydra composes here, in one process per job, and nowhere else: config -> check -> claimed folder -> job."""
+"""From the words of a command line to its run. Hydra composes here, in one process per job, and nowhere else.
+
+What Hydra calls, in this order:
+
+    a single run   `_check_and_claim`, before it makes the folder; then `_Command.__call__`: the job, which the launcher runs
+    a sweep        `_claim_sweep`; then `_Command.launch` with each batch of jobs that the sweeper asks for
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, env_override
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -27,50 +34,73 @@ from ddp_train.config.rules.machines import check_copies
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
 from ddp_train.config.schema import ClusterConfig, SweepConfig
-from ddp_train.config.targets.locate import locate
 from ddp_train.config.tree import leaves, texts
-from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
+from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_given, claim_new
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.sweep import GOALS, Sweep, is_sweep
+from ddp_train.run_folder.sweep import Sweep, is_sweep
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
+    from ddp_train.launch.machines import ThisMachine
     from ddp_train.sweep.hydra_jobs import Multirun
-
-_checked: list[tuple[Any, RunConfig]] = []  # of a single run: the config that Hydra gives to its callback, and then to its job
 
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 
-def compose(launcher: Launcher) -> int:
-    """Let Hydra compose, and run each job that comes of it."""
+def compose(launcher: Launcher, *, change: Callable[[Job], Job] = lambda job: job) -> int:
+    """Let Hydra compose what was typed, run what comes of it, and return the exit code; `change`: makes of the job the one that is run."""
     refuse_unknown_options(sys.argv[1:])
-    with _full_hydra_errors(), composing_once(), closing(_Command(launcher)) as command:
-        hydra.main(**MAIN, config_path=str(CONF), config_name="config")(command)()
+    command = _Command(launcher, change)
+    try:
+        with env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(command):  # it raises its errors, and prints none
+            hydra.main(**MAIN, config_path=str(CONF), config_name="config")(command)()
+    except _Refused as refused:
+        raise refused.error from refused.error.__cause__
+    except _Follows as follows:
+        return follows.machine.take_part()
     return command.exit_code()
 
 
-class _Command:
-    """What Hydra calls: with the config of a single run or, through the plugin in `hydra_plugins`, with the jobs of a sweep."""
+class Checked(Callback):
+    """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists)."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        with _errors_leave_hydra():
+            self._claimed = _check_and_claim(config)
+
+    def on_job_start(self, config: DictConfig, *, task_function: Any, **kwargs: Any) -> None:
+        if isinstance(task_function, _Command):  # a single run's
+            task_function.claimed = self._claimed
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        with _errors_leave_hydra():
+            _claim_sweep(config)
+
+
+class _Command:
+    """What Hydra runs: the job of a single run or, through the plugin in `hydra_plugins`, the jobs of a sweep."""
+
+    claimed: _Claimed | None = None  # of a single run, from `Checked`
+
+    def __init__(self, launcher: Launcher, change: Callable[[Job], Job]) -> None:
+        self._launcher, self._change = launcher, change
         self._exit_code = DONE
         self._multirun: Multirun | None = None
 
     def __call__(self, composed: DictConfig) -> None:
+        """Run a single run, in the folder that is claimed for it."""
         hydra_config: Any = HydraConfig.get()
-        before, checked = _checked.pop() if _checked else (None, None)
-        if checked is None or before is None or before != _without_hydra(composed):
-            checked = check_composed(composed, hydra_config, trains_here=_trains_here(composed))
+        config, checked, machine = self.claimed or (None, None, None)
+        if checked is None or config is None or config != _without_hydra(composed):
+            checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         record(job.run_folder, job.config)
-        self._exit_code = self._launcher.begin(job)
+        self._exit_code = self._launcher.begin(self._change(job), machine)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for."""
@@ -85,13 +115,87 @@ class _Command:
 
     def close(self) -> None:
         """End a sweep, however it ends."""
-        _checked.clear()
         if self._multirun is not None:
             self._multirun.close()
 
     def exit_code(self) -> int:
         """Return how it went."""
         return self._exit_code if self._multirun is None else self._multirun.exit_code()
+
+
+class _Claimed(NamedTuple):
+    """A single run that is checked, and whose folder is claimed."""
+
+    config: Any  # as it was checked, to be compared with what the job gets (`_without_hydra`)
+    checked: RunConfig
+    machine: ThisMachine | None  # with `cluster=machines`, where others take part: this one leads
+
+
+def _check_and_claim(composed: DictConfig) -> _Claimed:
+    """Check a single run, and claim the folder that Hydra makes for it. Leaves Hydra on a machine that follows another one."""
+    checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
+    machine = None
+    if checked.cluster.launcher == "machines":
+        from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
+
+        machine = machines.meet(checked, run=_typed_run_folder(composed))
+        if machine is not None and not machine.rendezvous.is_first:
+            raise _Follows(machine)  # the first machine claims
+    found = location_of(composed, checked)
+    if found.is_continued:
+        folder = _continue(found.folder, checked, key=found.key)
+    else:
+        folder = claim_new(found.folder) if found.is_new else claim_given(found.folder, key=found.key)
+    with read_write(composed.hydra), open_dict(composed.hydra):
+        composed.hydra.run.dir = str(folder)
+        if found.is_continued:
+            composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
+    return _Claimed(_without_hydra(composed), checked, machine)
+
+
+def _claim_sweep(composed: DictConfig) -> None:
+    """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed. Leaves Hydra where machines meet."""
+    from ddp_train.launch import machines
+    from ddp_train.sweep import sweeper
+
+    require_our_launcher(composed)
+    cluster = section(composed, ClusterConfig)
+    if errors := list(check_copies(cluster, os.environ)):
+        raise ConfigErrors(errors)  # before anything is claimed
+    if (machine := machines.meet(cluster, arguments=sys.argv[1:])) is not None:
+        raise _Follows(machine)  # global rank 0 composes and claims
+    folder = sweep_place(composed)
+    if not _typed(composed, "hydra.sweep.dir"):
+        folder = claim_new(folder)
+    elif is_sweep(folder):
+        require_trust(folder, key="hydra.sweep.dir", accept=f"ddp-train resume {folder} --trust")
+        hold(folder, key="hydra.sweep.dir")
+    else:
+        folder = claim_given(folder, key="hydra.sweep.dir")
+    fix_sweep_place(composed, folder)
+    sweeper.prepare_optuna(composed, folder)
+
+
+@dataclass(eq=False)
+class _Follows(BaseException):
+    """Leaves Hydra: this machine does not compose what it runs."""
+
+    machine: ThisMachine
+
+
+@dataclass(eq=False)
+class _Refused(BaseException):
+    """Leaves Hydra, which would turn an exception of a callback into a warning, and go on."""
+
+    error: Exception
+
+
+@contextmanager
+def _errors_leave_hydra() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _Refused(error) from None
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
@@ -105,97 +209,6 @@ def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
         options=options_of(hydra_config),
         checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
     )
-
-
-class Checked(Callback):
-    """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists)."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check and claim for a single run."""
-        with _exits_of_its_own():
-            checked = check_composed(config, config.hydra, trains_here=_trains_here(config))
-            _checked[:] = [(_without_hydra(config), checked)]
-            if checked.cluster.launcher == "machines" and not is_torchrun_worker():
-                from ddp_train.launch import machines
-
-                if (code := machines.follow(checked, run=_typed_folder(config))) is not None:
-                    raise Exit(code)  # the first machine claims
-            found = location_of(config, checked)
-            if found.is_continued:
-                folder = _continue(found.folder, checked, key=found.key)
-            else:
-                folder = claim_new(found.folder) if found.is_new else claim_given(found.folder, key=found.key)
-            with read_write(config.hydra), open_dict(config.hydra):
-                config.hydra.run.dir = str(folder)
-                if found.is_continued:
-                    config.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed."""
-        from ddp_train.launch import machines
-        from ddp_train.sweep import sweeper
-
-        with _exits_of_its_own():
-            require_our_launcher(config)
-            cluster = section(config, ClusterConfig)
-            if errors := list(check_copies(cluster, os.environ)):
-                raise ConfigErrors(errors)  # before anything is claimed
-            is_by_hand = cluster.launcher == "machines" and not is_torchrun_worker()
-            if is_by_hand and (code := machines.run_sweep(cluster, sys.argv[1:])) is not None:
-                raise Exit(code)  # global rank 0 has composed and claimed
-            folder = sweep_place(config)
-            if not _is_overridden(config, "hydra.sweep.dir"):
-                folder = claim_new(folder)
-            elif is_sweep(folder):
-                require_trust(folder, key="hydra.sweep.dir", accept=f"ddp-train resume {folder} --trust")
-                hold(folder, key="hydra.sweep.dir")
-            else:
-                folder = claim_given(folder, key="hydra.sweep.dir")
-            fix_sweep_place(config, folder)
-            if sweeper.is_optunas(config):
-                sweeper.prepare_optuna(config, folder, _goal(config), is_taken_up=is_sweep(folder))
-
-
-def _without_hydra(config: DictConfig) -> Any:
-    """Return a config as it was composed, without its node `hydra`; None where it refers to that, which changes with the run's folder."""
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    plain.pop("hydra", None)
-    return None if any("${" in str(value) and "hydra" in str(value) for _, value in leaves(plain)) else plain
-
-
-def _trains_here(composed: DictConfig) -> bool:
-    return OmegaConf.select(composed, "cluster.launcher") == "local" and not is_torchrun_worker()
-
-
-class Exit(SystemExit):
-    """Leaves Hydra with an exit code, and what to say."""
-
-    def __init__(self, code: int, error: Exception | None = None) -> None:
-        super().__init__(code)
-        self.error = error
-
-
-@contextmanager
-def _exits_of_its_own() -> Iterator[None]:
-    """Leave Hydra for any error: it turns the exceptions of a callback into warnings, and goes on."""
-    try:
-        yield
-    except Exception as error:
-        raise Exit(WRONG_INPUT, error) from None
-
-
-def _goal(composed: DictConfig) -> str | None:
-    """Return which way the metric of a sweep is better (min or max), as far as it can be known before a job has run."""
-    settings = section(composed, SweepConfig)
-    if settings.direction is not None:
-        return GOALS[settings.direction]
-    objective = locate(composed.objective._target_)
-    goals: Mapping[str, str] = getattr(objective, "goals", {"loss": "min"} if objective.__module__.startswith("torch.nn") else {})
-    name = (settings.metric or "").rpartition("/")[2] or next(iter(goals), "")
-    if (node := composed.evaluation.get("metrics", {}).get(name)) is not None and (path := node.get("_target_")):
-        higher = getattr(locate(path), "higher_is_better", None)
-        return None if higher is None else "max" if higher else "min"
-    return goals.get(name)
 
 
 def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_here: bool = False) -> RunConfig:
@@ -219,6 +232,17 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_her
     return checked
 
 
+def _starts_ranks_here(composed: DictConfig) -> bool:
+    return OmegaConf.select(composed, "cluster.launcher") == "local" and not is_torchrun_worker()
+
+
+def _without_hydra(config: DictConfig) -> Any:
+    """Return a config as it was composed, without its node `hydra`; None where it refers to that, which changes with the run's folder."""
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    plain.pop("hydra", None)
+    return None if any("${" in str(value) and "hydra" in str(value) for _, value in leaves(plain)) else plain
+
+
 class RunLocation(NamedTuple):
     """Where a run goes."""
 
@@ -232,23 +256,22 @@ def location_of(composed: DictConfig, checked: RunConfig) -> RunLocation:
     """Return where a run goes. Looks, and touches nothing."""
     if checked.resume not in ("auto", "never"):
         return RunLocation(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
-    is_typed = _is_overridden(composed, "hydra.run.dir")
+    is_typed = bool(_typed(composed, "hydra.run.dir"))
     folder = _place(composed.hydra.run, key="hydra.run.dir", is_typed=is_typed)
     is_continued = is_typed and checked.resume == "auto" and (folder / "config.yaml").exists()
     return RunLocation(folder=folder, key="hydra.run.dir", is_new=not is_typed, is_continued=is_continued)
 
 
-def _typed_folder(config: DictConfig) -> str:
+def _typed_run_folder(composed: DictConfig) -> str:
     """Return the run folder that was typed; "" where none was: each machine would make a name of its own, by its clock."""
-    typed = [text.partition("=")[2] for text in config.hydra.overrides.hydra if text.startswith("hydra.run.dir=")]
-    if not typed:
+    if not (typed := _typed(composed, "hydra.run.dir")):
         return ""
-    return typed[-1] if "${" in typed[-1] else str(Path(config.hydra.run.dir).absolute())
+    return typed[-1] if "${" in typed[-1] else str(Path(composed.hydra.run.dir).absolute())
 
 
 def sweep_place(composed: DictConfig) -> Path:
     """Return where a sweep goes. Looks, and touches nothing."""
-    return _place(composed.hydra.sweep, key="hydra.sweep.dir", is_typed=_is_overridden(composed, "hydra.sweep.dir"))
+    return _place(composed.hydra.sweep, key="hydra.sweep.dir", is_typed=bool(_typed(composed, "hydra.sweep.dir")))
 
 
 def require_our_launcher(composed: DictConfig) -> None:
@@ -299,19 +322,6 @@ def require_same(folder: Path, checked: RunConfig, *, key: str) -> None:
         raise ConfigError(key=key, happened=happened, expected="the configuration that it was started with", fix=fix)
 
 
-def _is_overridden(composed: DictConfig, key: str) -> bool:
-    return any(text.lstrip("+").startswith(f"{key}=") for text in texts(composed.hydra.overrides.hydra))
-
-
-@contextmanager
-def _full_hydra_errors() -> Iterator[None]:
-    """Have Hydra raise its errors instead of printing them: we show all problems at once."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before
+def _typed(composed: DictConfig, key: str) -> list[str]:
+    """Return the values that were typed for a key of the node `hydra`; the last one counts."""
+    return [text.partition("=")[2] for text in texts(composed.hydra.overrides.hydra) if text.lstrip("+").startswith(f"{key}=")]

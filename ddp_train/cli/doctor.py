@@ -13,6 +13,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import clear
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import read_json
 
@@ -37,17 +38,21 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
         raise ConfigError(happened=happened, expected=USAGE.partition("\n")[0])
     program = f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}"
 
-    def run(job: Job) -> int:
-        try:
-            code = launcher.begin(replace(job, program=program, config=_as_short_job(job.config, is_full=_FULL in arguments)))
-            if code != DONE or not wait_until(job.run_folder.doctor.exists, within_s=_SEEN_WITHIN_S, every_s=0.1):
-                return code or ENVIRONMENT_REFUSES
-            return int(read_json(job.run_folder.doctor)["exit_code"])  # the exit code of an engine's job does not have the doctor's result
-        finally:
-            clear(job.run_folder.root)
+    def examination_of(job: Job) -> Job:
+        return replace(job, program=program, config=_as_short_job(job.config, is_full=_FULL in arguments))
 
     sys.argv[1:] = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
-    return compose(Launcher(run=run, slots=launcher.slots))
+    try:
+        code = compose(launcher, change=examination_of)
+        if code != DONE or launcher.begun is None:  # refused; or this machine has taken part in what the first one leads
+            return code
+        found = RunFolder(launcher.begun).doctor
+        if not wait_until(found.exists, within_s=_SEEN_WITHIN_S, every_s=0.1):
+            return ENVIRONMENT_REFUSES
+        return int(read_json(found)["exit_code"])  # the exit code of an engine's job does not have the doctor's result
+    finally:
+        if launcher.begun is not None:
+            clear(launcher.begun)
 
 
 def _as_short_job(config: RunConfig, *, is_full: bool) -> RunConfig:

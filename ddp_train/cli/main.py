@@ -14,19 +14,18 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ddp_train import __version__
-from ddp_train.cli.compose import Exit, compose
+from ddp_train.cli.compose import compose
 from ddp_train.config.check import CONF, ConfigErrors
-from ddp_train.config.command import hydra_errors
 from ddp_train.config.command.command_line import check_overrides, options_first, with_conf
+from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.hydra_internals import limit_yaml
 from ddp_train.errors import (
     DISK_REFUSES,
@@ -41,49 +40,28 @@ from ddp_train.errors import (
 )
 from ddp_train.launch import local
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.launcher import Launcher, Slot
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.sweep import is_sweep
-from ddp_train.sweep.warm_group import slots
 from ddp_train.system import handover
 from ddp_train.system.process import die_with_parent
-
-_caller: list[int] = []  # the descriptor of the file that `from_python.run` reads, if that has started this command
 
 
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
-    _find_caller()
+    launcher = Launcher(run=_run_job, slots=_slots_here, tell_caller=_find_caller())
     try:
-        (directory := os.getcwd()).encode()
-        " ".join(sys.argv).encode()
-    except OSError as error:
-        print(f"the current folder cannot be used: {error.strerror}\n  fix: cd FOLDER", file=sys.stderr)
-        return ENVIRONMENT_REFUSES
-    except UnicodeEncodeError:
-        happened = f"a name cannot be read with the file system encoding {sys.getfilesystemencoding()}"
-        fix = "export LC_ALL=C.UTF-8, and no PYTHONUTF8=0"
-        expected = "utf-8, in which checkpoints and configurations are written"
-        print(EnvironmentRefuses(happened=happened, expected=expected, fix=fix), file=sys.stderr)
-        return ENVIRONMENT_REFUSES
-    sys.path.insert(0, directory)  # components are importable from where the user stands, as with `python -m`
-    return run(Launcher(run=_begin, slots=slots))
-
-
-def _begin(job: Job) -> int:
-    """Run a job where its section `cluster` says, or give it to the engine that this names."""
-    _tell_caller(folder=str(job.run_folder.root))
-    launcher = job.config.cluster.launcher
-    if launcher == "local":
-        return local.run(job)
-    from ddp_train.launch import machines, submit  # and with them what starts other machines, which takes its time to import
-
-    return machines.run(job) if launcher == "machines" else submit.run(job)
+        _require_readable_names()
+    except EnvironmentRefuses as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    sys.path.insert(0, os.getcwd())  # components are importable from where the user stands, as with `python -m`
+    return run(launcher)
 
 
 def run(launcher: Launcher) -> int:
-    """Run what sys.argv asks for.
+    """Run what sys.argv asks for, and return the exit code.
 
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
     """
@@ -91,22 +69,22 @@ def run(launcher: Launcher) -> int:
     if "--version" in words:
         print(f"ddp_train {__version__}")
         return DONE
-    if not words or words[0] not in _COMMANDS:
-        return _report(lambda: _train(words, launcher), launcher)
-    name, *arguments = words
-    module, function, usage = _COMMANDS[name]
-    imported = importlib.import_module(f"{__package__}.{module}")  # alone: all together take longer than a run is composed
+    if not words or words[0] not in COMMANDS:
+        return _exit_code_of(lambda: _train(words, launcher), launcher)
+    command, arguments = COMMANDS[words[0]], words[1:]
+    module = importlib.import_module(f"{__package__}.{command.module}")  # alone: all together take longer than a run is composed
     if {"--help", "-h"} & set(arguments):
-        print(getattr(imported, usage))
+        print(getattr(module, command.usage))
         return DONE
-    return _report(lambda: getattr(imported, function)(with_conf(arguments) if name in _COMPOSING else arguments, launcher), launcher)
+    function = getattr(module, command.function)
+    return _exit_code_of(lambda: function(with_conf(arguments) if command.reads_yaml else arguments, launcher), launcher)
 
 
 def resume(folder: Path, launcher: Launcher) -> int:
     """Continue the run or the sweep that an earlier attempt of this group of ranks has left (under torchrun)."""
     from ddp_train.cli.resume import resume_typed
 
-    return _report(lambda: resume_typed([str(folder)], launcher, is_restart=True), launcher)
+    return _exit_code_of(lambda: resume_typed([str(folder)], launcher, is_restart=True), launcher)
 
 
 def _train(words: list[str], launcher: Launcher) -> int:
@@ -115,76 +93,79 @@ def _train(words: list[str], launcher: Launcher) -> int:
     return compose(launcher)
 
 
-_COMMANDS = {
-    "plan": ("plan", "plan", "USAGE"),
-    "resume": ("resume", "resume_typed", "USAGE"),
-    "evaluate": ("evaluate", "evaluate", "USAGE"),
-    "predict": ("evaluate", "predict", "PREDICT_USAGE"),
-    "export": ("export", "export", "USAGE"),
-    "runs": ("status", "show_sweep", "RUNS_USAGE"),
-    "status": ("status", "show_status", "USAGE"),
-    "logs": ("status", "show_logs", "LOGS_USAGE"),
-    "profile": ("profile", "profile", "USAGE"),
-    "cancel": ("cancel", "cancel", "USAGE"),
-    "verdict": ("status", "show_verdict", "VERDICT_USAGE"),
-    "doctor": ("doctor", "examine", "USAGE"),
-    "help": ("help", "explain", "USAGE"),
-    "node": ("node", "node", "USAGE"),
-    "prepare": ("prepare", "prepare", "USAGE"),
-    "init": ("init", "init", "USAGE"),
-}
-"""The first word -> the module that does it, its function, and what --help shows of it. `config.command_line` has the same names."""
+def _run_job(job: Job) -> int:
+    """Run a job on this machine, or give it to the engine that its section `cluster` names."""
+    if job.config.cluster.launcher in ("local", "machines"):  # several machines have met before the job began (`Launcher.begin`)
+        return local.run(job)
+    from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
 
-_COMPOSING = ("plan", "doctor", "help")
-"""Those that read the same YAML as a run that is typed."""
+    return submit.run(job)
 
 
-def _report(command: Callable[[], int], launcher: Launcher) -> int:
+def _slots_here(folder: Path, count: int) -> Sequence[Slot]:
+    from ddp_train.sweep.warm_group import slots  # which a single run does without
+
+    return slots(folder, count)
+
+
+def _exit_code_of(command: Callable[[], int], launcher: Launcher) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
         limit_yaml()
         check_overrides(sys.argv[1:])
         return command()
-    except SystemExit as error:  # ours, a sweep's that ends here, or Hydra's own
-        if not isinstance(error, Exit) or error.error is None:
-            return error.code if isinstance(error.code, int) else DONE
-        return _say(error.error, launcher)
+    except SystemExit as error:  # a sweep's that ends here, or Hydra's own
+        return error.code if isinstance(error.code, int) else DONE
     except (UserError, ConfigErrors, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
-        return _say(error, launcher)
+        if (mistake := _mistake(error, has_begun=launcher.begun is not None)) is None:
+            return _show_failure(error, launcher.begun)
+        text, code = mistake
+        if not launcher.tell_caller(error=text):  # a program that has started this command by `ddp_train.run` raises it
+            print(text, file=sys.stderr)
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         release()
 
 
-def _say(error: Exception, launcher: Launcher) -> int:
-    """Show what ended the command, and return the exit code: whether anything had begun decides both."""
-    is_file_error = isinstance(error, OSError) and not isinstance(error, HydraException)  # Hydra's missing file is both
-    is_of_the_disk = isinstance(error, OSError) and error.errno in DISK_REFUSES
-    has_begun = launcher.begun is not None
+def _mistake(error: Exception, *, has_begun: bool) -> tuple[str, int] | None:
+    """Return what to say of something that a person can mend, and the exit code; None: it is a failure."""
+    from ddp_train.config.command import hydra_errors  # which a command that goes well does without
+
     if isinstance(error, ConfigError) and error.key:
         error = ConfigErrors([error])
     if isinstance(error, ConfigErrors):
-        _show(error.text(has_begun=has_begun))
-        return WRONG_INPUT
+        return error.text(has_begun=has_begun), WRONG_INPUT
     if isinstance(error, UserError):
-        _show(str(error))
-        return error.exit_code
-    if not has_begun and not is_of_the_disk and hydra_errors.is_of_composing(error):  # Hydra writes `.hydra`, too
-        _show(hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF))
-        return WRONG_INPUT
-    if not has_begun and is_file_error:
-        _show(f"{_in_words(error)}; nothing was started")
-        return ENVIRONMENT_REFUSES if is_of_the_disk else WRONG_INPUT
-    if not is_file_error:
+        return str(error), error.exit_code
+    if has_begun:
+        return None
+    if not _is_of_the_disk(error) and hydra_errors.is_of_composing(error):  # Hydra writes `.hydra`, too
+        return hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF), WRONG_INPUT
+    if _is_file_error(error):
+        return f"{_in_words(error)}; nothing was started", ENVIRONMENT_REFUSES if _is_of_the_disk(error) else WRONG_INPUT
+    return None
+
+
+def _show_failure(error: Exception, folder: Path | None) -> int:
+    """Show a failure, and how the run or the sweep in a folder goes on after it, if one had begun; return the exit code."""
+    if not _is_file_error(error):
         traceback.print_exception(error)
-    folder = launcher.begun
     if folder is not None and (RunFolder(folder).config.exists() or is_sweep(folder)):
         shown = RunFolder(folder).shown()
         print(f"\n{shown} cannot go on: {_in_words(error)}\n`ddp-train resume {shown}` continues it when that is mended", file=sys.stderr)
-    elif is_file_error:
+    elif _is_file_error(error):
         print(_in_words(error), file=sys.stderr)
-    return ENVIRONMENT_REFUSES if is_of_the_disk else FAILED
+    return ENVIRONMENT_REFUSES if _is_of_the_disk(error) else FAILED
+
+
+def _is_file_error(error: Exception) -> bool:
+    return isinstance(error, OSError) and not isinstance(error, HydraException)  # Hydra's missing file is both
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in DISK_REFUSES
 
 
 def _in_words(error: Exception) -> str:
@@ -196,23 +177,30 @@ def _in_words(error: Exception) -> str:
     return named + limited * (limit != resource.RLIM_INFINITY)
 
 
-def _show(text: str) -> None:
-    """Show what ended the command; a program that has started it by `ddp_train.run` raises it."""
-    if not _tell_caller(error=text):
-        print(text, file=sys.stderr)
+def _require_readable_names() -> None:
+    """Refuse a current folder that is gone, and names that this process's encoding does not have. Raises EnvironmentRefuses."""
+    try:
+        os.getcwd().encode()
+        " ".join(sys.argv).encode()
+    except OSError as error:
+        raise EnvironmentRefuses(happened=f"the current folder cannot be used: {error.strerror}", fix="cd FOLDER") from None
+    except UnicodeEncodeError:
+        happened = f"a name cannot be read with the file system encoding {sys.getfilesystemencoding()}"
+        fix = "export LC_ALL=C.UTF-8, and no PYTHONUTF8=0"
+        expected = "utf-8, in which checkpoints and configurations are written"
+        raise EnvironmentRefuses(happened=happened, expected=expected, fix=fix) from None
 
 
-def _find_caller() -> None:
-    """Look for the process that has started this command by `from_python.run`: its end is a stop."""
+def _find_caller() -> Callable[..., bool]:
+    """Find the process that has started this command by `ddp_train.run`, if one has; return what tells it something (`tell_caller`)."""
     pid, _, descriptor = os.environ.pop(handover.CALLER, "").partition(":")  # what this command starts has another one
-    if descriptor:
-        os.set_inheritable(int(descriptor), False)
-        _caller.append(int(descriptor))
-        die_with_parent(int(pid), number=signal.SIGTERM)  # which lets it save
+    if not descriptor:
+        return lambda **facts: False
+    os.set_inheritable(int(descriptor), False)
+    die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
 
+    def tell_caller(**facts: str) -> bool:
+        os.write(int(descriptor), json.dumps(facts).encode() + b"\n")
+        return True
 
-def _tell_caller(**facts: Any) -> bool:
-    """Tell the caller something: `folder`, the run's; `error`, the text of what ended the command. False: there is none."""
-    for descriptor in _caller:
-        os.write(descriptor, json.dumps(facts).encode() + b"\n")
-    return bool(_caller)
+    return tell_caller

@@ -23,6 +23,7 @@ from hydra._internal.utils import get_args_parser as get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
+from omegaconf._utils import get_omega_conf_dumper as get_omega_conf_dumper
 
 from ddp_train.errors import ConfigError
 
@@ -73,6 +74,11 @@ def composing_once() -> Iterator[None]:
         yield
     finally:
         patched.get_mode = before  # type: ignore[method-assign]
+
+
+def resolver_names() -> set[str]:
+    """Return the names by which OmegaConf knows resolvers."""
+    return set(omegaconf.basecontainer.BaseContainer._resolvers)
 
 
 def register_resolver(name: str, resolver: Callable[..., Any]) -> None:

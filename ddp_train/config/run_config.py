@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from omegaconf._utils import get_omega_conf_dumper
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
+from ddp_train.config.hydra_internals import get_omega_conf_dumper
 from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, TargetNodes, typed
 from ddp_train.config.targets.target import evaluation_sets, own_keys
 from ddp_train.config.values import batch_changes, run_folders

@@ -1,7 +1,7 @@
 """Start a torchrun agent as a child process, pass signals on, and wait for it.
 
-Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins as soon as the command
-can see that it will train (`__main__.starts_ranks`), and is ended when it is not needed after all.
+Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins before the command
+knows more than its own words (`start_fork_server_early`), and is ended when it is not needed after all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddp_train.run_folder.starts import STARTED
 from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkServer, spawn_fork_server
-from ddp_train.system.process import NUM_THREADS, Child
+from ddp_train.system.process import NUM_THREADS, Child, has_free_processor
 
 _TORCH = "torch"  # what a check needs
 _AGENT = (_TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
@@ -41,6 +41,14 @@ def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
         environment.pop(handover.CALLER, None)  # it is ours
         _server = spawn_fork_server(environment, [*_AGENT, COMPILER] if uses_compiler else _AGENT)
     return _server
+
+
+def start_fork_server_early(words: Sequence[str]) -> None:
+    """Start it for a command that comes to start ranks, before Hydra is imported and its words are read."""
+    from ddp_train.config.command.commands import starts_ranks  # which no rank needs
+
+    if starts_ranks(words) and has_free_processor():  # else it would be in the way, and a wrong key answered later
+        start_fork_server()
 
 
 def stop_fork_server() -> None:

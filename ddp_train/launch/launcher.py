@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import seconds_of
@@ -16,6 +16,9 @@ from ddp_train.errors import UserError
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import starts
 from ddp_train.system.torchrun_env import is_torchrun_worker
+
+if TYPE_CHECKING:
+    from ddp_train.launch.machines import ThisMachine
 
 
 class Slot(Protocol):
@@ -46,11 +49,14 @@ class Launcher:
 
     run: Callable[[Job], int]  # one job, to its end; returns the exit code
     slots: MakeSlots  # for the jobs of a sweep
+    tell_caller: Callable[..., bool] = lambda **facts: False  # the `folder` of a run that begins, or an `error`; False: there is no caller
     begun: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
 
-    def begin(self, job: Job) -> int:
+    def begin(self, job: Job, machine: ThisMachine | None = None) -> int:
+        """Run a job to its end, and return its exit code; `machine`: this one, which leads others."""
         self.begun = job.run_folder.root
-        return self.run(job)
+        self.tell_caller(folder=str(self.begun))
+        return self.run(job) if machine is None else machine.lead(job)
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
         """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the launcher's own."""

@@ -22,13 +22,13 @@ def run(job: Job) -> int:
     """
     if not job.is_run:
         return _run_agent(job)
-    if gets_nowhere(job):
+    if is_without_progress(job):
         return NO_PROGRESS
     before = job.run_folder.read_result()
     return exit_code(job.run_folder, _run_agent(job), before=before)
 
 
-def gets_nowhere(job: Job) -> bool:
+def is_without_progress(job: Job) -> bool:
     """Tell, and say to the person, whether a run was started too often without a new checkpoint."""
     if job.checkpoint is not None:
         job.run_folder.starts.unlink(missing_ok=True)  # a person has chosen where to go on

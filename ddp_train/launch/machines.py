@@ -1,6 +1,7 @@
 """Several machines by hand: the same `ddp-train cluster=machines ...` on each of them.
 
-Every machine composes and checks. The first one claims the folder, and its job is what all run (`node/`); the others claim nothing.
+Every machine composes and checks, and finds which one it is (`meet`). The first one claims the folder, and its job is what all run
+(`ThisMachine.lead`); the others claim nothing and write nothing (`ThisMachine.take_part`). What runs then on each machine is in `node/`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ddp_train.config.cluster import Rendezvous, max_restarts, processes_given, rendezvous_of
 from ddp_train.config.run_config import RunConfig
@@ -24,56 +25,67 @@ from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, listen
 from ddp_train.system import devices
 from ddp_train.system.network import is_address
-
-_taken: list[tuple[NodeRendezvous, str]] = []  # by this process, which is the first machine's, and for which run, until that begins
-
-
-def follow(config: RunConfig, *, run: str) -> int | None:
-    """Take part in a run that another machine leads, and return its exit code; None: this machine is the first, or the only one.
-
-    `run`: which run it comes for (`Facts.run`).
-    """
-    rendezvous = _rendezvous(config.cluster)
-    if rendezvous is None:
-        return None
-    if rendezvous.is_first:
-        _taken.append((rendezvous, run))
-        return None
-    return _ended(run_node(_this_node(config, rendezvous, run=run)))
+from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
-def run(job: Job) -> int:
-    """Run a job on this machine and those that come, to its end (the first machine, after `follow`); return its exit code."""
-    if not _taken:
-        return local.run(job)
-    rendezvous, came_for = _taken.pop()
-    if local.gets_nowhere(job):
-        return NO_PROGRESS
-    this_node = replace(_this_node(job.config, rendezvous, run=came_for), job=job)
-    return _ended(run_node(this_node if job.is_run else replace(this_node, max_restarts=0)))
+@dataclass(frozen=True, kw_only=True)
+class ThisMachine:
+    """This machine as one of those on which the same command was typed (`meet`)."""
+
+    config: RunConfig | ClusterConfig  # of a run; of a sweep, whose jobs are not composed yet, the section `cluster` alone
+    rendezvous: NodeRendezvous
+    run: str
+    arguments: Sequence[str]
+
+    def lead(self, job: Job) -> int:
+        """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
+        if local.is_without_progress(job):
+            return NO_PROGRESS
+        this_node = replace(self._this_node(job.config), job=job)
+        return _run(this_node if job.is_run else replace(this_node, max_restarts=0))
+
+    def take_part(self) -> int:
+        """Take part in a run that another machine leads, or in a sweep, to its end; return its exit code."""
+        return _run(self._this_node(self.config))
+
+    def _this_node(self, config: RunConfig | ClusterConfig) -> ThisNode:
+        cluster = _cluster_of(config)
+        facts = collect(config, self.rendezvous, processes=devices.processes_per_node(processes_given(cluster, os.environ), cluster.device))
+        if isinstance(config, ClusterConfig):
+            facts = of_a_command_line(facts, self.arguments)
+        return ThisNode(
+            rendezvous=self.rendezvous,
+            cluster=cluster,
+            facts=replace(facts, run=self.run),
+            max_restarts=max_restarts(cluster, os.environ),
+            arguments=self.arguments,
+        )
 
 
-def run_sweep(cluster: ClusterConfig, arguments: list[str]) -> int | None:
-    """Run what a command line asks for on all machines: global rank 0, on the first, composes it. None: this machine is the only one."""
-    rendezvous = _rendezvous(cluster)
-    return None if rendezvous is None else _ended(run_node(_this_node(cluster, rendezvous, arguments)))
+def meet(config: RunConfig | ClusterConfig, *, run: str = "", arguments: Sequence[str] = ()) -> ThisMachine | None:
+    """Find which of the machines this one is, and listen where it is the first. None: it is alone, or something else starts the ranks.
 
-
-def _ended(code: int) -> int:
-    return PREEMPTED if code == TERMINATED else code  # running again continues either way
-
-
-def _rendezvous(cluster: ClusterConfig) -> NodeRendezvous | None:
-    """Find out which machine this is, and listen where it is the first. None: there is no other one.
+    Args:
+        run: which run this machine comes for (`Facts.run`).
+        arguments: of a sweep, the command line, which global rank 0 composes, on the first machine.
 
     ConfigError: nothing says where the machines meet. EnvironmentRefuses: this is the first machine, and the port is taken.
     """
-    found = rendezvous_of(cluster, os.environ)
-    if found.is_alone:
+    cluster = _cluster_of(config)
+    if cluster.launcher != "machines" or is_torchrun_worker() or (found := rendezvous_of(cluster, os.environ)).is_alone:
         return None
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
     listener = _listen(found) if found.node_rank == 0 or (found.node_rank is None and _is_here(found.host)) else None
-    return NodeRendezvous(**vars(found), listener=listener)
+    return ThisMachine(config=config, rendezvous=NodeRendezvous(**vars(found), listener=listener), run=run, arguments=arguments)
+
+
+def _cluster_of(config: RunConfig | ClusterConfig) -> ClusterConfig:
+    return config if isinstance(config, ClusterConfig) else config.cluster
+
+
+def _run(this_node: ThisNode) -> int:
+    code = run_node(this_node)
+    return PREEMPTED if code == TERMINATED else code  # running again continues either way
 
 
 def _listen(found: Rendezvous) -> socket.socket | None:
@@ -102,17 +114,3 @@ def _is_here(host: str) -> bool:
                 probe.bind((address[0], 0))
             return True
     return False
-
-
-def _this_node(config: RunConfig | ClusterConfig, rendezvous: NodeRendezvous, arguments: Sequence[str] = (), *, run: str = "") -> ThisNode:
-    cluster = config if isinstance(config, ClusterConfig) else config.cluster
-    facts = collect(config, rendezvous, processes=devices.processes_per_node(processes_given(cluster, os.environ), cluster.device))
-    if isinstance(config, ClusterConfig):
-        facts = of_a_command_line(facts, arguments)
-    return ThisNode(
-        rendezvous=rendezvous,
-        cluster=cluster,
-        facts=replace(facts, run=run),
-        max_restarts=max_restarts(cluster, os.environ),
-        arguments=arguments,
-    )

@@ -10,6 +10,7 @@ import itertools
 import logging
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from ddp_train.config.check import section
 from ddp_train.config.hydra_internals import BASIC_SWEEPER
+from ddp_train.config.schema import SweepConfig
+from ddp_train.config.targets.locate import locate
 from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.sweep import Sweep
+from ddp_train.run_folder.sweep import GOALS, Sweep, is_sweep
 
 _ENQUEUED_AGAIN = "suggested again after a stop"  # an attribute of a trial of Optuna's
 _MAX_FILES = 10_000  # below a folder of YAML; a folder with more holds data
@@ -118,22 +122,16 @@ def _copy_yaml(path: str, copied: Path) -> str:
     return f"file://{copied}"
 
 
-def is_optunas(composed: DictConfig) -> bool:
-    return str(composed.hydra.sweeper._target_).endswith(".OptunaSweeper")
-
-
-def prepare_optuna(composed: DictConfig, folder: Path, goal: str | None, *, is_taken_up: bool) -> None:
-    """Complete the config of Optuna's plugin (hydra/sweeper=optuna): its direction, and a storage in the sweep's folder.
+def prepare_optuna(composed: DictConfig, folder: Path) -> None:
+    """Complete the config of Optuna's plugin (hydra/sweeper=optuna): its direction, and a storage in the sweep's folder. Not of another.
 
     The plugin suggests the values and reads the jobs' results. It does not handle interruptions: it would run all its trials again.
-
-    Args:
-        goal: min or max, from `sweep.direction` or the objective; None: not known.
-        is_taken_up: the sweep was stopped, and is continued.
 
     ConfigError: the direction is not known.
     """
     sweeper = composed.hydra.sweeper
+    if not str(sweeper._target_).endswith(".OptunaSweeper"):
+        return
     typed_keys = [str(text).lstrip("+").partition("=")[0] for text in composed.hydra.overrides.hydra]
 
     def is_typed(name: str) -> bool:
@@ -141,7 +139,7 @@ def prepare_optuna(composed: DictConfig, folder: Path, goal: str | None, *, is_t
 
     with read_write(composed.hydra), open_dict(composed.hydra):
         if not is_typed("direction"):
-            if goal is None:
+            if (goal := _goal(composed)) is None:
                 happened = "is not given, and the objective does not say which way its metric is better"
                 raise ConfigError(key="sweep.direction", happened=happened, expected="minimize or maximize", fix="sweep.direction=maximize")
             sweeper.direction = {"min": "minimize", "max": "maximize"}[goal]
@@ -153,11 +151,25 @@ def prepare_optuna(composed: DictConfig, folder: Path, goal: str | None, *, is_t
             sweeper.n_jobs = composed.sweep.parallel_jobs
         if not is_typed("max_failure_rate") and composed.sweep.on_failure != "stop":
             sweeper.max_failure_rate = 1.0
-        if is_taken_up:
+        if is_sweep(folder):  # one that was stopped, and is continued
             num_done = _resume_study(str(sweeper.storage), str(sweeper.study_name), [set(job.overrides) for job in Sweep.load(folder).jobs])
             sweeper.n_trials -= num_done
             if sweeper.sampler.get("seed") is not None:
                 sweeper.sampler.seed += num_done  # the same seed would suggest the first values again
+
+
+def _goal(composed: DictConfig) -> str | None:
+    """Return which way the metric of a sweep is better (min or max), as far as it can be known before a job has run."""
+    settings = section(composed, SweepConfig)
+    if settings.direction is not None:
+        return GOALS[settings.direction]
+    objective = locate(composed.objective._target_)
+    goals: Mapping[str, str] = getattr(objective, "goals", {"loss": "min"} if objective.__module__.startswith("torch.nn") else {})
+    name = (settings.metric or "").rpartition("/")[2] or next(iter(goals), "")
+    if (node := composed.evaluation.get("metrics", {}).get(name)) is not None and (path := node.get("_target_")):
+        higher = getattr(locate(path), "higher_is_better", None)
+        return None if higher is None else "max" if higher else "min"
+    return goals.get(name)
 
 
 def _resume_study(storage: str, study_name: str, jobs: list[set[str]]) -> int:

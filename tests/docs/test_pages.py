@@ -18,7 +18,7 @@ import yaml
 from ddp_train.cli import main as command_line
 from ddp_train.cli.help import options
 from ddp_train.config.check import CONF
-from ddp_train.config.command.command_line import COMMANDS
+from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.schema import SECTIONS, TARGETS
 from ddp_train.config.tree import nodes
 from ddp_train.launch.launcher import Launcher

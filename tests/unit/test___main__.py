@@ -1,4 +1,4 @@
-"""What the caller may have left in disorder (streams, the current folder, the locale, a Ctrl-C), and which commands start ranks."""
+"""What the caller may have left in disorder (streams, the current folder, the locale, a Ctrl-C)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from ddp_train.__main__ import starts_ranks
 
 WRONG = f"{sys.executable} -m ddp_train model=mlpp"
 
@@ -50,40 +48,3 @@ runpy.run_module("ddp_train", run_name="__main__")
 def test_ctrl_c_while_the_command_is_imported_shows_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        "model=mlp",
-        "-m seed=1,2",
-        "++trainer.max_steps=3",
-        "~model.width",
-        "resume outputs/mnist/1",
-        "evaluate RUN",
-        "cluster=cpu",
-        "cluster.processes_per_node=3",
-    ],
-)
-def test_training_here_is_expected(words: str) -> None:
-    assert starts_ranks(words.split())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "plan",
-        "runs",
-        "node SPEC",
-        "--help",
-        "model=mlp --cfg job",
-        "--version",
-        "resume --help",
-        "cluster=slurm",
-        "-m cluster=cpu,local",
-        "cluster.launcher=ssh",
-    ],
-)
-def test_what_shows_text_or_goes_to_other_machines_begins_no_import(words: str) -> None:
-    assert not starts_ranks(words.split())

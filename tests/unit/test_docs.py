@@ -14,7 +14,7 @@ from ddp_train import checkpoint, launch
 from ddp_train.cli.help import options
 from ddp_train.config import schema
 from ddp_train.config.check import _typed
-from ddp_train.config.command.command_line import COMMANDS
+from ddp_train.config.command.commands import COMMANDS
 from ddp_train.errors import ConfigError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.node import attempts, wire

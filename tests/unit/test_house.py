@@ -89,6 +89,12 @@ def test_what_the_system_says_is_read_in_one_place(pattern: str, places: set[str
     assert found == places
 
 
+def test_what_is_private_of_hydra_and_omegaconf_stands_in_one_place() -> None:
+    private = re.compile(r"(hydra|omegaconf)\._|BaseContainer\._")
+    using = [str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.py") if private.search(file.read_text())]
+    assert using == ["config/hydra_internals.py"]
+
+
 def test_modules_that_are_named_in_texts_exist() -> None:
     for file in sources():
         for text in texts(file, with_docstrings=True):

@@ -21,24 +21,19 @@ from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig
 
 from ddp_train.config.check import CONF, ConfigErrors, plain_secret
+from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.hydra_internals import ConfigLoaderImpl, get_args_parser, refuse_large_overrides
 from ddp_train.config.spelling import nearest, override
 from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
-COMMANDS = (
-    *("plan", "resume", "evaluate", "predict", "export", "runs", "status", "logs", "profile", "cancel"),
-    *("verdict", "doctor", "help", "node", "prepare", "init"),
-)
-_TAKE_ALL = ("plan", "prepare", "doctor", "evaluate", "predict")  # overrides; `resume` takes single values, the others none
-
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Refuse overrides that hold a secret, or more than a config may, before anything parses or shows them."""
     refuse_large_overrides(overrides)
     errors = []
-    for text in dict.fromkeys([*overrides, *whole(overrides)[0]]):  # as they came, and as they were meant
+    for text in dict.fromkeys([*overrides, *join_cut_words(overrides)[0]]):  # as they came, and as they were meant
         key, equals, value = text.partition("=")
         key, value = (key.lstrip("+~-").strip(), value.strip("'\" ")) if equals else ("", text)
         name = redaction.variable_for_secret(key, value)
@@ -47,11 +42,11 @@ def check_overrides(overrides: Sequence[str]) -> None:
         raise ConfigErrors(errors)
 
 
-def whole(words: Sequence[str]) -> tuple[list[str], list[ConfigError]]:
+def join_cut_words(words: Sequence[str]) -> tuple[list[str], list[ConfigError]]:
     """Return the words as they were meant, and an error for each that a shell has cut at its blanks."""
     meant, errors, rest = [], [], list(words)
     while rest:
-        text, count = _together(rest)
+        text, count = _first_whole_word(rest)
         meant.append(text)
         if count > 1:
             key, cut = text.partition("=")[0].lstrip("+~"), rest[:count]
@@ -70,7 +65,7 @@ def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapp
     """
     bare = [text for text in words if is_bare(text)]
     others = [text for text in words if text not in bare]
-    if bare and (problem := _command(bare, others, keys)):
+    if bare and (problem := _misplaced_command(bare, others, keys)):
         yield problem
         return
     while bare:
@@ -105,7 +100,7 @@ def unreadable(text: str, error: Exception) -> ConfigError:
     return ConfigError(key=key.lstrip("+~"), happened=happened, expected=expected, fix="" if _depth(value) else override(key, value))
 
 
-def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]) -> ConfigError | None:
+def _misplaced_command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]) -> ConfigError | None:
     """Say what was meant by a word that stands where other programs have a command."""
     first, path = bare[0], Path(bare[-1])
     happened, is_sweep = f"ddp-train has no command {first!r}", (path / "sweep.json").exists()
@@ -116,7 +111,7 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
 
     if first in COMMANDS:
         expected = "the command first" + (", and single values: a run that is resumed keeps its components" if first == "resume" else "")
-        return error(f"{first!r} is a command, and stands behind other words", expected, *bare, *_taken(first, others, keys))
+        return error(f"{first!r} is a command, and stands behind other words", expected, *bare, *_overrides_for(first, others, keys))
     if first in ("train", "fit", "run", "start"):
         return error(happened, "nothing: ddp-train without one trains", *others)
     if first in ("eval", "test", "validate"):
@@ -125,19 +120,19 @@ def _command(bare: Sequence[str], others: Sequence[str], keys: Mapping[str, Any]
         return error(happened, "an option", "--version")
     if is_run and len(bare) == 1:
         happened = f"{first} is the folder of a {'sweep' if is_sweep else 'run'}, and nothing says what to do with it"
-        return error(happened, "a command", "resume", first, *_taken("resume", others, keys))
+        return error(happened, "a command", "resume", first, *_overrides_for("resume", others, keys))
     if (is_run or first not in keys) and (close := nearest(first, COMMANDS)):
-        return error(happened, ", ".join(COMMANDS), close, *bare[1:], *_taken(close, others, keys))
+        return error(happened, ", ".join(COMMANDS), close, *bare[1:], *_overrides_for(close, others, keys))
     return None
 
 
-def _taken(command: str, others: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
+def _overrides_for(command: str, others: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
     """Return the overrides that a command takes."""
     values = [text for text in others if not isinstance(keys.get(text.partition("=")[0], {}), Mapping)]
-    return [*others] if command in _TAKE_ALL else values if command == "resume" else []
+    return {"all": [*others], "values": values, "": []}[COMMANDS[command].overrides]
 
 
-def _together(words: Sequence[str]) -> tuple[str, int]:
+def _first_whole_word(words: Sequence[str]) -> tuple[str, int]:
     """Return the first word with those that belong to it, and how many they are."""
     text, count = words[0], 1
     for following in words[1:]:

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from ddp_train.config.check import ConfigErrors, check
-from ddp_train.config.command.command_line import is_bare, require_config, unreadable, whole, without_override
+from ddp_train.config.command.command_line import is_bare, join_cut_words, require_config, unreadable, without_override
 from ddp_train.config.command.composition import loader_of, parse, shown
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import at, nodes
@@ -66,7 +66,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     loader = loader_of(args, conf)
     require_config(args, loader)
     compose = partial(loader.load_configuration, args.config_name or "config", run_mode=RunMode.RUN)
-    words, errors = whole(args.overrides)
+    words, errors = join_cut_words(args.overrides)
     choices, values, wrong = _sort(words, loader)
     if added := [text for text in choices if text.startswith("+")]:
         defaults = compose([]).hydra.runtime.choices

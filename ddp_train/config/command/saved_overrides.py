@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.config.check import CONF, ConfigErrors
-from ddp_train.config.command.command_line import unreadable, whole, without_override
+from ddp_train.config.command.command_line import join_cut_words, unreadable, without_override
 from ddp_train.config.hydra_internals import yaml_loader
 from ddp_train.config.schema import NAMED
 from ddp_train.config.spelling import unknown
@@ -31,7 +31,7 @@ def changed(
     """
     saved, overrides = _with_strategy(saved, overrides)
     values = dict(nodes(saved))
-    meant, errors = whole(overrides)
+    meant, errors = join_cut_words(overrides)
     errors += without_override(meant, values, {})
     merged = OmegaConf.create({**saved})
     for text in (*meant, *added):

@@ -30,7 +30,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     config = checked("cluster=slurm", "cluster.device=cpu", "cluster.walltime='12:00:00'", "after=first", base=["model=mlp"])
     job = Job(config=config, run_folder=RunFolder(tmp_path / "run"), command=[], overrides=[])
     job.run_folder.root.mkdir()
-    monkeypatch.setattr(doctor, "compose", lambda launcher: launcher.run(job))
+    monkeypatch.setattr(doctor, "compose", lambda launcher, change: launcher.begin(change(job)))
     monkeypatch.setattr(doctor, "_SEEN_WITHIN_S", 0.0)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "doctor"])
     return job

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.cli import main
+from ddp_train.config.command.commands import COMMANDS
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.system.folder_lock import release
@@ -25,7 +26,7 @@ def launcher() -> Launcher:
     return Launcher(run=must_not_run, slots=must_not_run)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", main._COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_says_how_it_is_typed(
     name: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

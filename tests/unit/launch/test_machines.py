@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import EnvironmentRefuses
-from ddp_train.launch.machines import _rendezvous
+from ddp_train.launch.machines import meet
 from ddp_train.launch.node.facts import of_a_command_line
 from ddp_train.launch.node.this_node import NodeRendezvous
 from tests.unit.config.clusters import SILENT
@@ -25,9 +25,9 @@ def free_port() -> int:
 
 
 def place(port: int, node_rank: int | None = None, host: str = "127.0.0.1") -> NodeRendezvous:
-    found = _rendezvous(replace(SILENT, launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
+    found = meet(replace(SILENT, launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
     assert found is not None
-    return found
+    return found.rendezvous
 
 
 def test_who_binds_the_endpoint_first_is_the_first_machine(free_port: int) -> None:
@@ -51,7 +51,7 @@ def test_a_machine_elsewhere_follows(free_port: int) -> None:
 
 
 def test_one_machine_alone_meets_nobody() -> None:
-    assert _rendezvous(replace(SILENT, launcher="machines", nodes=1)) is None
+    assert meet(replace(SILENT, launcher="machines", nodes=1)) is None
 
 
 def test_of_a_command_line_what_is_each_machines_own_is_left_out() -> None:

@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.cli import main
-from ddp_train.config.command import command_line
 from ddp_train.config.command.command_line import is_found, with_conf
 from ddp_train.errors import ConfigError
-
-
-def test_what_is_advised_as_a_command_is_one() -> None:
-    assert tuple(main._COMMANDS) == command_line.COMMANDS
 
 
 @pytest.fixture(autouse=True)

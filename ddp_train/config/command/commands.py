@@ -1,0 +1,53 @@
+"""The commands of `ddp-train`: what each first word stands for. Without one of them it trains. Imports nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """One command."""
+
+    module: str  # of `ddp_train.cli`
+    function: str
+    usage: str = "USAGE"  # what --help shows, in the same module
+    overrides: str = ""  # which it takes: "all"; "values", of keys that a saved run has; "": none
+    reads_yaml: bool = False  # the same as a run that is typed
+    starts_ranks: bool = False
+
+
+COMMANDS = {
+    "plan": Command("plan", "plan", overrides="all", reads_yaml=True),
+    "resume": Command("resume", "resume_typed", overrides="values", starts_ranks=True),
+    "evaluate": Command("evaluate", "evaluate", overrides="all", starts_ranks=True),
+    "predict": Command("evaluate", "predict", "PREDICT_USAGE", overrides="all", starts_ranks=True),
+    "export": Command("export", "export"),
+    "runs": Command("status", "show_sweep", "RUNS_USAGE"),
+    "status": Command("status", "show_status"),
+    "logs": Command("status", "show_logs", "LOGS_USAGE"),
+    "profile": Command("profile", "profile"),
+    "cancel": Command("cancel", "cancel"),
+    "verdict": Command("status", "show_verdict", "VERDICT_USAGE"),
+    "doctor": Command("doctor", "examine", overrides="all", reads_yaml=True, starts_ranks=True),
+    "help": Command("help", "explain", reads_yaml=True),
+    "node": Command("node", "node"),  # what engines start; `ddp-train --help` names all but this one
+    "prepare": Command("prepare", "prepare", overrides="all"),
+    "init": Command("init", "init"),
+}
+
+_SHOWS_TEXT = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
+_THIS_MACHINE = ("cluster=local", "cluster=cpu")  # a login node, from which jobs go elsewhere, has few processors to give
+
+
+def starts_ranks(words: Sequence[str]) -> bool:
+    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it.
+
+    Where they do not show it, what ranks need is imported when they are started.
+    """
+    is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
+    shows_text = any(word.partition("=")[0] in _SHOWS_TEXT for word in words)
+    is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _THIS_MACHINE for word in words)
+    if shows_text or is_elsewhere:
+        return False
+    return not is_command or (words[0] in COMMANDS and COMMANDS[words[0]].starts_ranks)
