@@ -19,10 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import FOLDER
 from ddp_train.config import auto, schema
+from ddp_train.config.field_words import instead_of
 from ddp_train.config.resolve import resolve
 from ddp_train.config.rules.sections import check_rules
 from ddp_train.config.run_config import PartialConfig, RunConfig
-from ddp_train.config.spelling import CALLED_HERE, nearest, override, removal, unknown
+from ddp_train.config.spelling import CALLED_HERE, meant, nearest, override, removal, unknown
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
 from ddp_train.config.tree import at, leaves, nodes, texts
@@ -281,6 +282,8 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
 def _instead(typed: str, valid: Iterable[str]) -> str:
     """Return the override to type instead of one whose name nothing reads."""
     key, equals, value = typed.lstrip("+").partition("=")
+    if here := instead_of(key, value):
+        return meant(here)
     close = nearest(key, valid)
     if close in (*schema.SECTIONS, *schema.TARGETS) and not value.isidentifier():
         close = ""  # a group's value is the name of an option

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from ddp_train.config.field_words import LEAVE_IT_OUT, instead_of
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
@@ -24,23 +25,6 @@ CALLED_HERE = {
 }
 """Top-level names of other frameworks, and our section for each."""
 
-_CALLED_ELSEWHERE = {
-    "trainer.grad_accum_steps": ("accumulate_grad_batches", "gradient_accumulation_steps"),
-    "trainer.clip_grad_norm": ("gradient_clip_val", "max_grad_norm"),
-    "trainer.log_every_steps": ("log_every_n_steps", "logging_steps"),
-    "trainer.max_epochs": ("num_train_epochs",),
-    "loader.micro_batch_size": ("batch_size", "train_batch_size", "per_device_train_batch_size"),
-    "loader.num_workers": ("dataloader_num_workers",),
-    "evaluation.batch_size": ("eval_batch_size", "per_device_eval_batch_size"),
-    "evaluation.every_steps": ("evaluate_every_steps", "eval_steps", "val_check_interval"),
-    "checkpoint.every_steps": ("save_steps",),
-    "checkpoint.keep_best": ("save_top_k",),
-    "cluster.processes_per_node": ("devices",),
-    "cluster.nodes": ("num_nodes",),
-}
-KEY_CALLED_HERE = {theirs: ours for ours, names in _CALLED_ELSEWHERE.items() for theirs in names}
-"""Names of keys in other frameworks, or in our earlier versions, and our key for each."""
-
 _WORDS = ("null", "true", "false", "nan", "inf")
 
 
@@ -51,8 +35,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """
     names = list(dict.fromkeys(names))
     section, _, last = name.rpartition(".")
-    if KEY_CALLED_HERE.get(last) in names:
-        return KEY_CALLED_HERE[last]
+    if (meant := instead_of(last, "VALUE").removesuffix("=VALUE")) in names:
+        return meant
     same = [other for other in names if section and "." in other and other.rpartition(".")[2] == last and not other.startswith("hydra.")]
     if len(same) == 1:  # in another section
         return same[0]
@@ -85,10 +69,17 @@ def without_secrets(key: str, value: Any) -> Any:
 def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
     """Return the error for a key that does not exist, with the nearest valid key, if there is one."""
     valid, section = list(dict.fromkeys(valid)), key.rpartition(".")[0]
+    if not key.startswith("hydra.") and (here := instead_of(key, without_secrets(key, value))):
+        return ConfigError(key=key, happened="is not a key of this configuration", fix=meant(here))
     close = nearest(key, valid)
     expected = "" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}"
     fix = f"did you mean {override(close, value, was=key)}?" if close else f"remove it: {removal(key, value)}"
     return ConfigError(key=key, happened="is not a key of this configuration", expected=expected, fix=fix)
+
+
+def meant(here: str) -> str:
+    """Return an advice to type that, or a sentence of `field_words` as it is."""
+    return here if here.startswith(LEAVE_IT_OUT) else f"did you mean {here}?"
 
 
 def removal(key: str, value: Any) -> str:

@@ -22,8 +22,9 @@ from omegaconf import DictConfig
 
 from ddp_train.config.check import CONF, ConfigErrors, plain_secret
 from ddp_train.config.command.commands import COMMANDS
+from ddp_train.config.field_words import instead_of
 from ddp_train.config.hydra_internals import ConfigLoaderImpl, get_args_parser, refuse_large_overrides
-from ddp_train.config.spelling import nearest, override
+from ddp_train.config.spelling import meant, nearest, override
 from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
@@ -165,11 +166,13 @@ def refuse_unknown_options(arguments: list[str]) -> None:
         raise ConfigErrors([ConfigError(key=name, happened=error.message, expected=expected, fix=fix)]) from None
     errors = []
     for text in [text for text in unknown if text.startswith("-")]:  # what follows such an option is not known to the parser either
-        name, equals, _ = text.partition("=")
-        close = nearest(name, own)
-        meant = shlex.quote(text.lstrip("-")) if equals and not close else f"did you mean {close}{text[len(name) :]}?" if close else ""
+        name, equals, value = text.partition("=")
+        here, close = instead_of(name, value or "VALUE"), nearest(name, own)
+        if close and not here:
+            here = f"{close}{text[len(name) :]}"
+        fix = meant(here) if here else shlex.quote(text.lstrip("-")) if equals else "ddp-train --help"
         expected = "key=value without dashes, or an option of ddp-train --help"
-        errors.append(ConfigError(happened=f"{name} is no option", expected=expected, fix=meant or "ddp-train --help"))
+        errors.append(ConfigError(happened=f"{name} is no option", expected=expected, fix=fix))
     if errors:
         raise ConfigErrors(errors)
 

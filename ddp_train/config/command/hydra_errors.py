@@ -26,12 +26,12 @@ from yaml import MarkedYAMLError, YAMLError
 from ddp_train.config.check import ConfigErrors, check
 from ddp_train.config.command.command_line import is_bare, join_cut_words, require_config, unreadable, without_override
 from ddp_train.config.command.composition import loader_of, parse, shown
+from ddp_train.config.field_words import instead_of
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import at, nodes
 from ddp_train.errors import ConfigError
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
-_MEANT = {("compile", "True"): "default", ("compile", "False"): "off"}  # what a switch would be called
 
 
 def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> str:
@@ -150,8 +150,8 @@ def _wrong_options(chosen: Override, options: list[str]) -> Iterator[ConfigError
     for choice in map(str, values):
         if choice in options or choice in ("null", "None"):
             continue
-        close = _MEANT.get((group, choice)) or nearest(choice, options)
-        fix = _PLUGINS.get((group, choice), f"did you mean {group}={close}?" if close else "")
+        close = instead_of(group, choice) or (f"{group}={near}" if (near := nearest(choice, options)) else "")
+        fix = _PLUGINS.get((group, choice), f"did you mean {close}?" if close else "")
         yield ConfigError(key=group, happened=f"has no option {choice!r}", expected=f"one of {', '.join(options)}", fix=fix)
 
 

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ddp_train import FOLDER
+from ddp_train.config.field_words import instead_of
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, NODE_KEYS, OWN_KEYS
-from ddp_train.config.spelling import KEY_CALLED_HERE, override, removal, without_secrets
+from ddp_train.config.spelling import meant, override, removal, without_secrets
 from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, look_up_or_none, takes
 from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
@@ -97,16 +98,17 @@ def _check_arguments(
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
     is_data = key in ("data", "data.eval") or key.startswith(f"{EVALUATION_SETS}.")
     for name in arguments:
-        ours = KEY_CALLED_HERE.get(name) or OWN_KEYS.get(name)
+        here = instead_of(name, without_secrets(f"{key}.{name}", arguments[name]))
+        if name in OWN_KEYS:
+            here = here or override(OWN_KEYS[name], arguments[name], was=f"{key}.{name}")
         is_ours = is_data and name in OWN_KEYS and name != "batch_size"  # which must not be passed on silently
         if name not in named and (is_ours or not (takes_any or takes(target, name))):
             close = [f"{key}.{other}" for other in difflib.get_close_matches(name, named, n=1)]
             sign = "" if close and close[0].rpartition(".")[2] in arguments else "+"
-            if ours and (is_data or not close):
-                close, sign = [ours], ""
-            better = override(close[0], arguments[name], sign=sign, was=f"{key}.{name}") if close else ""
+            if close and not (here and is_data):
+                here = override(close[0], arguments[name], sign=sign, was=f"{key}.{name}")
             happened = f"{path} has no argument {name!r}"
-            fix = f"did you mean {better}?" if close else f"remove it: {removal(f'{key}.{name}', arguments[name])}"
+            fix = meant(here) if here else f"remove it: {removal(f'{key}.{name}', arguments[name])}"
             yield ConfigError(key=f"{key}.{name}", happened=happened, expected=", ".join(named) or "no argument", fix=fix)
     positional = len(node.get("_args_") or ())
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in arguments]
