@@ -1,4 +1,4 @@
-"""What scripts and other frameworks call things, and what is typed here: one table, and tests/config/test_field_words.py types all of it.
+"""What scripts and other frameworks call things, and what is typed here: one table, all typed by tests/unit/config/test_field_words.py.
 
 A value of the table is what to type, with `{}` for the value that was typed; or, by that value, several of them ("": any other one); or a
 sentence that begins with `LEAVE_IT_OUT`.
@@ -57,7 +57,8 @@ _KEYS = {
 }
 """What is typed here -> what others call it, where the value means the same."""
 
-WORDS: dict[str, str | dict[str, str]] = {word: f"{key}={{}}" for key, words in _KEYS.items() for word in words.split()} | {
+WORDS: dict[str, str | dict[str, str]] = {
+    **{word: f"{key}={{}}" for key, words in _KEYS.items() for word in words.split()},
     **dict.fromkeys(("pin_memory", "persistent_workers", "non_blocking", "shuffle", "local_rank"), _ALWAYS),
     "momentum": "optimizer=sgd optimizer.momentum={}",
     "warmup_ratio": "scheduler.warmup_steps=100",

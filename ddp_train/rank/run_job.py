@@ -39,9 +39,10 @@ from ddp_train.training.profile import Profiler
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Records
-from ddp_train.training.state.checkpoints import Checkpoints, probe, ranking_of, resume, retention
-from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning
-from ddp_train.training.state.saved_state import hashes
+from ddp_train.training.seeding import seed_all
+from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, probe, ranking_of, retention
+from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning, require_same
+from ddp_train.training.state.saved_state import hashes, load
 from ddp_train.training.train_state import TrainState
 
 
@@ -147,11 +148,17 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
     Returns what differs in the data from that of the checkpoint, and was accepted.
     """
     config = job.config
-    run_folder, checkpoint = job.run_folder, job.checkpoint
-    changed = resume(components, state, world, config=config, run_folder=run_folder, checkpoint=checkpoint, on_progress=tracker.move)
+    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=tracker.move)
+    changed = require_same(checkpoint, components.data_identity, world, config) if checkpoint else []
+    if world.is_main:
+        discard_later(job.run_folder, checkpoint, world)
+    if checkpoint is not None:
+        components.rebuild_buckets(world)
+        if not load(checkpoint, components, state, world, on_progress=tracker.move):
+            seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.stopped is not None and not state.stopped.holds(config.callbacks):
         state.stopped = None  # asked of a callback that is not there any more, or not as it was
-    if changed is None and config.init_from is not None:
+    if checkpoint is None and config.init_from is not None:
         from ddp_train.training.state import initial_weights
 
         begun = Path(config.init_from)
@@ -168,7 +175,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
             job.run_folder.continued.touch()
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
-    return changed or []
+    return changed
 
 
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:

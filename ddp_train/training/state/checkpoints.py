@@ -25,8 +25,6 @@ from ddp_train.training.parts.components import Components
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
-from ddp_train.training.seeding import seed_all
-from ddp_train.training.state.data_identity import require_same
 from ddp_train.training.state.saved_state import content, load
 from ddp_train.training.train_state import Jump, TrainState, WindowSums
 
@@ -153,35 +151,19 @@ def probe(run_folder: RunFolder, components: Components, keep: Retention, world:
         print(warning, flush=True)
 
 
-def resume(
-    components: Components,
-    state: TrainState,
-    world: World,
-    *,
-    config: RunConfig,
-    run_folder: RunFolder,
-    checkpoint: str | None,
-    on_progress: Callable[[], None],
-) -> list[str] | None:
-    """Continue from a checkpoint; None: from the newest good one of the run. Collective.
+def find_checkpoint(run_folder: RunFolder, named: str | None, world: World, *, on_progress: Callable[[], None]) -> Path | None:
+    """Return the checkpoint to resume from, verified: the named one, or the newest good one of the run; None: there is none. Collective."""
+    if named is None:
+        return newest_good(run_folder.checkpoints, world, on_progress=on_progress)
+    path, check = Path(named), partial(verify, on_progress=on_progress)
+    chosen: Path | None = world.from_main(catalog.find(path, check, key="resume") if world.is_main else None)
+    return chosen
 
-    Returns the accepted differences between the data of then and now; None: there is no checkpoint.
-    """
-    if checkpoint is None:
-        chosen = newest_good(run_folder.checkpoints, world, on_progress=on_progress)
-    else:
-        path, check = Path(checkpoint), partial(verify, on_progress=on_progress)
-        chosen = world.from_main(catalog.find(path, check, key="resume") if world.is_main else None)
-    accepted = require_same(chosen, components.data_identity, world, config) if chosen else []
-    if world.is_main:
-        remove_debris(run_folder.checkpoints)
-        moved = set_aside_after(chosen.parent if chosen else run_folder.checkpoints, chosen)
-        world.print(*(f"a checkpoint of a later step, or of another run, is now {name}" for name in moved))
-    if chosen is None:
-        if world.is_main and run_folder.metrics.exists():
-            print("resumed  from the start: there is no good checkpoint", flush=True)
-        return None
-    components.rebuild_buckets(world)
-    if not load(chosen, components, state, world, on_progress=on_progress):
-        seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
-    return accepted
+
+def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:
+    """Set aside what was saved after the chosen checkpoint, and remove what is incomplete (rank 0)."""
+    remove_debris(run_folder.checkpoints)
+    moved = set_aside_after(chosen.parent if chosen else run_folder.checkpoints, chosen)
+    world.print(*(f"a checkpoint of a later step, or of another run, is now {name}" for name in moved))
+    if chosen is None and run_folder.metrics.exists():
+        print("resumed  from the start: there is no good checkpoint", flush=True)

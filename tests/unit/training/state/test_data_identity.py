@@ -21,7 +21,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build, build_evaluation
 from ddp_train.training.inference.finished_run import load
 from ddp_train.training.state import data_identity
-from ddp_train.training.state.checkpoints import resume
+from ddp_train.training.state.checkpoints import find_checkpoint
 from ddp_train.training.state.saved_state import content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import FEW
@@ -39,7 +39,8 @@ def code_of(error: UserError) -> str:
 def resumed(folder: Path, *overrides: str, base: list[str] | None = None) -> list[str] | None:
     config = checked(*overrides, **({} if base is None else {"base": base}))
     parts, run_folder = build(config, alone()), RunFolder(folder)
-    return resume(parts, TrainState(), alone(), config=config, run_folder=run_folder, checkpoint=None, on_progress=lambda: None)
+    checkpoint = find_checkpoint(run_folder, None, alone(), on_progress=lambda: None)
+    return data_identity.require_same(checkpoint, parts.data_identity, alone(), config) if checkpoint else None
 
 
 @pytest.mark.parametrize(
