@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from ddp_train.metrics.tracker import Media, Row, Tracker, require
@@ -15,6 +16,7 @@ _MAX_METRICS, _MAX_PARAMS = 1000, 100  # in one message: MLflow's own limits
 _MAX_PARAM_LENGTH = 500  # characters; servers before MLflow 2.8 take no more
 
 
+@dataclass(kw_only=True, eq=False)
 class MLflow(Tracker):
     """Sends numbers, images and texts to an MLflow server, or into a local store.
 
@@ -26,26 +28,14 @@ class MLflow(Tracker):
 
     service, file = "MLflow", "mlflow"
 
-    def __init__(
-        self,
-        run_dir: str,
-        config: Mapping[str, Any],
-        run_name: str = "",
-        step: int = 0,
-        tracking_uri: str | None = None,
-        experiment: str | None = None,
-        close_timeout_s: float = 30.0,
-    ) -> None:
-        self._uri = tracking_uri
-        self._client: Any = None
-        self._run_id = ""
-        super().__init__(run_dir, config, run_name=run_name, step=step, project=experiment, close_timeout_s=close_timeout_s)
+    tracking_uri: str | None = None
+    experiment: str | None = None
 
     def connect(self, run_id: str | None) -> int | None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client = MlflowClient(self._uri)
+        self._client: Any = MlflowClient(self.tracking_uri)
         if run_id is not None:
             self._run_id = run_id
             self._client.update_run(run_id, status="RUNNING")
@@ -82,9 +72,10 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run_id)
 
     def _experiment_id(self) -> str:
+        name = self.experiment or self.config["name"]
         with suppress(Exception):  # it is there: another job of a sweep may have made it just now
-            return str(self._client.create_experiment(self.project))
-        return str(self._client.get_experiment_by_name(self.project).experiment_id)
+            return str(self._client.create_experiment(name))
+        return str(self._client.get_experiment_by_name(name).experiment_id)
 
     def _newest_step(self) -> int:
         """Return the newest step that the server has: a kill may have come between its answer and our state file."""

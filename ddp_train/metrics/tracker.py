@@ -66,6 +66,7 @@ def require(package: str) -> None:
         raise ModuleNotFoundError(f'the package {package} is not installed here: pip install "ddp-train[{package}]"', name=package)
 
 
+@dataclass(kw_only=True, eq=False)
 class Tracker(ABC):
     """Sends rows to a service, in a thread: each row when the next step's first record completes it.
 
@@ -76,23 +77,23 @@ class Tracker(ABC):
         config: the run's whole config.
         run_name: of a sweep's job, its values that differ from other jobs'.
         step: the step that this attempt begins at.
-        project: the service's project for the run; None: the config's `name`.
         close_timeout_s: how long the end of the run waits until all is sent.
     """
 
     service: ClassVar[str]  # its name, for messages
     file: ClassVar[str]  # the run's id is kept in `trackers/FILE.json`
 
-    def __init__(
-        self, run_dir: str, config: Mapping[str, Any], *, run_name: str, step: int, project: str | None, close_timeout_s: float
-    ) -> None:
-        self.folder, self.config = Path(run_dir).absolute(), dict(config)
-        self.project: str = project or config["name"]
-        self.run_name = run_name or self.folder.name
-        self.group = self.folder.parent.name if run_name else None  # of a sweep's jobs: the sweep
-        self.close_timeout_s, self.closing = close_timeout_s, Event()
+    run_dir: str
+    config: dict[str, Any]
+    run_name: str = ""
+    step: int = 0
+    close_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        self.folder, self.closing = Path(self.run_dir).absolute(), Event()
+        self.group = self.folder.parent.name if self.run_name else None  # of a sweep's jobs: the sweep
+        self.run_name = self.run_name or self.folder.name
         self.run: Any = None  # the client's own, once it is connected
-        self._first_step = step
         self._state_file = self.folder / "trackers" / f"{self.file}.json"
         known = json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
         self._id: str | None = known.get("id")
@@ -206,8 +207,8 @@ class Tracker(ABC):
         if newest_step is not None:
             self._sent = newest_step
         missed: dict[int, Row] = {}  # by step
-        for record in read_records(self.folder) if self._sent < self._first_step else ():
-            if self._sent < record["step"] <= self._first_step:
+        for record in read_records(self.folder) if self._sent < self.step else ():
+            if self._sent < record["step"] <= self.step:
                 missed.setdefault(record["step"], Row(step=record["step"])).add(record)
         self._rows.extendleft(reversed(missed.values()))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 from ddp_train.metrics.tracker import Media, Tracker, require
 
 require("trackio")
 
 
+@dataclass(kw_only=True, eq=False)
 class Trackio(Tracker):
     """Writes numbers, images and texts into trackio's files on this machine, or sends them to a Space of Hugging Face.
 
@@ -22,18 +22,8 @@ class Trackio(Tracker):
 
     service, file = "trackio", "trackio"
 
-    def __init__(
-        self,
-        run_dir: str,
-        config: Mapping[str, Any],
-        run_name: str = "",
-        step: int = 0,
-        project: str | None = None,
-        space_id: str | None = None,
-        close_timeout_s: float = 30.0,
-    ) -> None:
-        self._space_id = space_id
-        super().__init__(run_dir, config, run_name=run_name, step=step, project=project, close_timeout_s=close_timeout_s)
+    project: str | None = None
+    space_id: str | None = None
 
     def connect(self, run_id: str | None) -> int | None:
         """Open the run. trackio identifies a run by its name, so the name must be unique."""
@@ -43,9 +33,9 @@ class Trackio(Tracker):
             run_id = f"{self.run_name}-{secrets.token_hex(3)}"
             self.remember(run_id)
         self.run = trackio.init(
-            project=self.project,
+            project=self.project or self.config["name"],
             name=run_id,
-            space_id=self._space_id,
+            space_id=self.space_id,
             config=self.config,
             group=self.group,
             resume="allow",

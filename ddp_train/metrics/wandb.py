@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddp_train.metrics.tracker import Media, Tracker, require
@@ -14,6 +15,7 @@ require("wandb")
 _INIT_S = 30.0  # to reach the server; while it lasts, W&B lets no process end
 
 
+@dataclass(kw_only=True, eq=False)
 class WandB(Tracker):
     """Sends numbers, images and texts to Weights & Biases, or with `mode=offline` into the run folder, from where `wandb sync` sends them.
 
@@ -27,20 +29,10 @@ class WandB(Tracker):
 
     service, file = "W&B", "wandb"
 
-    def __init__(
-        self,
-        run_dir: str,
-        config: Mapping[str, Any],
-        run_name: str = "",
-        step: int = 0,
-        project: str | None = None,
-        entity: str | None = None,
-        mode: Literal["online", "offline"] | None = None,
-        tags: Sequence[str] = (),
-        close_timeout_s: float = 30.0,
-    ) -> None:
-        self._entity, self._mode, self._tags = entity, mode, list(tags)
-        super().__init__(run_dir, config, run_name=run_name, step=step, project=project, close_timeout_s=close_timeout_s)
+    project: str | None = None
+    entity: str | None = None
+    mode: Literal["online", "offline"] | None = None
+    tags: Sequence[str] = ()
 
     def connect(self, run_id: str | None) -> int | None:
         """Open the run. We choose its id, and store it before W&B gets it."""
@@ -59,10 +51,10 @@ class WandB(Tracker):
         )
         (self.folder / "wandb").mkdir(exist_ok=True)  # else W&B takes another folder
         self.run = wandb.init(
-            project=self.project,
-            entity=self._entity,
-            mode=self._mode,
-            tags=self._tags,
+            project=self.project or self.config["name"],
+            entity=self.entity,
+            mode=self.mode,
+            tags=list(self.tags),
             config=self.config,
             name=self.run_name,
             group=self.group,

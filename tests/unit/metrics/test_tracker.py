@@ -37,7 +37,7 @@ class Client(Tracker):
 
     def __init__(self, service: Service, run_dir: Path, *, step: int = 0, close_timeout_s: float = 20.0) -> None:
         self.there = service
-        super().__init__(str(run_dir), {"name": "x"}, run_name="", step=step, project=None, close_timeout_s=close_timeout_s)
+        super().__init__(run_dir=str(run_dir), config={"name": "x"}, step=step, close_timeout_s=close_timeout_s)
 
     def connect(self, run_id: str | None) -> int | None:
         if not self.there.answers.is_set():
