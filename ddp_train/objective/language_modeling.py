@@ -25,10 +25,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, batch_size, plain_name
-from ddp_train.objective.supervised import IGNORE_NOTHING, ByCompare, at_least_float32, count, unwrap, weighed
+from ddp_train.objective.supervised import CountsTargets, at_least_float32, count, unwrap, weighed
 
 
-class LanguageModeling(ByCompare):
+class LanguageModeling(CountsTargets):
     """Minimise the cross entropy between a model's logits, shape [B, T, V], and the next tokens. Every token weighs the same.
 
     Args:
@@ -63,15 +63,7 @@ class LanguageModeling(ByCompare):
     def bind_model(self, model: nn.Module) -> None:
         if self.chunk_tokens is not None:
             name, head = find_head(model, self.head)
-            self._chunked = ChunkedHead(head=head, name=name, chunk_tokens=self.chunk_tokens, ignore_index=self._ignored())
-
-    def weight(self, batch: Batch) -> int | Tensor:
-        """Return the number of targets that count: B * T, or with `ignore_index` an int64 tensor of shape []."""
-        _, targets_BT = batch
-        if self.ignore_index is None:
-            return int(targets_BT.numel())
-        number: Tensor = (targets_BT != self.ignore_index).sum()
-        return number
+            self._chunked = ChunkedHead(head=head, name=name, chunk_tokens=self.chunk_tokens, ignore_index=self._ignored)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the cross entropy in nats, summed over the targets that count, shape [], at least float32."""
@@ -93,7 +85,7 @@ class LanguageModeling(ByCompare):
         tokens_BT, targets_BT = batch
         logits_BTV = at_least_float32(unwrap(model(tokens_BT))[0])
         losses_BT = self._cross_entropy(logits_BTV, targets_BT, reduction="none").view_as(targets_BT)
-        counts_BT = targets_BT != self._ignored()
+        counts_BT = targets_BT != self._ignored
         rows = {"loss": losses_BT.sum(dim=1, dtype=torch.float64).float(), "tokens": counts_BT.sum(dim=1)}
         return self._totals(losses_BT, batch), rows, (logits_BTV, targets_BT)
 
@@ -104,9 +96,6 @@ class LanguageModeling(ByCompare):
         if self.bytes_per_token is not None:
             metrics["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return metrics
-
-    def _ignored(self) -> int:
-        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
 
     def _totals(self, losses: Tensor, batch: Batch) -> dict[str, Tensor]:
         _, targets_BT = batch
@@ -126,7 +115,7 @@ class LanguageModeling(ByCompare):
         return self._cross_entropy(at_least_float32(outputs), targets_BT, reduction=reduction), auxiliary
 
     def _cross_entropy(self, logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str) -> Tensor:
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=self._ignored())
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=self._ignored)
 
 
 _HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_train.interfaces import Batch, Goal
-from ddp_train.objective.supervised import IGNORE_NOTHING, Supervised, count, split
+from ddp_train.interfaces import Goal
+from ddp_train.objective.supervised import CountsTargets, Supervised, count
 
 
-class Segmentation(Supervised):
+class Segmentation(Supervised, CountsTargets):
     """Minimise the cross entropy between a model's logits, shape [B, K, h, w], and the classes of the pixels. Every pixel weighs the same.
 
     Logits of another size than the targets are resized to theirs: many models compute at a quarter of it.
@@ -32,16 +32,9 @@ class Segmentation(Supervised):
         super().__init__(aux_weight=aux_weight)
         self.ignore_index = ignore_index
 
-    def weight(self, batch: Batch) -> int | Tensor:
-        targets_BHW = split(batch)[1]
-        if self.ignore_index is None:
-            return int(targets_BHW.numel())
-        pixels: Tensor = (targets_BHW != self.ignore_index).sum()
-        return pixels
-
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropy in nats, summed over the pixels that count, shape []."""
-        return _cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored())
+        return _cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the sums `loss` (float64), `pixels`, and for each class `intersection`, `predicted` and `labels`; and per sample `target`,
@@ -49,8 +42,8 @@ class Segmentation(Supervised):
         """
         logits_BKHW = _resized(outputs, targets)
         num_classes = logits_BKHW.shape[1]
-        losses_BHW = _cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored()).view_as(targets)
-        counts_BHW = targets != self._ignored()
+        losses_BHW = _cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored).view_as(targets)
+        counts_BHW = targets != self._ignored
         predicted, labels = logits_BKHW.argmax(dim=1).flatten(), targets.flatten()
         is_counted, rest = counts_BHW.flatten(), num_classes  # one more class for ignored pixels: the host would wait for a mask's size
         predicted, labels = torch.where(is_counted, predicted, rest), torch.where(is_counted, labels, rest)
@@ -83,9 +76,6 @@ class Segmentation(Supervised):
     def metric_inputs(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the likeliest classes and the targets, both [B, H, W]; with `ignore_index`, an argument of torchmetrics too."""
         return _resized(outputs, targets).argmax(dim=1), targets
-
-    def _ignored(self) -> int:
-        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
 
 
 def _resized(logits: Tensor, targets: Tensor) -> Tensor:

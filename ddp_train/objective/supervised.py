@@ -43,6 +43,24 @@ class ByCompare:
         return totals, rows
 
 
+class CountsTargets(ByCompare):
+    """An objective that weighs each target alike, and leaves out those that are `ignore_index`."""
+
+    ignore_index: int | None  # None: every target counts, and `weight` needs no all-reduce
+
+    def weight(self, batch: Batch) -> int | Tensor:
+        """Return the number of targets that count: an int, or with `ignore_index` an int64 tensor of shape []."""
+        targets = split(batch)[1]
+        if self.ignore_index is None:
+            return int(targets.numel())
+        number: Tensor = (targets != self.ignore_index).sum()
+        return number
+
+    @property
+    def _ignored(self) -> int:
+        return IGNORE_NOTHING if self.ignore_index is None else self.ignore_index
+
+
 class Supervised(ByCompare, ABC):
     """An objective over a model's outputs and the targets.
 
