@@ -15,7 +15,7 @@ import yaml
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.hydra_internals import get_omega_conf_dumper
-from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, TargetNodes, typed
+from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, Parts, RootConfig, typed
 from ddp_train.config.targets.target import evaluation_sets, own_keys
 from ddp_train.config.values import batch_changes, run_folders
 
@@ -40,7 +40,7 @@ class _InvalidSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartialConfig(Sections, TargetNodes):
+class PartialConfig(Parts):
     """As `RunConfig`, before it is known to be good: our own sections, typed, and the nodes of components, {} where there is none."""
 
     tree: Mapping[str, Any]  # all of it, as it was composed
@@ -70,7 +70,7 @@ class PartialConfig(Sections, TargetNodes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(RootConfig, Sections, TargetNodes):
+class RunConfig(RootConfig, Parts):
     """One run's configuration: everything resolved, our own sections typed, the nodes of components as plain containers."""
 
     metrics: dict[str, dict[str, Any] | None]

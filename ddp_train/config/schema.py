@@ -206,8 +206,8 @@ class DebugConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sections:
-    """Our own sections, by their names."""
+class Parts:
+    """What a configuration consists of beside the keys of its root: our own sections, and the nodes of the components of each run."""
 
     loader: LoaderConfig
     trainer: TrainerConfig
@@ -222,11 +222,6 @@ class Sections:
     sweep: SweepConfig
     debug: DebugConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class TargetNodes:
-    """The nodes of the components that each run has, as plain containers."""
-
     data: dict[str, Any]  # the data set's arguments, and `eval`: the different ones for evaluation, or None
     model: dict[str, Any]
     objective: dict[str, Any]
@@ -236,8 +231,8 @@ class TargetNodes:
     strategy: dict[str, Any]
 
 
-SECTIONS: dict[str, type] = get_type_hints(Sections)
-TARGETS = tuple(item.name for item in dataclasses.fields(TargetNodes))
+SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Parts).items() if dataclasses.is_dataclass(kind)}
+TARGETS = tuple(item.name for item in dataclasses.fields(Parts) if item.name not in SECTIONS)
 
 
 def subsection(item: dataclasses.Field[Any]) -> type | None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ddp_train.data.tokens.token_shards import require_positive
 from ddp_train.errors import ConfigError
 from ddp_train.hashing import Keys, random_bits
 from ddp_train.interfaces import DataSource, Indices
@@ -48,10 +49,7 @@ class SyntheticImages(DataSource):
         noise: float = 0.5,
         seed: int = 0,
     ) -> None:
-        sizes = {"num_samples": num_samples, "image_size": image_size, "channels": channels, "num_classes": num_classes}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
+        require_positive(num_samples=num_samples, image_size=image_size, channels=channels, num_classes=num_classes)
         if noise < 0:
             raise ConfigError(key="data.noise", happened=f"{noise} is negative", expected="a standard deviation, 0 or more")
         self._num_samples, self._image_size, self._channels, self._num_classes = num_samples, image_size, channels, num_classes
