@@ -231,7 +231,7 @@ class Parts:
     strategy: dict[str, Any]
 
 
-SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Parts).items() if dataclasses.is_dataclass(kind)}
+SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Parts).items() if isinstance(kind, type)}
 TARGETS = tuple(item.name for item in dataclasses.fields(Parts) if item.name not in SECTIONS)
 
 

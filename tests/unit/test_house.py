@@ -46,7 +46,6 @@ SHOWN_BY = {
     "strategy/means.py": "tests/unit/strategy/test_local_sgd.py, tests/unit/strategy/test_power_sgd.py",
     "sweep/schedule.py": "tests/config/test_config.py",
     "system/handover.py": "names of variables and nothing else",
-    "training/build/build.py": "tests/unit/config/test_auto.py, tests/unit/training/test_joint.py",
     "training/build/data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
     "training/parts/components.py": "tests/unit/training/test_joint.py",
     "training/record/logged.py": "tests/unit/training/loop/test_callbacks.py",
