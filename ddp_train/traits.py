@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Literal
 
@@ -48,6 +49,11 @@ def refuse_modes(optimizer: object, why: str) -> None:
         happened = f"is {type(optimizer).__name__}, with other weights to evaluate than to train, {why}"
         expected = "an optimizer that trains the weights that are evaluated"
         raise ConfigError(key="optimizer", happened=happened, expected=expected, fix="optimizer=adamw, or strategy=ddp")
+
+
+def follows_a_metric(target: object) -> bool:
+    """Tell whether a scheduler is torch's ReduceLROnPlateau, or a class made of it."""
+    return inspect.isclass(target) and any(base.__name__ == "ReduceLROnPlateau" for base in target.__mro__)
 
 
 _LOSS_UNITS: dict[str, Literal["sample", "token", "next_token"]] = {  # what the loss is the mean over, by what the class is called

@@ -52,27 +52,24 @@ def seconds_of(walltime: Any) -> int:
 def batch_changes(value: Any) -> list[tuple[int, int]]:
     """Return pairs (first step, size of the global batch from there on), ascending."""
     expected = "the first step, counted from 0, and the size from there on: {1000: 128, 5000: 256}"
-    changes = _by_step(value, expected)
-    if not all(step > 0 and type(size) is int and size > 0 for step, size in changes):
-        raise ValueError(f"{expected}; steps and sizes of at least 1. trainer.global_batch_size is the size before them")
-    return sorted(changes)
+    return _by_step(value, 1, expected, "steps and sizes of at least 1. trainer.global_batch_size is the size before them")
 
 
 def length_changes(value: Any) -> list[tuple[int, int]]:
     """Return pairs (first step, tokens of a piece from there on), ascending."""
     expected = "the first step, counted from 0, and the tokens of a piece from there on: {0: 256, 2000: 512, 5000: 1024}"
-    changes = _by_step(value, expected)
-    if not changes:
-        raise ValueError(expected)
-    if not all(step >= 0 and type(length) is int and length > 0 for step, length in changes):
-        raise ValueError(f"{expected}; lengths of at least 1")
-    return sorted(changes)
+    if changes := _by_step(value, 0, expected, "lengths of at least 1"):
+        return changes
+    raise ValueError(expected)
 
 
-def _by_step(value: Any, expected: str) -> list[tuple[int, Any]]:
+def _by_step(value: Any, least_step: int, expected: str, limits: str) -> list[tuple[int, int]]:
     if not isinstance(value, Mapping):
         raise ValueError(expected)
-    return [(int(str(step)) if str(step).isdecimal() else -1, inner) for step, inner in value.items()]
+    changes = [(int(str(step)) if str(step).isdecimal() else -1, number) for step, number in value.items()]
+    if not all(step >= least_step and type(number) is int and number > 0 for step, number in changes):
+        raise ValueError(f"{expected}; {limits}")
+    return sorted(changes)
 
 
 def micro_batch(value: Any) -> Any:

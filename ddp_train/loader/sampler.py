@@ -195,19 +195,20 @@ class Iterated:
 
 def sampler_from(
     source: DataSource,
+    own: Any = None,
     *,
     seed: int,
-    global_batch_size: int,
-    drop_last: bool,
     sampling: str,
     sample_weights: str | None,
+    multiple_of: int,
+    global_batch_size: int,
     bucket_batches: int | None,
-    own: Any = None,
 ) -> Sampler:
     """Return the sampler that the config's loader keys ask for.
 
     Args:
         own: what `loader.sampler` made: a `Sampler` (interfaces/data.py), or one of torch's.
+        multiple_of: of this the length of a balanced epoch is one: the global batch, with `loader.drop_last`.
 
     Raises:
         ConfigError: the data set has no labels or lengths.
@@ -218,7 +219,7 @@ def sampler_from(
         sampler = own if callable(own) and hasattr(own, "length") else Iterated(own, num_samples=len(source), seed=seed)
     else:
         weights = read_weights(sample_weights, len(source)) if sample_weights is not None else None
-        sampler = plain_sampler(source, seed=seed, sampling=sampling, weights=weights, multiple_of=global_batch_size if drop_last else 1)
+        sampler = plain_sampler(source, seed=seed, sampling=sampling, weights=weights, multiple_of=multiple_of)
     if sampler.length == 0:
         happened = f"is {global_batch_size}, more than a balanced epoch of the {len(source)} samples has, and loader.drop_last=true"
         expected = "at least one whole batch in an epoch"

@@ -14,13 +14,9 @@ from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.locate import accepts, look_up_or_none, takes
 from ddp_train.config.targets.target import own_keys
 from ddp_train.errors import ConfigError, conflict
+from ddp_train.traits import follows_a_metric
 
 _TAKES_GROUPS = "an optimizer that takes parameter groups, as torch's do"
-
-
-def follows_a_metric(target: Any) -> bool:
-    """Tell whether a scheduler is torch's ReduceLROnPlateau, or a class made of it."""
-    return inspect.isclass(target) and any(base.__name__ == "ReduceLROnPlateau" for base in target.__mro__)
 
 
 def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
-from ddp_train.config.rules.optimization import follows_a_metric
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
@@ -43,7 +42,7 @@ from ddp_train.training.parts.turn import takes_turns
 from ddp_train.training.record.throughput import measure, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_meaning
-from ddp_train.traits import require_rows
+from ddp_train.traits import follows_a_metric, require_rows
 
 _NOTHING: Mapping[str, Any] = {}
 

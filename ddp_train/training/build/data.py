@@ -104,29 +104,18 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
         _require_one_pass(config, source)
         batches = BatchOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
         return StreamLoader(source, batches, **reading)
-    require_samples(source, key="data", at_least=batch.global_batch_size if loader.drop_last else 1)
+    least = batch.global_batch_size if loader.drop_last else 1
+    require_samples(source, key="data", at_least=least)
+    drawing: dict[str, Any] = {"sampling": loader.sampling, "sample_weights": loader.sample_weights, "multiple_of": least}
     own, mixture = _own_sampler(source, config), None
     if isinstance(source, MixtureSource):
         if own is not None:
             raise conflict("loader.sampler", "is given, and the weights of data.sources say which sample comes when", "null")
-        own = mixture = source.sampler(
-            seed=config.seed,
-            sampling=loader.sampling,
-            sample_weights=loader.sample_weights,
-            multiple_of=batch.global_batch_size if loader.drop_last else 1,
-        )
+        own = mixture = source.sampler(seed=config.seed, **drawing)
     reading["blend"] = _blend(source.facts, loader)
     reading["mixture"] = mixture if loader.bucket_batches is None else None  # within a window of batches nobody keeps count
-    sampler = sampler_from(
-        source,
-        seed=config.seed,
-        global_batch_size=batch.global_batch_size,
-        drop_last=loader.drop_last,
-        sampling=loader.sampling,
-        sample_weights=loader.sample_weights,
-        bucket_batches=loader.bucket_batches,
-        own=own,
-    )
+    drawing |= {"global_batch_size": batch.global_batch_size, "bucket_batches": loader.bucket_batches}
+    sampler = sampler_from(source, own, seed=config.seed, **drawing)
     changes = batch_changes(config.trainer.batch_size_schedule or {})
     order = SampleOrder(
         sampler,

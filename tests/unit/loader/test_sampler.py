@@ -172,7 +172,7 @@ class Sentences:
 
 
 def draw_of(source: Any, **changes: Any) -> Sampler:
-    settings = {"sampling": "shuffled", "sample_weights": None, "bucket_batches": None, "drop_last": False, "global_batch_size": 8}
+    settings = {"sampling": "shuffled", "sample_weights": None, "bucket_batches": None, "multiple_of": 1, "global_batch_size": 8}
     return sampler_from(as_source(source), seed=0, **{**settings, **changes})
 
 
@@ -215,7 +215,7 @@ def test_weights_are_whole_numbers_too_and_a_missing_or_foreign_file_is_named(tm
         (Sentences(lengths=np.zeros(99)), {"bucket_batches": 4}, r"Sentences.lengths is float64 \(99,\)"),
         (
             Sentences(labels=np.arange(100) % 60),
-            {"sampling": "balanced", "global_batch_size": 64, "drop_last": True},
+            {"sampling": "balanced", "global_batch_size": 64, "multiple_of": 64},
             "trainer.global_batch_size: is 64, more than a balanced epoch",
         ),
     ],

@@ -16,9 +16,8 @@ import torch
 
 from ddp_train import FOLDER
 from ddp_train.config.check import CONF
-from ddp_train.config.rules.optimization import follows_a_metric
 from ddp_train.config.targets import locate, target
-from ddp_train.traits import needs_whole_matrices
+from ddp_train.traits import follows_a_metric, needs_whole_matrices
 
 
 def named() -> Iterator[str]:
