@@ -15,17 +15,16 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 try:
-    from ddp_train.errors import FAILED, INTERRUPTED
+    from ddp_train.errors import INTERRUPTED
     from ddp_train.launch.agent_process import COMPILER, start_fork_server_early, stop_fork_server
     from ddp_train.launch.signals import keep_early
     from ddp_train.system import handover, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server
-    from ddp_train.system.process import be_private, die_with_parent, exit_at_once
+    from ddp_train.system.process import die_with_parent, exit_at_once, exit_with, restrict_new_files
     from ddp_train.system.torchrun_env import is_torchrun_worker, world_size
 except KeyboardInterrupt:  # `_run_command` handles a later one
     sys.exit(130)
@@ -35,11 +34,11 @@ _load_cli = partial(importlib.import_module, "ddp_train.cli.main")  # with Hydra
 
 def main() -> None:
     """Become what this process was started for, and exit with its code."""
-    terminal.open_closed()
-    be_private()
+    terminal.open_closed_streams()
+    restrict_new_files()
     if handover.FORK_SERVER in os.environ:
-        terminal.outlive()
-        exit_at_once(_code_of(lambda: run_fork_server(run_request)))
+        terminal.protect_streams()
+        exit_with(lambda: run_fork_server(run_request))
     if is_torchrun_worker():
         _run_fresh_rank()
     sys.exit(_run_command())
@@ -51,7 +50,7 @@ def run_request(request: dict[str, Any]) -> int:
         from ddp_train.rank.forked import setup_forked_rank
 
         setup_forked_rank(request["rank"])
-        terminal.outlive()
+        terminal.protect_streams()
         _run_rank()
     if "check" in request:
         from ddp_train.cli.check_process import serve_check
@@ -63,7 +62,7 @@ def run_request(request: dict[str, Any]) -> int:
 
 
 def _run_fresh_rank() -> NoReturn:
-    terminal.outlive()
+    terminal.protect_streams()
     # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
     die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
     # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
@@ -85,21 +84,12 @@ def _run_command() -> int:
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:
         start_fork_server_early(sys.argv[1:])
-        with terminal.outlived():
-            return _code_of(lambda: _load_cli().main())
+        with terminal.protected_streams():
+            return int(_load_cli().main())
     except KeyboardInterrupt:  # while this was imported
         return INTERRUPTED
     finally:
         stop_fork_server()
-
-
-def _code_of(work: Callable[[], int]) -> int:
-    """Return what `work` returns. An exception is told here, where no secret is shown."""
-    try:
-        return work()
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        return FAILED
 
 
 if __name__ == "__main__":

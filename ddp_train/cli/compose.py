@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,7 +47,7 @@ from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
-    from ddp_train.launch.machines import ThisMachine
+    from ddp_train.launch.node.this_node import NodeRendezvous
     from ddp_train.sweep.hydra_jobs import Multirun
 
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
@@ -62,7 +63,7 @@ def compose(launcher: Launcher, *, change: Callable[[Job], Job] = lambda job: jo
     except _Refused as refused:
         raise refused.error from refused.error.__cause__
     except _Follows as follows:
-        return follows.machine.take_part()
+        return follows.take_part()
     return command.exit_code()
 
 
@@ -95,12 +96,12 @@ class _Command:
     def __call__(self, composed: DictConfig) -> None:
         """Run a single run, in the folder that is claimed for it."""
         hydra_config: Any = HydraConfig.get()
-        config, checked, machine = self.claimed or (None, None, None)
+        config, checked, rendezvous = self.claimed or (None, None, None)
         if checked is None or config is None or config != _without_hydra(composed):
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         record(job.run_folder, job.config)
-        self._exit_code = self._launcher.begin(self._change(job), machine)
+        self._exit_code = self._launcher.begin(self._change(job), rendezvous)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for."""
@@ -128,19 +129,19 @@ class _Claimed(NamedTuple):
 
     config: Any  # as it was checked, to be compared with what the job gets (`_without_hydra`)
     checked: RunConfig
-    machine: ThisMachine | None  # with `cluster=machines`, where others take part: this one leads
+    rendezvous: NodeRendezvous | None  # with `cluster=machines`, where others take part: this machine leads
 
 
 def _check_and_claim(composed: DictConfig) -> _Claimed:
     """Check a single run, and claim the folder that Hydra makes for it. Leaves Hydra on a machine that follows another one."""
     checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-    machine = None
+    rendezvous = None
     if checked.cluster.launcher == "machines":
         from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
 
-        machine = machines.meet(checked, run=_typed_run_folder(composed))
-        if machine is not None and not machine.rendezvous.is_first:
-            raise _Follows(machine)  # the first machine claims
+        rendezvous = machines.meet(checked, run=_typed_run_folder(composed))
+        if rendezvous is not None and not rendezvous.is_first:
+            raise _Follows(partial(machines.take_part, rendezvous, checked))  # the first machine claims
     found = location_of(composed, checked)
     if found.is_continued:
         folder = _continue(found.folder, checked, key=found.key)
@@ -150,7 +151,7 @@ def _check_and_claim(composed: DictConfig) -> _Claimed:
         composed.hydra.run.dir = str(folder)
         if found.is_continued:
             composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-    return _Claimed(_without_hydra(composed), checked, machine)
+    return _Claimed(_without_hydra(composed), checked, rendezvous)
 
 
 def _claim_sweep(composed: DictConfig) -> None:
@@ -162,8 +163,8 @@ def _claim_sweep(composed: DictConfig) -> None:
     cluster = section(composed, ClusterConfig)
     if errors := list(check_copies(cluster, os.environ)):
         raise ConfigErrors(errors)  # before anything is claimed
-    if (machine := machines.meet(cluster, arguments=sys.argv[1:])) is not None:
-        raise _Follows(machine)  # global rank 0 composes and claims
+    if (rendezvous := machines.meet(cluster)) is not None:
+        raise _Follows(partial(machines.take_part, rendezvous, cluster, arguments=sys.argv[1:]))  # global rank 0 composes and claims
     folder = sweep_place(composed)
     if not _typed(composed, "hydra.sweep.dir"):
         folder = claim_new(folder)
@@ -180,7 +181,7 @@ def _claim_sweep(composed: DictConfig) -> None:
 class _Follows(BaseException):
     """Leaves Hydra: this machine does not compose what it runs."""
 
-    machine: ThisMachine
+    take_part: Callable[[], int]  # in what another machine or rank composes
 
 
 @dataclass(eq=False)

@@ -104,14 +104,15 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
     check_pipeline(config)
-    machine = machines.meet(config, run=str(checkpoint))
-    if machine is not None and not machine.rendezvous.is_first:
-        return machine.take_part()  # the first machine claims
+    rendezvous = machines.meet(config, run=str(checkpoint))
+    if rendezvous is not None and not rendezvous.is_first:
+        return machines.take_part(rendezvous, config)  # the first machine claims
     evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     task = Task(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
     task.write(evaluation_folder)
     record(evaluation_folder, config)
-    return launcher.begin(Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, task=task), machine)
+    job = Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, task=task)
+    return launcher.begin(job, rendezvous)
 
 
 def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_set: str, predicts: bool) -> RunConfig:

@@ -43,12 +43,12 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
-    machine = None
+    rendezvous = None
     if not is_torchrun_worker():
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
-        machine = machines.meet(config, run=checkpoint or str(folder.absolute()))
-        if machine is not None and not machine.rendezvous.is_first:
-            return machine.take_part()  # the first machine holds the folder
+        rendezvous = machines.meet(config, run=checkpoint or str(folder.absolute()))
+        if rendezvous is not None and not rendezvous.is_first:
+            return machines.take_part(rendezvous, config)  # the first machine holds the folder
         require_ended(folder)
     # A running sweep may start this job at any time.
     hold(sweep_of(folder) or folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
@@ -64,7 +64,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
         job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()
     record(job.run_folder, job.config)
-    code = launcher.begin(job, machine)
+    code = launcher.begin(job, rendezvous)
     if code == WRONG_INPUT:  # the ranks have refused the overrides, and trained nothing: the run keeps its config
         job.run_folder.record_config(saved)
     return code
@@ -79,8 +79,8 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
     configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if configs and not is_torchrun_worker():
         cluster = frozen_job(configs[0], overrides, sweep=folder).config.cluster
-        if (machine := machines.meet(cluster, arguments=sys.argv[1:])) is not None:
-            return machine.take_part()  # global rank 0 holds the folder
+        if (meeting := machines.meet(cluster)) is not None:
+            return machines.take_part(meeting, cluster, arguments=sys.argv[1:])  # global rank 0 holds the folder
     hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
         release()  # `compose` locks it again

@@ -18,7 +18,7 @@ from ddp_train.run_folder import starts
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
-    from ddp_train.launch.machines import ThisMachine
+    from ddp_train.launch.node.this_node import NodeRendezvous
 
 
 class Slot(Protocol):
@@ -52,11 +52,15 @@ class Launcher:
     tell_caller: Callable[..., bool] = lambda **facts: False  # the `folder` of a run that begins, or an `error`; False: there is no caller
     begun: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
 
-    def begin(self, job: Job, machine: ThisMachine | None = None) -> int:
-        """Run a job to its end, and return its exit code; `machine`: this one, which leads others."""
+    def begin(self, job: Job, rendezvous: NodeRendezvous | None = None) -> int:
+        """Run a job to its end, and return its exit code; `rendezvous`: where the other machines come that this one leads."""
         self.begun = job.run_folder.root
         self.tell_caller(folder=str(self.begun))
-        return self.run(job) if machine is None else machine.lead(job)
+        if rendezvous is None:
+            return self.run(job)
+        from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
+
+        return machines.lead(rendezvous, job)
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
         """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the launcher's own."""

@@ -1,7 +1,7 @@
 """Several machines by hand: the same `ddp-train cluster=machines ...` on each of them.
 
 Every machine composes and checks, and finds which one it is (`meet`). The first one claims the folder, and its job is what all run
-(`ThisMachine.lead`); the others claim nothing and write nothing (`ThisMachine.take_part`). What runs then on each machine is in `node/`.
+(`lead`); the others claim nothing and write nothing (`take_part`). What runs then on each machine is in `node/`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ddp_train.config.cluster import Rendezvous, max_restarts, processes_given, rendezvous_of
 from ddp_train.config.run_config import RunConfig
@@ -28,55 +28,44 @@ from ddp_train.system.network import is_address
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThisMachine:
-    """This machine as one of those on which the same command was typed (`meet`)."""
-
-    config: RunConfig | ClusterConfig  # of a run; of a sweep, whose jobs are not composed yet, the section `cluster` alone
-    rendezvous: NodeRendezvous
-    run: str
-    arguments: Sequence[str]
-
-    def lead(self, job: Job) -> int:
-        """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
-        if local.is_without_progress(job):
-            return NO_PROGRESS
-        this_node = replace(self._this_node(job.config), job=job)
-        return _run(this_node if job.is_run else replace(this_node, max_restarts=0))
-
-    def take_part(self) -> int:
-        """Take part in a run that another machine leads, or in a sweep, to its end; return its exit code."""
-        return _run(self._this_node(self.config))
-
-    def _this_node(self, config: RunConfig | ClusterConfig) -> ThisNode:
-        cluster = _cluster_of(config)
-        facts = collect(config, self.rendezvous, processes=devices.processes_per_node(processes_given(cluster, os.environ), cluster.device))
-        if isinstance(config, ClusterConfig):
-            facts = of_a_command_line(facts, self.arguments)
-        return ThisNode(
-            rendezvous=self.rendezvous,
-            cluster=cluster,
-            facts=replace(facts, run=self.run),
-            max_restarts=max_restarts(cluster, os.environ),
-            arguments=self.arguments,
-        )
-
-
-def meet(config: RunConfig | ClusterConfig, *, run: str = "", arguments: Sequence[str] = ()) -> ThisMachine | None:
+def meet(config: RunConfig | ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
     """Find which of the machines this one is, and listen where it is the first. None: it is alone, or something else starts the ranks.
 
-    Args:
-        run: which run this machine comes for (`Facts.run`).
-        arguments: of a sweep, the command line, which global rank 0 composes, on the first machine.
-
-    ConfigError: nothing says where the machines meet. EnvironmentRefuses: this is the first machine, and the port is taken.
+    `run`: which run this machine comes for (`Facts.run`). ConfigError: nothing says where the machines meet. EnvironmentRefuses: this is
+    the first machine, and the port is taken.
     """
     cluster = _cluster_of(config)
     if cluster.launcher != "machines" or is_torchrun_worker() or (found := rendezvous_of(cluster, os.environ)).is_alone:
         return None
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
     listener = _listen(found) if found.node_rank == 0 or (found.node_rank is None and _is_here(found.host)) else None
-    return ThisMachine(config=config, rendezvous=NodeRendezvous(**vars(found), listener=listener), run=run, arguments=arguments)
+    return NodeRendezvous(**vars(found), listener=listener, run=run)
+
+
+def lead(rendezvous: NodeRendezvous, job: Job) -> int:
+    """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
+    if local.is_without_progress(job):
+        return NO_PROGRESS
+    this_node = replace(_this_node(rendezvous, job.config), job=job)
+    return _run(this_node if job.is_run else replace(this_node, max_restarts=0))
+
+
+def take_part(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, *, arguments: Sequence[str] = ()) -> int:
+    """Take part in a run that another machine leads, or in a sweep, to its end; return its exit code.
+
+    Args:
+        config: of a sweep, whose jobs are not composed yet, the section `cluster` alone.
+        arguments: of a sweep, the command line, which global rank 0 composes, on the first machine.
+    """
+    return _run(_this_node(rendezvous, config, arguments))
+
+
+def _this_node(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, arguments: Sequence[str] = ()) -> ThisNode:
+    cluster = _cluster_of(config)
+    facts = collect(config, rendezvous, processes=devices.processes_per_node(processes_given(cluster, os.environ), cluster.device))
+    facts = replace(of_a_command_line(facts, arguments) if isinstance(config, ClusterConfig) else facts, run=rendezvous.run)
+    restarts = max_restarts(cluster, os.environ)
+    return ThisNode(rendezvous=rendezvous, cluster=cluster, facts=facts, max_restarts=restarts, arguments=arguments)
 
 
 def _cluster_of(config: RunConfig | ClusterConfig) -> ClusterConfig:

@@ -33,7 +33,7 @@ from torch import Tensor
 from ddp_train.errors import UserError
 from ddp_train.system import handover, stack_dump
 from ddp_train.system.process import STOP_SIGNALS, die_with_parent
-from ddp_train.system.terminal import outlive
+from ddp_train.system.terminal import protect_streams
 
 AHEAD = 2  # requests that each worker has been given
 _ENDS_WITHIN_S = 2.0
@@ -223,7 +223,7 @@ def _serve(
     os.environ.update(environment)
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
-    outlive()  # streams without secrets, as the rank's
+    protect_streams()  # streams without secrets, as the rank's
     logging.basicConfig(level=logging.INFO, format="%(asctime)s loader worker %(levelname)s %(message)s")
     torch.set_num_threads(1)
     stack_dump.answer()

@@ -35,7 +35,7 @@ HAS_SHARED_MEMORY = hasattr(os, "memfd_create")  # a Python that was built for a
 """Whether there are files in memory: other processes find them by our pid, and they end with this process."""
 
 
-def be_private() -> None:
+def restrict_new_files() -> None:
     """Create files that others can neither read nor write, and the group not write, from now on; a stricter umask stays."""
     os.umask(os.umask(0o077) | 0o027)
 
@@ -90,10 +90,21 @@ def fork(work: Callable[[], int]) -> Child:
     try:
         pid = os.fork()
         if pid == 0:
-            _run_forked(work, parent)
+            exit_with(lambda: _run_forked(work, parent))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # the parent may have blocked some until this process listens
     return Child(pid)
+
+
+def exit_with(work: Callable[[], int]) -> NoReturn:
+    """Run `work`, and end this process at once with the exit code that it returns; after an exception, which is shown, with 1."""
+    code = 1
+    try:
+        code = work()
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        exit_at_once(code)
 
 
 def exit_at_once(code: int) -> NoReturn:
@@ -305,22 +316,14 @@ def _read(path: str | Path) -> str:
         return ""
 
 
-def _run_forked(work: Callable[[], int], parent: int) -> NoReturn:
-    """Run `work` in a forked process, and exit without the parent's clean-up."""
-    code = 1
-    try:
-        die_with_parent(parent)
-        signal.set_wakeup_fd(-1)  # an event loop's: the child would wake the parent's with its own signals
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        code = work()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _run_forked(work: Callable[[], int], parent: int) -> int:
+    """Run `work` in a forked process, which dies with its parent and has none of its signal handlers."""
+    die_with_parent(parent)
+    signal.set_wakeup_fd(-1)  # an event loop's: the child would wake the parent's with its own signals
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return work()
 
 
 def oom_kills() -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
+from ddp_train.errors import FAILED
 from ddp_train.system.redaction import redact
 
 
@@ -60,7 +61,7 @@ class Terminal(io.TextIOWrapper):
         os.close(nowhere)
 
 
-def open_closed() -> None:
+def open_closed_streams() -> None:
     """Open /dev/null for standard streams that the caller has closed (`>&-`): the next file that is opened would get their number."""
     for descriptor in (0, 1, 2):
         try:
@@ -69,18 +70,21 @@ def open_closed() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
 
 
-def outlive() -> None:
-    """Replace the standard streams, so that this process survives its terminal."""
+def protect_streams() -> None:
+    """Replace the standard streams, so that this process survives its terminal and shows no secrets."""
     sys.stdout, sys.stderr = Terminal(1, owns=False), Terminal(2, owns=False)
 
 
 @contextmanager
-def outlived() -> Iterator[None]:
-    """Like `outlive`, while the block runs. A notebook that called us gets its own streams back afterwards."""
+def protected_streams() -> Iterator[None]:
+    """Call `protect_streams` for the block, and show its errors there. A notebook that called us gets its own streams back afterwards."""
     before = sys.stdout, sys.stderr
-    outlive()
+    protect_streams()
     try:
         yield
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(FAILED)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

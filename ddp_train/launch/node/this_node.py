@@ -35,6 +35,7 @@ class NodeRendezvous(Rendezvous):
 
     listener: socket.socket | None = None  # of the first machine: where it serves the registry
     meeting_file: Path | None = None  # the file in which it says where that is; None: host and ports say it
+    run: str = ""  # which one the machine comes for (`Facts.run`)
     is_fixed: bool = False  # an engine has chosen the machines: for one that is refused no other will come
 
     @property

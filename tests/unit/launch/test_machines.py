@@ -27,7 +27,7 @@ def free_port() -> int:
 def place(port: int, node_rank: int | None = None, host: str = "127.0.0.1") -> NodeRendezvous:
     found = meet(replace(SILENT, launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
     assert found is not None
-    return found.rendezvous
+    return found
 
 
 def test_who_binds_the_endpoint_first_is_the_first_machine(free_port: int) -> None:

@@ -67,7 +67,7 @@ from ddp_train.rank.log import rank_log
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import terminal
 
-terminal.outlive()  # as each rank does
+terminal.protect_streams()  # as each rank does
 with rank_log(RunFolder(Path("run")), int(sys.argv[1]), shows=True) as screen:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file grows any more, as on a full disk
