@@ -39,7 +39,7 @@ from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
-from ddp_train.run_folder.claim import claim_given, claim_new
+from ddp_train.run_folder.claim import claim_new, claim_typed
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.sweep import Sweep, is_sweep
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
@@ -142,14 +142,11 @@ def _check_and_claim(composed: DictConfig) -> _Claimed:
         rendezvous = machines.meet(checked, run=_typed_run_folder(composed))
         if rendezvous is not None and not rendezvous.is_first:
             raise _Follows(partial(machines.take_part, rendezvous, checked))  # the first machine claims
-    found = location_of(composed, checked)
-    if found.is_continued:
-        folder = _continue(found.folder, checked, key=found.key)
-    else:
-        folder = claim_new(found.folder) if found.is_new else claim_given(found.folder, key=found.key)
+    location = location_of(composed, checked)
+    folder = _continue(location.folder, checked, key=location.key) if location.is_continued else _claim(location)
     with read_write(composed.hydra), open_dict(composed.hydra):
         composed.hydra.run.dir = str(folder)
-        if found.is_continued:
+        if location.is_continued:
             composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
     return _Claimed(_without_hydra(composed), checked, rendezvous)
 
@@ -165,15 +162,12 @@ def _claim_sweep(composed: DictConfig) -> None:
         raise ConfigErrors(errors)  # before anything is claimed
     if (rendezvous := machines.meet(cluster)) is not None:
         raise _Follows(partial(machines.take_part, rendezvous, cluster, arguments=sys.argv[1:]))  # global rank 0 composes and claims
-    folder = sweep_place(composed)
-    if not _typed(composed, "hydra.sweep.dir"):
-        folder = claim_new(folder)
-    elif is_sweep(folder):
-        require_trust(folder, key="hydra.sweep.dir", accept=f"ddp-train resume {folder} --trust")
-        hold(folder, key="hydra.sweep.dir")
-    else:
-        folder = claim_given(folder, key="hydra.sweep.dir")
-    fix_sweep_place(composed, folder)
+    location = location_of_sweep(composed)
+    if location.is_continued:
+        require_trust(location.folder, key=location.key, accept=f"ddp-train resume {location.folder} --trust")
+        hold(location.folder, key=location.key)
+    folder = location.folder if location.is_continued else _claim(location)
+    fix_sweep_folder(composed, folder)
     sweeper.prepare_optuna(composed, folder)
 
 
@@ -244,23 +238,43 @@ def _without_hydra(config: DictConfig) -> Any:
     return None if any("${" in str(value) and "hydra" in str(value) for _, value in leaves(plain)) else plain
 
 
-class RunLocation(NamedTuple):
-    """Where a run goes."""
+class Location(NamedTuple):
+    """Where a run or a sweep goes."""
 
     folder: Path
     key: str  # the config key that says so
     is_new: bool  # nobody has typed it: it is made, under another name where it exists
-    is_continued: bool  # there is a run in it, which goes on
+    is_continued: bool  # there is a run or a sweep in it, which goes on
 
 
-def location_of(composed: DictConfig, checked: RunConfig) -> RunLocation:
+def location_of(composed: DictConfig, checked: RunConfig) -> Location:
     """Return where a run goes. Looks, and touches nothing."""
     if checked.resume not in ("auto", "never"):
-        return RunLocation(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
-    is_typed = bool(_typed(composed, "hydra.run.dir"))
-    folder = _place(composed.hydra.run, key="hydra.run.dir", is_typed=is_typed)
-    is_continued = is_typed and checked.resume == "auto" and (folder / "config.yaml").exists()
-    return RunLocation(folder=folder, key="hydra.run.dir", is_new=not is_typed, is_continued=is_continued)
+        return Location(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
+    return _location(composed, "run", is_there=lambda folder: checked.resume == "auto" and (folder / "config.yaml").exists())
+
+
+def location_of_sweep(composed: DictConfig) -> Location:
+    """Return where a sweep goes. Looks, and touches nothing."""
+    return _location(composed, "sweep", is_there=is_sweep)
+
+
+def _location(composed: DictConfig, name: str, *, is_there: Callable[[Path], bool]) -> Location:
+    """Return the folder that the pattern hydra.NAME.dir comes to; no value in it, and no link below its first folders, leads out."""
+    key, node = f"hydra.{name}.dir", composed.hydra[name]
+    is_typed, folder = bool(_typed(composed, key)), str(node.dir)
+    pattern = str(OmegaConf.to_container(node, resolve=False)["dir"])  # type: ignore[call-overload, index]
+    problems = [*check_pattern(pattern, folder, key=key), *check_folder(folder, key=key)]
+    fixed, path = os.path.dirname(pattern.partition("${")[0]), Path(folder).absolute()
+    if not problems and not is_typed and fixed:
+        problems = check_below(Path(fixed).absolute(), path, key=key)
+    if problems:
+        raise ConfigErrors(problems)
+    return Location(folder=path, key=key, is_new=not is_typed, is_continued=is_typed and is_there(path))
+
+
+def _claim(location: Location) -> Path:
+    return claim_new(location.folder) if location.is_new else claim_typed(location.folder, key=location.key)
 
 
 def _typed_run_folder(composed: DictConfig) -> str:
@@ -270,34 +284,17 @@ def _typed_run_folder(composed: DictConfig) -> str:
     return typed[-1] if "${" in typed[-1] else str(Path(composed.hydra.run.dir).absolute())
 
 
-def sweep_place(composed: DictConfig) -> Path:
-    """Return where a sweep goes. Looks, and touches nothing."""
-    return _place(composed.hydra.sweep, key="hydra.sweep.dir", is_typed=bool(_typed(composed, "hydra.sweep.dir")))
-
-
 def require_our_launcher(composed: DictConfig) -> None:
     """Refuse a launcher of Hydra's, or of a plugin, for the jobs of a sweep. ConfigError: it is not ours."""
     if composed.hydra.launcher._target_ != _OUR_LAUNCHER:
         raise ConfigError(key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs")
 
 
-def fix_sweep_place(composed: DictConfig, folder: Path) -> None:
+def fix_sweep_folder(composed: DictConfig, folder: Path) -> None:
     """Let all jobs of a sweep have the same folder above theirs."""
     with read_write(composed.hydra), open_dict(composed.hydra):
         composed.hydra.sweep.dir = str(folder)
         composed.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")  # jobs compose again, from these overrides
-
-
-def _place(node: DictConfig, *, key: str, is_typed: bool) -> Path:
-    """Return the folder that a pattern comes to, where no value in it and no link below its first folders leads out of them."""
-    pattern, folder = str(OmegaConf.to_container(node, resolve=False)["dir"]), str(node.dir)  # type: ignore[call-overload, index]
-    problems = [*check_pattern(pattern, folder, key=key), *check_folder(folder, key=key)]
-    fixed = os.path.dirname(pattern.partition("${")[0])
-    if not problems and not is_typed and fixed:
-        problems = check_below(Path(fixed).absolute(), Path(folder).absolute(), key=key)
-    if problems:
-        raise ConfigErrors(problems)
-    return Path(folder).absolute()
 
 
 def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:

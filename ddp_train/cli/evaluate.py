@@ -203,10 +203,10 @@ def _wait_for_first(run_folder: RunFolder) -> None:
     """Wait until a run has saved: then its config has the values of its `auto`s. EnvironmentRefuses: it never will."""
     name = run_folder.checkpoints / LAST
     if not candidates(name):
-        print(f"waiting for the first checkpoint of {run_folder.shown()}", flush=True)
+        print(f"waiting for the first checkpoint of {run_folder.as_typed()}", flush=True)
     while not candidates(name):
         verdict = verdict_of(run_folder)
         if verdict.outcome is not Outcome.AGAIN and not candidates(name):
-            happened = f"{run_folder.shown()} has saved nothing, and does not go on: {verdict}"
+            happened = f"{run_folder.as_typed()} has saved nothing, and does not go on: {verdict}"
             raise EnvironmentRefuses(key="RUN", happened=happened, expected="a run that has saved, or is on its way")
         time.sleep(_POLL_S)

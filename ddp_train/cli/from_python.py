@@ -140,7 +140,7 @@ def _failure_of(run_folder: RunFolder, code: int) -> RunFailed:
     if found is not None:
         lines = [f"The run failed: {found.who}" + (f", after step {found.step}" if found.step else ""), found.line(_SHOWN)]
         lines += [f"  fix: {found.fix}"] if found.fix else []
-    text = "\n".join([*lines, f"  run folder   {run_folder.shown()}"])
+    text = "\n".join([*lines, f"  run folder   {run_folder.as_typed()}"])
     return RunFailed(text, exit_code=code, folder=run_folder.root, failure=found)
 
 

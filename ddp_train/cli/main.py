@@ -153,8 +153,9 @@ def _show_failure(error: Exception, folder: Path | None) -> int:
     if not _is_file_error(error):
         traceback.print_exception(error)
     if folder is not None and (RunFolder(folder).config.exists() or is_sweep(folder)):
-        shown = RunFolder(folder).shown()
-        print(f"\n{shown} cannot go on: {_in_words(error)}\n`ddp-train resume {shown}` continues it when that is mended", file=sys.stderr)
+        run = RunFolder(folder)
+        again = f"`{run.resume_command()}` continues it when that is mended"
+        print(f"\n{run.as_typed()} cannot go on: {_in_words(error)}\n{again}", file=sys.stderr)
     elif _is_file_error(error):
         print(_in_words(error), file=sys.stderr)
     return ENVIRONMENT_REFUSES if _is_of_the_disk(error) else FAILED

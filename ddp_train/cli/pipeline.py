@@ -47,7 +47,7 @@ def require_possible(folder: Path) -> Verdict:
     """Return the verdict on a run: it is done, or goes on. EnvironmentRefuses: it never gets done."""
     verdict = verdict_of(RunFolder(folder))
     if verdict.outcome == Outcome.NEVER:
-        happened = f"{RunFolder(folder).shown()} does not get done: {verdict.reason}"
+        happened = f"{RunFolder(folder).as_typed()} does not get done: {verdict.reason}"
         raise EnvironmentRefuses(key="after", happened=happened, expected="a run that is done, or on its way")
     return verdict
 

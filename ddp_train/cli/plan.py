@@ -15,8 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from ddp_train.checkpoint.schedule import in_units
-from ddp_train.cli import plan_text
-from ddp_train.cli.compose import check_composed, fix_sweep_place, job_of, location_of, require_our_launcher, require_same, sweep_place
+from ddp_train.cli import compose, plan_text
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.plan_text import Screen, as_typed, command
 from ddp_train.config.check import section
@@ -36,7 +35,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.source_copy import measure_source
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.claim import require_empty
-from ddp_train.run_folder.sweep import Sweep, is_sweep
+from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.sweep.sweeper import planned_overrides
 from ddp_train.system import devices, handover
@@ -71,15 +70,12 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
-    checked = check_composed(composed, composed.hydra)
-    location = location_of(composed, checked)
-    if not location.is_new and location.folder.exists():
-        _require_unlocked(location.folder, key=location.key)
-        if location.is_continued:
-            require_same(location.folder, checked, key=location.key)
-        else:
-            require_empty(location.folder, key=location.key)
-    job = job_of(checked, composed.hydra, location.folder)
+    checked = compose.check_composed(composed, composed.hydra)
+    location = compose.location_of(composed, checked)
+    _require_free(location)
+    if location.is_continued:
+        compose.require_same(location.folder, checked, key=location.key)
+    job = compose.job_of(checked, composed.hydra, location.folder)
     kind = f"the run there continues {job.run_folder.continues()}" if location.is_continued else "a new run"
     named = "; the name is that of the moment when it starts" if location.is_new else ""
     screen.fact("run", f"{as_typed(location.folder)}   ({kind}{named})")
@@ -88,28 +84,30 @@ def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
 
 def _plan_sweep(screen: Screen, loader: Any, base: DictConfig) -> None:
     """Show the jobs of a sweep, and the plan of its first job."""
-    require_our_launcher(base)
-    folder = sweep_place(base)
-    _require_unlocked(folder, key="hydra.sweep.dir")
-    if folder.exists() and not is_sweep(folder):  # a sweep would be resumed
-        require_empty(folder, key="hydra.sweep.dir")
-    fix_sweep_place(base, folder)
+    compose.require_our_launcher(base)
+    location = compose.location_of_sweep(base)
+    _require_free(location)
+    compose.fix_sweep_folder(base, folder := location.folder)
     overrides = planned_overrides(loader, base)
     settings = section(base, SweepConfig)
-    multirun = Multirun(Sweep(root=folder, command=sys.argv[1:]), settings, lambda *asked: [], check_composed)
+    multirun = Multirun(Sweep(root=folder, command=sys.argv[1:]), settings, lambda *asked: [], compose.check_composed)
     parser = OverridesParser.create(config_loader=loader)
     of_all_jobs = [text for text in texts(base.hydra.overrides.task) if not parser.parse_override(text).is_sweep_override()]
     composed, checked = multirun.compose(loader, base, overrides or [of_all_jobs])
     pairs = zip(composed, checked, strict=True)
-    jobs = [job_of(config, job_config.hydra, Path(job_config.hydra.runtime.output_dir)) for job_config, config in pairs]
+    jobs = [compose.job_of(config, job_config.hydra, Path(job_config.hydra.runtime.output_dir)) for job_config, config in pairs]
     sweeper = None if overrides is not None else str(base.hydra.runtime.choices["hydra/sweeper"])
     plan_text.jobs(screen, folder, jobs, settings, sweeper=sweeper)
     _show(screen, loader, composed[0], jobs, sweep=folder)
 
 
-def _require_unlocked(folder: Path, *, key: str) -> None:
-    if folder.is_dir() and is_held(folder):
+def _require_free(location: compose.Location) -> None:
+    """Refuse a typed folder in which another run works, or in which something lies that is not continued."""
+    folder, key, is_new, is_continued = location
+    if not is_new and folder.is_dir() and is_held(folder):
         raise ConfigError(key=key, happened=f"another run is working in {folder}", expected="a folder of its own for each run and sweep")
+    if not is_new and not is_continued and folder.exists():
+        require_empty(folder, key=key)
 
 
 def _show(screen: Screen, loader: Any, composed: DictConfig, jobs: Sequence[Job], *, sweep: Path | None = None) -> None:
@@ -130,7 +128,7 @@ def _show(screen: Screen, loader: Any, composed: DictConfig, jobs: Sequence[Job]
     elif cluster.launcher == "machines":
         screen.fact("type", *_on_each_machine(job))
     elif sweep is None:
-        screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {command(local.agent_arguments(job))}")
+        screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {command(local.arguments_for(job))}")
         screen.fact("ranks", f"{command([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
     else:
         screen.fact("agent", "torchrun's, in a process that `ddp-train` forks; its ranks are forked for each job of a sweep")

@@ -82,7 +82,7 @@ def command(words: Iterable[str]) -> str:
 
 def as_typed(path: Path) -> str:
     """Return a path as a person would type it."""
-    return _word(RunFolder(path).shown())
+    return _word(RunFolder(path).as_typed())
 
 
 def jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: SweepConfig, *, sweeper: str | None) -> None:

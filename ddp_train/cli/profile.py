@@ -46,7 +46,7 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
     log_every_steps, defaults = config["trainer"]["log_every_steps"], config["profile"]
     steps, ranks = request.steps or defaults["steps"], ", ".join(map(str, request.ranks or defaults["ranks"]))
     when = f"after the next training record (one every {log_every_steps} steps)"
-    print(f"asked: {steps} steps on rank {ranks}, {when}; into {run_folder.shown()}/profile")
+    print(f"asked: {steps} steps on rank {ranks}, {when}; into {run_folder.as_typed()}/profile")
     return DONE
 
 
@@ -58,7 +58,7 @@ def _number(text: str) -> int:
 
 def _require_going_on(run_folder: RunFolder) -> None:
     """Refuse a folder where no run trains or is about to."""
-    shown, sweep = run_folder.shown(), sweep_of(run_folder.root)
+    shown, sweep = run_folder.as_typed(), sweep_of(run_folder.root)
     if run_folder.task.exists():
         raise ConfigError(happened=f"{shown} is an evaluation, which takes no steps", expected="the folder of a run that trains")
     if run_folder.is_completed():

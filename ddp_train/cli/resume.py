@@ -55,7 +55,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     if job.task is not None and job.run_folder.is_completed():
         fix = f"ddp-train {'predict' if job.task.predicts else 'evaluate'} {shlex.quote(job.task.checkpoint)}"
-        raise ConfigError(key="resume", happened=f"{job.run_folder.shown()} is an evaluation, and it is done", fix=fix)
+        raise ConfigError(key="resume", happened=f"{job.run_folder.as_typed()} is an evaluation, and it is done", fix=fix)
     refuse_without_effect(job, overrides)
     if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():
         require_more(job)

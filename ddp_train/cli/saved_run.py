@@ -137,7 +137,7 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     if not idle:
         return
     by_steps = trainer.max_steps is not None and trainer.max_steps <= steps
-    happened = f"all {steps} steps of {job.run_folder.shown()} are taken: {' '.join(idle)} would change nothing"
+    happened = f"all {steps} steps of {job.run_folder.as_typed()} are taken: {' '.join(idle)} would change nothing"
     expected = "more steps to train with it, or evaluation.save_predictions=true; a new run, for other results from the start"
     fix = f"trainer.max_steps={2 * steps}" if by_steps else f"trainer.max_epochs={2 * (trainer.max_epochs or 1)}"
     raise ConfigError(key=idle[0].lstrip("~").partition("=")[0], happened=happened, expected=expected, fix=fix)
@@ -146,7 +146,7 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
 def require_more(job: Job) -> None:
     """Refuse to submit a run of which all steps are taken; one with steps left loses its result.json."""
     if (steps := _all_taken(job)) is not None:
-        happened = f"all {steps} steps of {job.run_folder.shown()} are taken"
+        happened = f"all {steps} steps of {job.run_folder.as_typed()} are taken"
         raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * steps}")
     if job.run_folder.is_completed():
         job.run_folder.result.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -71,7 +70,7 @@ def runs_of(path: Path) -> Iterator[tuple[RunFolder, str]]:
     """Yield the run of a folder, or those of a sweep, each with its name on the screen."""
     if not is_sweep(path):
         run_folder = RunFolder(run_of(path))
-        yield run_folder, run_folder.shown()
+        yield run_folder, run_folder.as_typed()
         return
     sweep = Sweep.load(path.absolute())
     for job in sweep.jobs:
@@ -121,8 +120,8 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
     for folder in run_folders(config["after"]) if config.get("after") and not has_begun else ():
         before = RunFolder(Path(folder))
         if (verdict := verdict_of(before)).outcome is Outcome.NEVER:
-            again = shlex.quote(run_folder.shown())
-            yield printable(f"it comes after {before.shown()}, which does not get done: {verdict.reason}; then `ddp-train resume {again}`")
+            why = f"it comes after {before.as_typed()}, which does not get done: {verdict.reason}"
+            yield printable(f"{why}; then `{run_folder.resume_command()}`")
     if run_folder.task.exists():  # an evaluation takes no steps
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
             yield line
@@ -184,7 +183,7 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
         print(f"never: job {other} has this run")
         return DONE
     if ended != DONE:
-        note_refusal(run_folder, ended, logs=f"the logs {run_folder.shown()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
+        note_refusal(run_folder, ended, logs=f"the logs {run_folder.as_typed()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
     verdict = verdict_of(run_folder)
     is_silent = not run_folder.failure.exists() and run_folder.read_result() is None  # no report could be written: a full disk
     if ended in FINAL and verdict.outcome == Outcome.AGAIN and is_silent:
@@ -197,7 +196,7 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
             else:
                 count_attempt(run_folder, by_engine=True)
         except OSError as error:
-            verdict = Verdict(Outcome.NEVER, f"{run_folder.shown()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
+            verdict = Verdict(Outcome.NEVER, f"{run_folder.as_typed()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
     print(verdict)
     return verdict.exit_code
 

@@ -94,7 +94,7 @@ class _Checkup:
         report = ClusterReport(
             count=self._count,
             processes=self._size,
-            folder=self._job.run_folder.shown(),
+            folder=self._job.run_folder.as_typed(),
             machines=machines,
             peers=peers,
             clocks={self._machine: 0.0, **clocks},

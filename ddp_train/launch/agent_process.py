@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddp_train.config.cluster import ALONE
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder.starts import STARTED
@@ -107,6 +109,12 @@ def start_agent(
     if is_last:
         _server = None
     return agent
+
+
+def agent_arguments(cluster: ClusterConfig, processes: int, *options: str, max_restarts: int = 0) -> list[str]:
+    """Return the arguments of an agent of one machine; `options`: more of its own (`agent.main.Options`), before those of torchrun."""
+    ours = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"]
+    return [*ours, *options, *ALONE, f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}", "-m", "ddp_train"]
 
 
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from ddp_train.config.cluster import ALONE, environment_of, max_restarts, processes_of_nodes
+from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
 from ddp_train.errors import NO_PROGRESS
-from ddp_train.launch.agent_process import rank_environment, run_agent
+from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import check_progress
 from ddp_train.run_folder.verdict import exit_code
@@ -38,12 +38,12 @@ def is_without_progress(job: Job) -> bool:
     return bool(problem)
 
 
-def agent_arguments(job: Job) -> list[str]:
-    cluster = job.config.cluster
-    ours, restarts = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"], 0
-    if job.is_run:
-        ours, restarts = [*ours, f"--run-dir={job.run_folder.root}"], max_restarts(cluster, {})
-    return [*ours, *ALONE, f"--nproc-per-node={processes_of_nodes(cluster)[0]}", f"--max-restarts={restarts}", "-m", "ddp_train"]
+def arguments_for(job: Job) -> list[str]:
+    """Return the arguments of the agent that runs a job on this machine."""
+    cluster, processes = job.config.cluster, processes_of_nodes(job.config.cluster)[0]
+    if not job.is_run:
+        return agent_arguments(cluster, processes)
+    return agent_arguments(cluster, processes, f"--run-dir={job.run_folder.root}", max_restarts=max_restarts(cluster, {}))
 
 
 def _run_agent(job: Job) -> int:
@@ -51,4 +51,4 @@ def _run_agent(job: Job) -> int:
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     config = job.config  # DDP and torch's own optimizers import the compiler
     uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None or config.optimizer["_target_"] != _ADAMW
-    return run_agent(agent_arguments(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)
+    return run_agent(arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)

@@ -25,7 +25,7 @@ from ddp_train.launch.job import Job
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import newest_record
-from ddp_train.run_folder.verdict import WORD_WITHIN_S, Outcome, end_of, mark_cancelled, verdict_of
+from ddp_train.run_folder.verdict import RESULT_VISIBLE_WITHIN_S, Outcome, mark_cancelled, verdict_after_end, verdict_of
 from ddp_train.system.folder_lock import release
 
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
@@ -44,7 +44,7 @@ def run(job: Job) -> int:
         spec = freeze(job, source_copy.copy_source(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
         if allocation is not None and (before := spec.engine_options["after"]):
             happened = f"job {', '.join(before)} is not done, and allocation {allocation} would be held for nothing"
-            fix = f"`ddp-train ... && ddp-train resume {shlex.quote(run_folder.shown())}`"
+            fix = f"`ddp-train ... && {run_folder.resume_command()}`"
             raise ConfigError(key="after", happened=happened, expected="runs that are done", fix=fix)
         release()  # the machines of the job take the folder
         if allocation is not None:
@@ -55,10 +55,9 @@ def run(job: Job) -> int:
         if not job.is_run:
             raise
         what = "it is not known whether the job was submitted" if isinstance(error, slurm_client.NoAnswer) else "nothing was submitted"
-        again = f"`ddp-train resume {shlex.quote(run_folder.shown())}` does it when that is mended"
-        print(f"\n{error}\n{what}; {again}", file=sys.stderr)
+        print(f"\n{error}\n{what}; `{run_folder.resume_command()}` does it when that is mended", file=sys.stderr)
         return error.exit_code
-    shown = shlex.quote(run_folder.shown())
+    shown = shlex.quote(run_folder.as_typed())
     print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {shown}")
     print(f"  ddp-train status {shown}   ddp-train logs -f {shown}   ddp-train cancel {shown}", flush=True)
     return engine_of(name).follow(run_folder, id) if job.config.cluster.wait else DONE
@@ -123,7 +122,7 @@ def require_ended(folder: Path) -> None:
     except EnvironmentRefuses as error:
         raise ConfigError(key="resume", happened=f"nobody knows whether {folder} runs: {error.happened}", fix=error.fix) from None
     if state.stage is not Stage.ENDED:
-        fix = f"`ddp-train cancel {shlex.quote(run_folder.shown())}` first; a stopped run is requeued by itself"
+        fix = f"`ddp-train cancel {shlex.quote(run_folder.as_typed())}` first; a stopped run is requeued by itself"
         happened = f"{folder} is {state.stage} as job {submission.id}"
         raise ConfigError(key="resume", happened=happened, expected="a run that has ended", fix=fix)
 
@@ -180,7 +179,7 @@ class EngineSlot:
         except EnvironmentRefuses as error:
             if str(error) != self._has_said:
                 self._has_said = str(error)
-                print(f"{run_folder.shown()} waits: {error.happened}", file=sys.stderr, flush=True)
+                print(f"{run_folder.as_typed()} waits: {error.happened}", file=sys.stderr, flush=True)
             return
         self._ask_at = self._asked_at = time.monotonic()
 
@@ -196,8 +195,8 @@ class EngineSlot:
         """Return the exit code of a run that the engine has no more; None while its last word may still be on its way."""
         now = time.monotonic()
         self._ended_at = self._ended_at or now
-        verdict, code = end_of(run_folder, within_s=0.0)
-        if verdict.outcome is Outcome.AGAIN and not run_folder.result.exists() and now < self._ended_at + WORD_WITHIN_S:
+        verdict, code = verdict_after_end(run_folder, within_s=0.0)
+        if verdict.outcome is Outcome.AGAIN and not run_folder.result.exists() and now < self._ended_at + RESULT_VISIBLE_WITHIN_S:
             self._ask_at = now + _ASK_SOON_S
             return None
         return code

@@ -95,7 +95,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
         result.write(job.run_folder.result)
         end_attempt(job.run_folder)
         lines = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
-        print("", *lines, f"  {'evaluation':<20} {job.run_folder.shown()}", sep="\n", flush=True)
+        print("", *lines, f"  {'evaluation':<20} {job.run_folder.as_typed()}", sep="\n", flush=True)
     world.barrier()  # nobody leaves before it is written
     return DONE
 
@@ -114,9 +114,8 @@ def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, 
     if task.predicts:
         count = predict(components, world, folder_of(), begins_batch=begins_batch)
         if world.is_main:
-            print(
-                f"predicted {count:,} samples: {RunFolder(folder_of()).shown()}/*.npy, one row for each in the data set's order", flush=True
-            )
+            files = f"{RunFolder(folder_of()).as_typed()}/*.npy"
+            print(f"predicted {count:,} samples: {files}, one row for each in the data set's order", flush=True)
         return {}
     wants_rows = job.config.evaluation.save_predictions
     metrics = evaluate(components, world, predictions=folder_of if wants_rows else None, begins_batch=begins_batch)
@@ -196,7 +195,7 @@ def new_checkpoints(run_folder: RunFolder, *, seen: Collection[int] = ()) -> Ite
         if verdict.outcome is not Outcome.AGAIN:
             return
         if time.monotonic() > said_at + _SAY_EVERY_S:
-            print(printable(f"waiting for {run_folder.shown()}: {progress_of(run_folder, verdict)}"), flush=True)
+            print(printable(f"waiting for {run_folder.as_typed()}: {progress_of(run_folder, verdict)}"), flush=True)
             said_at = time.monotonic()
         yield None
 

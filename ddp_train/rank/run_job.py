@@ -189,7 +189,7 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.shown()}/predictions", flush=True)
+        print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.as_typed()}/predictions", flush=True)
 
 
 def _writers(job: Job, components: Components, state: TrainState, tracker: PhaseTracker) -> list[MetricWriter]:
@@ -278,7 +278,7 @@ def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: St
         result.write(run_folder.result)
         end_attempt(run_folder, is_saved=not unsaved)
     except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
-        happened = f"{run_folder.shown()} cannot be written: {error.strerror}"
+        happened = f"{run_folder.as_typed()} cannot be written: {error.strerror}"
         if is_done:
             expected = "room for the last lines of metrics.jsonl and for result.json"
             fix = "make room; then `ddp-train resume` writes them"

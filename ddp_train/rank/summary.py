@@ -31,7 +31,7 @@ def opening(job: Job, world: World) -> str:
     tells = {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & job.config.cluster.env.keys()
     return "\n".join(
         [
-            f"run      {job.run_folder.shown()}",
+            f"run      {job.run_folder.as_typed()}",
             f"ranks    {world.size} on {world.device.type}",
             *([f"torch    {newer}"] if (newer := torch_internals.newer_than_passed()) else []),
             *(f"torch    {line}" for line in torch_internals.missing()),
@@ -116,7 +116,7 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
     compiled = "  {:<20} {:.0f} graphs, {:.0f} of them for other shapes or types, in {:.1f} s on rank 0".format("compiled", *counts)
     shown = {name: value for name, value in result.last.items() if name == "train/loss" or name.startswith("eval/")}
     speed = rates(result.last.get("train/tokens_per_s"), result.last.get("train/mfu"))
-    folder = job.run_folder.shown()
+    folder = job.run_folder.as_typed()
     outputs = str(Path(folder).parent) if os.path.isabs(folder) else folder.split(os.sep)[0]
     return "\n".join(
         [
@@ -139,11 +139,12 @@ def over(job: Job, state: TrainState) -> str:
     """Say that a run is completed, and what would continue it."""
     if state.stopped is None:
         return "all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue"
-    return f"the run was stopped after step {state.step} by {state.stopped}\n`{_without(job, state.stopped.by)}` would continue"
+    again = _resume(job.run_folder, f"~callbacks.{state.stopped.by}")
+    return f"the run was stopped after step {state.step} by {state.stopped}\n`{again}` would continue"
 
 
-def _without(job: Job, callback: str) -> str:
-    return f"{_command('ddp-train')} {shlex.join(['resume', job.run_folder.shown(), f'~callbacks.{callback}'])}"
+def _resume(run_folder: RunFolder, *overrides: str) -> str:
+    return f"{_command('ddp-train')} {shlex.join(['resume', run_folder.as_typed(), *overrides])}"
 
 
 def _next(job: Job, state: TrainState, result: Result) -> str:
@@ -152,12 +153,12 @@ def _next(job: Job, state: TrainState, result: Result) -> str:
     if job.config.debug.max_steps is not None:
         return _typed(job, but="debug")
     if state.stopped is not None:
-        return _without(job, state.stopped.by)
+        return _resume(job.run_folder, f"~callbacks.{state.stopped.by}")
     longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
     key, more = f"trainer.{longer}", f"trainer.{longer}={2 * (limit or 1)}"
     if "total_steps" in job.config.scheduler:  # it ends with the run: the same, but longer, begins anew, as its rates would jump here
         return f"{_typed(job, but=key)} {more}"
-    return f"{_command('ddp-train')} resume {shlex.quote(job.run_folder.shown())} {more}"
+    return _resume(job.run_folder, more)
 
 
 def _typed(job: Job, *, but: str) -> str:
@@ -173,11 +174,11 @@ def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> st
     `unsaved` says where the run continues instead, when that step could not be saved.
     """
     if run_folder.task.exists():
-        return f"stopped; `{_command('ddp-train')} resume {shlex.quote(run_folder.shown())}` does it again"
+        return f"stopped; `{_resume(run_folder)}` does it again"
     what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
     if unsaved:
         what = f"stopped after step {step}, which was NOT saved; the run goes on {unsaved}"
-    return f"{what}; `{_command('ddp-train')} resume {shlex.quote(run_folder.shown())}` continues"
+    return f"{what}; `{_resume(run_folder)}` continues"
 
 
 def _best(result: Result, name: str) -> str:

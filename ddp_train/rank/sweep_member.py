@@ -130,7 +130,7 @@ class Member:
                 run_folder=run_folder,
                 was_out_of_memory=ran_out(self._oom_kills),
             )
-            found = found.with_others(failure.last_words(run_folder, pids))
+            found = found.with_others(failure.last_activities(run_folder, pids))
             found.record(run_folder, seconds=time.monotonic() - self._started)
         return FAILED
 

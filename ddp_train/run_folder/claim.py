@@ -23,7 +23,7 @@ def claim_new(wanted: Path) -> Path:
     raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 folders after it exist", fix="choose another name")
 
 
-def claim_given(folder: Path, *, key: str) -> Path:
+def claim_typed(folder: Path, *, key: str) -> Path:
     """Create the folder that the user named, or claim it if it is empty. ConfigError: it is not; nothing is overwritten."""
     with contextlib.suppress(FileExistsError):
         _make(folder)

@@ -50,7 +50,7 @@ _FIXES = {  # for errors of libraries: a pattern in the text -> the fix
 }
 
 BEGINS, WAS = "begins (pid %d)", "(pid %d) was "
-"""Lines of a rank's log: where a process's part begins (for `native_error`), and what it was doing (for `last_words`)."""
+"""Lines of a rank's log: where a process's part begins (for `native_error`), and what it was doing (for `last_activities`)."""
 
 MACHINE_LOST = "MachineLost"  # the error of a machine that was lost with all its ranks
 MACHINE_REFUSED = "MachineRefused"  # the error of a machine that could not write its own report
@@ -95,7 +95,7 @@ class Failure:
                 result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=f"{self.error}: {self.message}")
                 result.write(run_folder.result)
         except OSError as error:
-            print(f"{run_folder.shown()} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+            print(f"{run_folder.as_typed()} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
         return is_first
 
     def tell_torchrun(self, file: str, *, is_a_peers: bool) -> None:
@@ -124,9 +124,9 @@ class Failure:
             *([f"  fix: {self.fix}"] if self.fix else []),
             "",
             *(["Meanwhile", *(f"  {line}" for line in self.others), ""] if self.others else []),
-            f"  rank's log   {run_folder.shown()}/logs/{run_folder.rank_log(self.rank).name}",
-            *([f"  all stacks   {run_folder.shown()}/{self.stacks}"] if self.stacks else []),
-            *([f"  this report  {run_folder.shown()}/{run_folder.failure.name}"] if run_folder.failure.exists() else []),
+            f"  rank's log   {run_folder.as_typed()}/logs/{run_folder.rank_log(self.rank).name}",
+            *([f"  all stacks   {run_folder.as_typed()}/{self.stacks}"] if self.stacks else []),
+            *([f"  this report  {run_folder.as_typed()}/{run_folder.failure.name}"] if run_folder.failure.exists() else []),
             "",
         ]
         room = _SCREEN_LINES - 1 - sum(map(bool, rest))
@@ -208,12 +208,12 @@ def native_error(run_folder: RunFolder, rank: int, pid: int) -> str:
     return redact_code(lines[-1][:_MAX_LINE_CHARACTERS]) if lines else ""
 
 
-def last_words(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]:
+def last_activities(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]:
     """Return what ranks were doing when they ended, from their logs, by rank. With a rank comes its pid: earlier attempts share the log."""
     activities = {}
     for rank, pid in pids.items():
         lines = re.findall(f"{re.escape(WAS % pid)}(.+)", tail(run_folder.rank_log(rank), _TAIL_BYTES))
-        activities[rank] = lines[-1] if lines else "left no word"
+        activities[rank] = lines[-1] if lines else "logged nothing"
     return activities
 
 

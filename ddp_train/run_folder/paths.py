@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,10 @@ class RunFolder:
         """Return the log of torch's agent; it exists only if the agent has written a message."""
         return self.logs / f"agent_{node_rank:05d}.log"
 
-    def shown(self) -> str:
+    def as_typed(self) -> str:
         """Return the path as a person would type it: relative to the working directory, if it lies below."""
         return str(self.root.relative_to(Path.cwd())) if self.root.is_relative_to(Path.cwd()) else str(self.root)
+
+    def resume_command(self) -> str:
+        """Return the command that continues the run, or the sweep in this folder, as it can be pasted."""
+        return f"ddp-train resume {shlex.quote(self.as_typed())}"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
 import sys
 import tempfile
@@ -117,9 +116,8 @@ def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine
     origin = f"its checkpoint of step {starts.checkpoint}" if starts.checkpoint else "the start"
     head = f"No progress: the run was started again {len(lines) - 1} times from {origin}, and no new checkpoint came of it"
     numbered = [f"  {number}  {line}" for number, line in enumerate(lines, 1)]
-    again = f"`ddp-train resume {shlex.quote(run_folder.shown())}` counts anew"
-    fix = f"  fix: mend it before it runs again (exit code {NO_PROGRESS}: do not requeue); {again}"
-    return "\n".join(["", head, "", *numbered, "", f"  reports  {run_folder.shown()}/failure*.json", fix, ""])
+    fix = f"  fix: mend it before it runs again (exit code {NO_PROGRESS}: do not requeue); `{run_folder.resume_command()}` counts anew"
+    return "\n".join(["", head, "", *numbered, "", f"  reports  {run_folder.as_typed()}/failure*.json", fix, ""])
 
 
 def _load(run_folder: RunFolder) -> _Starts:

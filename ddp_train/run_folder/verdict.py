@@ -9,7 +9,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import shlex
 import sys
 import time
 from contextlib import suppress
@@ -27,7 +26,7 @@ from ddp_train.system.files import write_json
 _SHOWN = 200  # characters of an error
 _NOT_RUNNABLE = (126, 127)  # exit codes of a shell that cannot run its command
 _POLL_S = 0.5
-WORD_WITHIN_S = 10.0  # until another machine sees result.json on a network file system
+RESULT_VISIBLE_WITHIN_S = 10.0  # until another machine sees result.json on a network file system
 
 
 class Outcome(StrEnum):
@@ -54,21 +53,21 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
     result = run_folder.read_result()
     if result is not None and result.status == Status.COMPLETED:
         return Verdict(Outcome.DONE, "", DONE)
-    shown = shlex.quote(run_folder.shown())
+    resume = run_folder.resume_command()
     if run_folder.cancelled.exists():
         by = ""
         with suppress(OSError, ValueError, KeyError, TypeError):  # a half-written marker counts as well
             marker = json.loads(run_folder.cancelled.read_text())
             by = f" by {marker['by']} at {marker['time']}"
-        return Verdict(Outcome.NEVER, f"cancelled{by}; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
+        return Verdict(Outcome.NEVER, f"cancelled{by}; `{resume}` continues it {run_folder.continues()}", INTERRUPTED)
     error = one_line((result.error if result is not None else None) or "", _SHOWN)
     if error.startswith(NO_PROGRESS_ERROR):
-        return Verdict(Outcome.NEVER, f"{error}; mend it, then `ddp-train resume {shown}`", NO_PROGRESS)
+        return Verdict(Outcome.NEVER, f"{error}; mend it, then `{resume}`", NO_PROGRESS)
     report = failure.load(run_folder.failure)
     if report is not None and report.exit_code in FINAL:
-        return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `ddp-train resume {shown}`", report.exit_code)
+        return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `{resume}`", report.exit_code)
     if result is not None and result.status == Status.INTERRUPTED:
-        return Verdict(Outcome.NEVER, f"stopped by Ctrl-C; `ddp-train resume {shown}` continues it {run_folder.continues()}", INTERRUPTED)
+        return Verdict(Outcome.NEVER, f"stopped by Ctrl-C; `{resume}` continues it {run_folder.continues()}", INTERRUPTED)
     if result is not None and result.status == Status.PREEMPTED:
         reason = "stopped in good order"
     elif report is not None:
@@ -98,7 +97,7 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
     failure.Failure(rank=0, pid=0, error=failure.MACHINE_REFUSED, message=message, exit_code=code).record(run_folder)
 
 
-def end_of(run_folder: RunFolder, *, within_s: float = WORD_WITHIN_S) -> tuple[Verdict, int]:
+def verdict_after_end(run_folder: RunFolder, *, within_s: float = RESULT_VISIBLE_WITHIN_S) -> tuple[Verdict, int]:
     """Return the verdict on an ended run, whose result.json may be visible here late, and the exit code for a command that follows it."""
     wait_until(
         lambda: verdict_of(run_folder).outcome != Outcome.AGAIN or run_folder.read_result() is not None, within_s=within_s, every_s=_POLL_S
@@ -134,7 +133,7 @@ def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int
         return DONE
     if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk
         how = f"continues {run_folder.continues()}" if any(run_folder.saved_steps()) else "starts again: nothing is saved"
-        print(f"stopped; `ddp-train resume {run_folder.shown()}` {how}", file=sys.stderr)
+        print(f"stopped; `{run_folder.resume_command()}` {how}", file=sys.stderr)
     return PREEMPTED if code == TERMINATED and any(run_folder.saved_steps()) else code
 
 

@@ -6,7 +6,6 @@ again and again (Optuna). Results of an earlier attempt in the same folder are r
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -154,8 +153,8 @@ class Multirun:
             with self._screen:
                 self._schedule.run(jobs)
         except OSError as error:  # a full disk, say
-            folder = RunFolder(self.sweep.root).shown()
-            self._screen.say(f"\nthe sweep cannot go on: {error}\n`ddp-train resume {folder}` continues it when that is mended")
+            again = f"`{RunFolder(self.sweep.root).resume_command()}` continues it when that is mended"
+            self._screen.say(f"\nthe sweep cannot go on: {error}\n{again}")
             raise SystemExit(ENVIRONMENT_REFUSES if error.errno in DISK_REFUSES else FAILED) from None
         if self._schedule.is_stopped:
             raise SystemExit(self._schedule.stop_code or FAILED)
@@ -194,14 +193,14 @@ class Multirun:
             id = submit_jobs([job for _, job in jobs], code, parallel=parallel)
         except UserError as error:
             missing = sum(entry.number not in update(self.sweep, self._settings.metric).alive for entry, _ in jobs)
-            quoted = shlex.quote(folder.shown())
+            resume = folder.resume_command()
             print(
-                f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `ddp-train resume {quoted}` does it when that is mended,\n"
-                f"  and `ddp-train resume {quoted} cluster.wait=true` submits them one by one, as there is room",
+                f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `{resume}` does it when that is mended,\n"
+                f"  and `{resume} cluster.wait=true` submits them one by one, as there is room",
                 file=sys.stderr,
             )
             raise SystemExit(error.exit_code) from None
-        print(f"submitted as job {id}: {len(jobs)} jobs of {folder.shown()}, {parallel} at a time", flush=True)
+        print(f"submitted as job {id}: {len(jobs)} jobs of {folder.as_typed()}, {parallel} at a time", flush=True)
 
     def _next_number(self) -> int:
         return max((job.number for job in self.sweep.jobs), default=-1) + 1

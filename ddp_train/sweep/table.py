@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, stdev
 
 from rich.console import Console
@@ -20,14 +18,13 @@ from ddp_train.errors import INTERRUPTED, UserError
 from ddp_train.launch.engine.engine import Stage, Submission
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.progress import newest_record
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import Outcome, verdict_of
-from ddp_train.system.files import tail
 
 _COLOURS = {Status.COMPLETED: "green", Status.FAILED: "red", Status.RUNNING: "cyan", Status.QUEUED: "dim"}
 _REFRESH_S = 0.5
-_TAIL_BYTES = 4096
 _MAX_WIDTH = 10  # of a number that is not rounded
 _REPEATS = ("seed", "fold")  # the last words of keys that only repeat a job, with the same settings
 _LINES_AROUND = 8  # the table's head and foot, and the line that the user typed
@@ -46,7 +43,7 @@ class SweepScreen:
     def __enter__(self) -> SweepScreen:
         """Print the sweep's folder, and show the table."""
         if not self._started:
-            print(f"sweep    {RunFolder(self._sweep.root).shown()}", flush=True)
+            print(f"sweep    {RunFolder(self._sweep.root).as_typed()}", flush=True)
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)  # no thread: agents are forked from here
             self._live.start()
@@ -109,8 +106,7 @@ class SweepScreen:
 
     def _progress(self, job: SweepJob) -> tuple[str, str]:
         seconds = _seconds(time.monotonic() - self._started.get(job.number, time.monotonic()))
-        record = _last_record(self._sweep.run_folder(job).metrics)
-        if not record:
+        if not (record := newest_record(self._sweep.run_folder(job))):
             return "starting", seconds
         loss = record.get("loss")
         return f"step {record['step']}" + (f", loss {loss:.4g}" if isinstance(loss, float) else ""), seconds
@@ -126,7 +122,7 @@ def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
         _add_row(table, sweep, job)
     console = Console(file=sys.stdout)
     console.print(table)
-    folder = RunFolder(sweep.root).shown()
+    folder = RunFolder(sweep.root).as_typed()
     for line in _conclusion(sweep, folder):
         print(line)
     print(f"table    {folder}/sweep.csv", flush=True)
@@ -227,10 +223,3 @@ def _short(value: str) -> str:
         return value if len(value) < _MAX_WIDTH else f"{float(value):.6g}"
     except ValueError:
         return value
-
-
-def _last_record(metrics: Path) -> dict[str, object]:
-    try:
-        return next(json.loads(line) for line in reversed(tail(metrics, _TAIL_BYTES).splitlines()) if line.endswith("}"))
-    except (ValueError, StopIteration):
-        return {}

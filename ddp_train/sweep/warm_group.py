@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from ddp_train.config.cluster import ALONE, environment_of
+from ddp_train.config.cluster import environment_of
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import FAILED, INTERRUPTED
-from ddp_train.launch.agent_process import rank_environment, start_agent
+from ddp_train.launch.agent_process import agent_arguments, rank_environment, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.system import devices, handover
@@ -116,20 +116,9 @@ class WarmSlot:
         self._listener.listen()
         self._connection, self._is_ending = None, False
         self._stop_signals = set[int]()  # sent to the agent
-        self._agent = start_agent(
-            [
-                f"--grace-s={cluster.grace_s}",
-                f"--agent={cluster.agent}",
-                f"--log={self._agent_log}",
-                f"--group={self._folder}",
-                *ALONE,
-                f"--log-dir={self._folder}/torch",
-                f"--nproc-per-node={processes}",
-                "-m",
-                "ddp_train",
-            ],
-            environment={**environment, handover.GROUP: str(self._folder)},
-        )
+        options = (f"--log={self._agent_log}", f"--group={self._folder}")
+        arguments = agent_arguments(cluster, processes, *options, f"--log-dir={self._folder}/torch")
+        self._agent = start_agent(arguments, environment={**environment, handover.GROUP: str(self._folder)})
         self._serves = processes, environment
 
     def _flush(self) -> None:

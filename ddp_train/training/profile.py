@@ -108,7 +108,7 @@ class Profiler:
         self._steps_taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
         self._hooks.before_step.append(self.begin_step)
         steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
-        self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.shown()}/profile")
+        self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
 
     def close(self) -> None:
         """Called after the last step."""
@@ -157,7 +157,7 @@ class Profiler:
             return
         self._tracker.move()
         if text:
-            name = f"{self._run_folder.shown()}/profile/{recording.path.name}"
+            name = f"{self._run_folder.as_typed()}/profile/{recording.path.name}"
             print(f"profile  {name}, written in {time.perf_counter() - started:.1f} s\n{text}", flush=True)
 
     def _give_up(self, error: Exception) -> None:

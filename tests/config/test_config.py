@@ -442,7 +442,7 @@ def test_before_the_start_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     def full(*given: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cli_compose, "claim_given", full)
+    monkeypatch.setattr(cli_compose, "claim_typed", full)
     assert command_line(monkeypatch, tmp_path, "cluster=cpu", "hydra.run.dir=there") == (78, [])
     assert "nothing was started" in capsys.readouterr().err
 

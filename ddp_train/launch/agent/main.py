@@ -161,7 +161,7 @@ class Failures:
         if run_folder is not None:
             rank, first = _first_of(failures)
             found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder)
-            is_recorded = found.record(run_folder)  # if it left no word
+            is_recorded = found.record(run_folder)  # if the rank has written no report itself
             if self._options.is_one_attempt:  # at once: ranks of other machines wait for it, and would name this one's neighbours otherwise
                 self._is_reported = is_recorded
                 return False
@@ -186,7 +186,7 @@ class Failures:
             print(f"{found.who} has died after the run had ended: {found.message}", file=sys.stderr, flush=True)
         elif self._options.run_folder is not None:
             others = {other: each.pid for other, each in error.failures.items() if other != rank}
-            if self._end_run(self._options.run_folder, found.with_others(failure.last_words(self._options.run_folder, others))):
+            if self._end_run(self._options.run_folder, found.with_others(failure.last_activities(self._options.run_folder, others))):
                 return NO_PROGRESS
         elif first.exitcode < 0:
             print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail
 from ddp_train.run_folder.starts import count_attempt
-from ddp_train.run_folder.verdict import end_of, mark_cancelled, note_refusal
+from ddp_train.run_folder.verdict import mark_cancelled, note_refusal, verdict_after_end
 from ddp_train.system.files import write_atomic
 
 _POLL_S = 2.0
@@ -102,7 +102,7 @@ class Slurm:
                 times, told_at = times + 1, -_SIGNAL_EVERY_S
                 if times == 1:
                     print(f"\njob {id} goes on without this command; Ctrl-C again lets it save and end", file=sys.stderr)
-        verdict, code = end_of(run_folder)
+        verdict, code = verdict_after_end(run_folder)
         print(verdict, file=sys.stderr)
         return code
 
@@ -147,7 +147,7 @@ def run_in_allocation(spec: Spec, job: str) -> int:
     with stop_signals(stop, kill):
         srun.wait()
     note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.min_nodes < spec.max_nodes)
-    verdict, code = end_of(run_folder)
+    verdict, code = verdict_after_end(run_folder)
     print(verdict, file=sys.stderr)
     return code
 

@@ -79,7 +79,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     for problem in problems:
         print(f"\n{problem}", file=sys.stderr)
     if problems:
-        again = f"ddp-train resume {shlex.quote(run_folder.shown())}" if is_run else "the same command"
+        again = run_folder.resume_command() if is_run else "the same command"
         print(f"\nnothing was started; when that is mended: {again}", file=sys.stderr)
     is_off = bool(problems or received)
     for line in lines:

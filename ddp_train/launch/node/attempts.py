@@ -242,9 +242,10 @@ class Attempts:
             self._registry.say(problem)
             return NO_PROGRESS
         if self._restarts >= self._this_node.max_restarts or any(node.is_first for node in attempt.lost):  # without it no machine leads
-            found = None if folder is None else failure.load(folder.failure)
-            where = "" if found is None or folder is None else f": {found.who}: {found.line(200)}; {folder.shown()}/{folder.failure.name}"
-            self._registry.say(f"the run has failed{where}")
+            why = ""
+            if folder is not None and (found := failure.load(folder.failure)) is not None:
+                why = f": {found.who}: {found.line(200)}; {folder.as_typed()}/{folder.failure.name}"
+            self._registry.say(f"the run has failed{why}")
             return code
         self._restarts += 1
         return None

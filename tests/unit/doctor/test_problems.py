@@ -119,7 +119,7 @@ def test_data_that_is_nowhere_is_missed_unless_it_is_downloaded() -> None:
 def test_who_is_silent_is_named_and_no_all_reduce_is_tried_with_it() -> None:
     examined = three()
     lost = replace(examined, machines={0: examined.machines[0], 1: examined.machines[1]}, measurements=None)
-    assert said(lost) == [("machine 2", "has said nothing")]
+    assert said(lost) == [("machine 2", "sent no report")]
     assert blocks_all_reduce(lost)
     assert problems(replace(lost, machines={}, peers={}))[2].key == "machine 2"
 

@@ -226,7 +226,7 @@ def test_a_job_that_ends_without_a_word_has_failed_when_none_can_come(
     place = started(job)
     engine.stages["1"] = Stage.ENDED  # its machine is lost
     assert [place.poll(0), place.poll(0)] == [None, None]
-    monkeypatch.setattr(submit, "WORD_WITHIN_S", 0.0)
+    monkeypatch.setattr(submit, "RESULT_VISIBLE_WITHIN_S", 0.0)
     assert place.poll(0) == 1
     Result(status=Status.PREEMPTED, step=3).write(job.run_folder.result)
     assert place.poll(0) == 75

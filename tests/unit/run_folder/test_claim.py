@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.claim import claim_given, claim_new, clear, release
+from ddp_train.run_folder.claim import claim_new, claim_typed, clear, release
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_an_unusable_place_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_was_cleared_is_gone_if_it_was_made_and_stays_if_it_was_there(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
-    folders = [claim_new(tmp_path / "ours"), claim_given(tmp_path / "theirs", key="hydra.run.dir")]
+    folders = [claim_new(tmp_path / "ours"), claim_typed(tmp_path / "theirs", key="hydra.run.dir")]
     for folder in folders:
         (folder / ".hydra").mkdir()
         (folder / ".hydra" / "config.yaml").touch()

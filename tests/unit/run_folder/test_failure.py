@@ -73,8 +73,8 @@ def test_the_last_words_of_a_rank_are_those_of_this_attempt(tmp_path: Path) -> N
         f"12:00 rank 0 INFO {failure.WAS % os.getpid()}in forward\n12:01 rank 0 INFO {failure.WAS % os.getpid()}in backward\n"
     )
     pid = os.getpid()
-    assert failure.last_words(run_folder, {0: pid, 1: pid}) == {0: "in backward", 1: "left no word"}
-    assert failure.last_words(run_folder, {0: pid + 1}) == {0: "left no word"}
+    assert failure.last_activities(run_folder, {0: pid, 1: pid}) == {0: "in backward", 1: "logged nothing"}
+    assert failure.last_activities(run_folder, {0: pid + 1}) == {0: "logged nothing"}
 
 
 WATCHDOG = """12:00 rank 1 INFO begins (pid 7)

@@ -11,7 +11,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import check_progress, count_attempt
-from ddp_train.run_folder.verdict import Outcome, end_of, mark_cancelled, note_refusal, verdict_of
+from ddp_train.run_folder.verdict import Outcome, mark_cancelled, note_refusal, verdict_after_end, verdict_of
 
 
 @pytest.fixture
@@ -130,13 +130,13 @@ def test_what_is_completed_or_cancelled_stays_so(run_folder: RunFolder) -> None:
 
 
 def test_who_has_followed_a_run_ends_as_it_did(run_folder: RunFolder) -> None:
-    assert end_of(run_folder, within_s=0.0)[1] == 1  # it has left no word
+    assert verdict_after_end(run_folder, within_s=0.0)[1] == 1  # there is no result.json
     failed(run_folder, ValueError("too large"))
-    assert end_of(run_folder)[1] == 1 and verdict_of(run_folder).outcome == Outcome.AGAIN
+    assert verdict_after_end(run_folder)[1] == 1 and verdict_of(run_folder).outcome == Outcome.AGAIN
     run_folder.forget_failure()
     ended(run_folder, Status.PREEMPTED)
-    assert end_of(run_folder)[1] == 143
+    assert verdict_after_end(run_folder)[1] == 143
     save(run_folder, 7)
-    assert end_of(run_folder)[1] == 75
+    assert verdict_after_end(run_folder)[1] == 75
     mark_cancelled(run_folder)
-    assert end_of(run_folder)[1] == 130
+    assert verdict_after_end(run_folder)[1] == 130
