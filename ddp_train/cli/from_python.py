@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from types import FrameType
 from typing import IO, Any, TextIO
 
 from ddp_train.errors import WRONG_INPUT, UserError
+from ddp_train.launch.signals import handling
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.failure import Failure
 from ddp_train.run_folder.paths import RunFolder
@@ -203,13 +203,9 @@ def _stop_signals_passed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], No
         while children and waiting:
             children[0].send_signal(waiting.pop(0))
 
-    is_main = threading.current_thread() is threading.main_thread()  # no other one may, and none other is interrupted
-    heard = [number for number in STOP_SIGNALS if is_main and signal.getsignal(number) != signal.SIG_IGN]
-    before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
     try:
-        yield pass_on_to
+        with handling(STOP_SIGNALS, on_signal):
+            yield pass_on_to
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for number in dict.fromkeys(came):
             signal.raise_signal(number)

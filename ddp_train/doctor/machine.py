@@ -18,7 +18,6 @@ from typing import Any
 from ddp_train.config.cluster import Rendezvous, environment_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.facts import GLOO, NCCL, Facts, collect, taken_by_nccl
-from ddp_train.launch.node.this_node import listen
 from ddp_train.system import handover, network
 from ddp_train.system.deadline import wait_until
 
@@ -169,7 +168,7 @@ class Examination:
 
     def _listen(self) -> Address:
         """Listen, and return the address for the others, which connect and send nothing."""
-        self._listener = listen("", 0)
+        self._listener = network.listen("", 0)
         named = network.interfaces().get(self._environment.get(GLOO, "").partition(",")[0])
         host = (named or [""])[0] or (network.address_towards(self._first) if self._first else "")
         return [host or self._first, self._listener.getsockname()[1]]

@@ -32,18 +32,28 @@ def announce_stop(number: int) -> None:
 
 
 @contextmanager
+def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[list[int]]:
+    """Let a handler have signals while the block runs, and give the list of them: without those that are ignored (nohup ignores SIGHUP)."""
+    is_main = threading.current_thread() is threading.main_thread()  # no other thread may, and none other is interrupted
+    before: dict[int, Any] = {each: signal.getsignal(each) for each in numbers if is_main and signal.getsignal(each) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield list(before)
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
 def held_back() -> Iterator[None]:
     """Let stop signals wait until the block is over; also programs that it starts and waits for do not hear them."""
     came: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()
-    heard = [number for number in STOP_SIGNALS if is_main and signal.getsignal(number) != signal.SIG_IGN]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # which the programs inherit; another thread may still take one
-    before: dict[int, Any] = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in heard}
     try:
-        yield
+        with handling(STOP_SIGNALS, lambda number, frame: came.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number in came:
             signal.raise_signal(number)
@@ -69,15 +79,12 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
         if is_first:
             announce_stop(number)
 
-    heard = [number for number in LISTENED if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    before: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)  # what was held back until somebody listens comes now
-    try:
-        yield received
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling(LISTENED, on_signal) as heard:
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)  # what was held back until somebody listens comes now
+        try:
+            yield received
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 received_early: list[int] = []  # stop signals that came while a node program was still being started; the program takes them over

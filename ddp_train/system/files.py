@@ -55,6 +55,11 @@ def tail(path: Path, max_bytes: int) -> str:
         return ""
 
 
+def refresh(folder: Path) -> None:
+    """Let NFS ask its server what is in a folder (close-to-open): else what was missing there is so for a minute. OSError: no folder."""
+    os.listdir(folder)
+
+
 @contextlib.contextmanager
 def appears_whole(path: Path, *, nonce: str = "") -> Iterator[Path]:
     """Yield a path for a file or a folder, and rename it to `path` when the block ends; after an error nothing of it is left.

@@ -56,6 +56,13 @@ def _addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Ad
             yield fields[-1], ipaddress.IPv6Address(bytes.fromhex(fields[0]))
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address of this machine ("": all of them), at a free port where `port` is 0."""
+    is_ipv6 = ":" in host or (not host and socket.has_dualstack_ipv6())
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=WAITING, dualstack_ipv6=is_ipv6 and not host)
+
+
 def is_address(host: str) -> bool:
     """Tell whether a host is written as an address. What a name means differs between machines: to itself it may be 127.0.1.1."""
     try:

@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.node.registry import Node, Registry
-from ddp_train.launch.node.this_node import ThisNode, listen, with_world_size
+from ddp_train.launch.node.this_node import ThisNode, with_world_size
 from ddp_train.launch.node.wire import Message
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import check_progress
 from ddp_train.run_folder.verdict import exit_code
+from ddp_train.system.network import listen
 from ddp_train.system.process import STOP_SIGNALS
 
 _LAST_CALL_S = 2.0  # how long an elastic run that has machines enough waits for one more

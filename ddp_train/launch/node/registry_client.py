@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
-from ddp_train.launch.node.this_node import ThisNode, refresh
+from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import Line, connect, is_proven, nonce, of_socket, proof, reason, shown
 from ddp_train.launch.signals import is_final_stop
+from ddp_train.system.files import refresh
 
 _RETRY_S = 0.5
 _CONNECT_S = 2.0

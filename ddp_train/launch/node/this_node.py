@@ -7,7 +7,6 @@ that is free, which the first machine writes into a file of the run folder.
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,8 +21,8 @@ from ddp_train.launch.job import Job
 from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.files import write_json
-from ddp_train.system.network import WAITING, interfaces
+from ddp_train.system.files import refresh, write_json
+from ddp_train.system.network import interfaces, listen
 from ddp_train.system.slurm_step import slurm_step
 
 Address = tuple[str, int]
@@ -124,15 +123,3 @@ def rendezvous_under_an_engine(
         listener=listen("", int(port or 0)) if node_rank == 0 else None,
         meeting_file=None if meeting else spec.job.run_folder.meeting(launch_id),
     )
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address of this machine ("": all of them), at a free port where `port` is 0."""
-    is_ipv6 = ":" in host or (not host and socket.has_dualstack_ipv6())
-    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=WAITING, dualstack_ipv6=is_ipv6 and not host)
-
-
-def refresh(folder: Path) -> None:
-    """Let NFS ask its server what is in a folder (close-to-open): else what was missing there is so for a minute. OSError: no folder."""
-    os.listdir(folder)

@@ -22,10 +22,10 @@ from ddp_train.launch.node import wire
 from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.facts import Facts
 from ddp_train.launch.node.registry import Registry
-from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, listen
+from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node.wire import Line, Message, connect, of_socket, proof
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.network import WAITING
+from ddp_train.system.network import WAITING, listen
 from tests.unit.launch.node.machines import facts
 from tests.unit.parts import checked
 

@@ -20,11 +20,12 @@ from ddp_train.launch.node import attempt_agent, registry_client
 from ddp_train.launch.node import program as module
 from ddp_train.launch.node.program import _Program
 from ddp_train.launch.node.registry_client import End
-from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, listen
+from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node.wire import Line, Message, of_socket
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+from ddp_train.system.network import listen
 from tests.unit.launch.node.machines import facts
 from tests.unit.parts import checked
 

@@ -10,9 +10,10 @@ import pytest
 
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.this_node import listen, rendezvous_under_an_engine
+from ddp_train.launch.node.this_node import rendezvous_under_an_engine
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.network import listen
 from tests.unit.parts import checked
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
