@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 try:
     from ddp_train.errors import INTERRUPTED
-    from ddp_train.launch.agent_process import COMPILER, start_fork_server_early, stop_fork_server
+    from ddp_train.launch.agent_process import COMPILER, early_fork_server
     from ddp_train.launch.signals import keep_early
     from ddp_train.system import handover, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server
@@ -62,6 +62,7 @@ def run_request(request: dict[str, Any]) -> int:
 
 
 def _run_fresh_rank() -> NoReturn:
+    """Be a rank that torchrun has started."""
     terminal.protect_streams()
     # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
     die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
@@ -83,13 +84,10 @@ def _run_command() -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:
-        start_fork_server_early(sys.argv[1:])
-        with terminal.protected_streams():
+        with early_fork_server(sys.argv[1:]), terminal.protected_streams():
             return int(_load_cli().main())
     except KeyboardInterrupt:  # while this was imported
         return INTERRUPTED
-    finally:
-        stop_fork_server()
 
 
 if __name__ == "__main__":

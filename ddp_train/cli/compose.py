@@ -139,7 +139,7 @@ def _check_and_claim(composed: DictConfig) -> _Claimed:
     if checked.cluster.launcher == "machines":
         from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
 
-        rendezvous = machines.meet(checked, run=_typed_run_folder(composed))
+        rendezvous = machines.meet(checked.cluster, run=_typed_run_folder(composed))
         if rendezvous is not None and not rendezvous.is_first:
             raise _Follows(partial(machines.take_part, rendezvous, checked))  # the first machine claims
     location = location_of(composed, checked)

@@ -104,7 +104,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
     check_pipeline(config)
-    rendezvous = machines.meet(config, run=str(checkpoint))
+    rendezvous = machines.meet(config.cluster, run=str(checkpoint))
     if rendezvous is not None and not rendezvous.is_first:
         return machines.take_part(rendezvous, config)  # the first machine claims
     evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))

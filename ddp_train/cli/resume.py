@@ -46,7 +46,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     rendezvous = None
     if not is_torchrun_worker():
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
-        rendezvous = machines.meet(config, run=checkpoint or str(folder.absolute()))
+        rendezvous = machines.meet(config.cluster, run=checkpoint or str(folder.absolute()))
         if rendezvous is not None and not rendezvous.is_first:
             return machines.take_part(rendezvous, config)  # the first machine holds the folder
         require_ended(folder)

@@ -1,7 +1,7 @@
 """Start a torchrun agent as a child process, pass signals on, and wait for it.
 
 Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins before the command
-knows more than its own words (`start_fork_server_early`), and is ended when it is not needed after all.
+knows more than its own words (`early_fork_server`), and is ended when it is not needed after all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ddp_train.config.cluster import ALONE
@@ -45,12 +46,17 @@ def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
     return _server
 
 
-def start_fork_server_early(words: Sequence[str]) -> None:
-    """Start it for a command that comes to start ranks, before Hydra is imported and its words are read."""
+@contextmanager
+def early_fork_server(words: Sequence[str]) -> Iterator[None]:
+    """Start it for a command that comes to start ranks, before Hydra is imported and its words are read; end it with the block."""
     from ddp_train.config.command.commands import starts_ranks  # which no rank needs
 
-    if starts_ranks(words) and has_free_processor():  # else it would be in the way, and a wrong key answered later
-        start_fork_server()
+    try:
+        if starts_ranks(words) and has_free_processor():  # else it would be in the way, and a wrong key answered later
+            start_fork_server()
+        yield
+    finally:
+        stop_fork_server()
 
 
 def stop_fork_server() -> None:

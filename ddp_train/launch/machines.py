@@ -28,13 +28,12 @@ from ddp_train.system.network import is_address, listen
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
-def meet(config: RunConfig | ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
+def meet(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
     """Find which of the machines this one is, and listen where it is the first. None: it is alone, or something else starts the ranks.
 
     `run`: which run this machine comes for (`Facts.run`). ConfigError: nothing says where the machines meet. EnvironmentRefuses: this is
     the first machine, and the port is taken.
     """
-    cluster = _cluster_of(config)
     if cluster.launcher != "machines" or is_torchrun_worker() or (found := rendezvous_of(cluster, os.environ)).is_alone:
         return None
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
@@ -61,15 +60,11 @@ def take_part(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, *, 
 
 
 def _this_node(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, arguments: Sequence[str] = ()) -> ThisNode:
-    cluster = _cluster_of(config)
+    cluster = config if isinstance(config, ClusterConfig) else config.cluster
     facts = collect(config, rendezvous, processes=devices.processes_per_node(processes_given(cluster, os.environ), cluster.device))
     facts = replace(of_a_command_line(facts, arguments) if isinstance(config, ClusterConfig) else facts, run=rendezvous.run)
     restarts = max_restarts(cluster, os.environ)
     return ThisNode(rendezvous=rendezvous, cluster=cluster, facts=facts, max_restarts=restarts, arguments=arguments)
-
-
-def _cluster_of(config: RunConfig | ClusterConfig) -> ClusterConfig:
-    return config if isinstance(config, ClusterConfig) else config.cluster
 
 
 def _run(this_node: ThisNode) -> int:
