@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -60,10 +60,8 @@ def compose(launcher: Launcher, *, change: Callable[[Job], Job] = lambda job: jo
     try:
         with env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(command):  # it raises its errors, and prints none
             hydra.main(**MAIN, config_path=str(CONF), config_name="config")(command)()
-    except _Refused as refused:
-        raise refused.error from refused.error.__cause__
-    except _Follows as follows:
-        return follows.take_part()
+    except _LeaveHydra as leave:
+        return leave.then()
     return command.exit_code()
 
 
@@ -141,7 +139,7 @@ def _check_and_claim(composed: DictConfig) -> _Claimed:
 
         rendezvous = machines.meet(checked.cluster, run=_typed_run_folder(composed))
         if rendezvous is not None and not rendezvous.is_first:
-            raise _Follows(partial(machines.take_part, rendezvous, checked))  # the first machine claims
+            raise _LeaveHydra(partial(machines.take_part, rendezvous, checked))  # the first machine claims
     location = location_of(composed, checked)
     folder = _continue(location.folder, checked, key=location.key) if location.is_continued else _claim(location)
     with read_write(composed.hydra), open_dict(composed.hydra):
@@ -161,7 +159,8 @@ def _claim_sweep(composed: DictConfig) -> None:
     if errors := list(check_copies(cluster, os.environ)):
         raise ConfigErrors(errors)  # before anything is claimed
     if (rendezvous := machines.meet(cluster)) is not None:
-        raise _Follows(partial(machines.take_part, rendezvous, cluster, arguments=sys.argv[1:]))  # global rank 0 composes and claims
+        # Global rank 0 composes and claims.
+        raise _LeaveHydra(partial(machines.take_part, rendezvous, cluster, arguments=sys.argv[1:]))
     location = location_of_sweep(composed)
     if location.is_continued:
         require_trust(location.folder, key=location.key, accept=f"ddp-train resume {location.folder} --trust")
@@ -172,17 +171,10 @@ def _claim_sweep(composed: DictConfig) -> None:
 
 
 @dataclass(eq=False)
-class _Follows(BaseException):
-    """Leaves Hydra: this machine does not compose what it runs."""
+class _LeaveHydra(BaseException):
+    """Leaves Hydra, which would turn another exception of a callback into a warning, and go on."""
 
-    take_part: Callable[[], int]  # in what another machine or rank composes
-
-
-@dataclass(eq=False)
-class _Refused(BaseException):
-    """Leaves Hydra, which would turn an exception of a callback into a warning, and go on."""
-
-    error: Exception
+    then: Callable[[], int]  # what comes instead, and returns the exit code
 
 
 @contextmanager
@@ -190,7 +182,11 @@ def _errors_leave_hydra() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _Refused(error) from None
+        raise _LeaveHydra(partial(_raise, error)) from None
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error from error.__cause__
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:

@@ -202,11 +202,9 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _is_elastic(run_folder: RunFolder) -> bool:
-    try:
-        spec = Spec.read(run_folder.spec)
-    except UserError:  # the reason why a machine refused
-        return False
-    return spec.min_nodes < spec.max_nodes
+    with suppress(UserError):  # the reason why a machine refused
+        return Spec.read(run_folder.spec).is_elastic
+    return False
 
 
 def _other_job(run_folder: RunFolder, job: str) -> str:

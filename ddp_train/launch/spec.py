@@ -50,6 +50,11 @@ class Spec:
     def max_nodes(self) -> int:
         return len(self.processes)
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether machines may come and go."""
+        return self.min_nodes < self.max_nodes
+
     def to_json(self) -> str:
         """Return the spec as text, the same text for equal specs."""
         code = None if self.code is None else asdict(self.code)

@@ -42,8 +42,8 @@ from ddp_train.training.state.data_identity import known_meaning
 from ddp_train.training.state.weights import put_weights, read_weights
 from ddp_train.training.train_state import TrainState
 
-_LOOK_EVERY_S = 2.0
-_SAY_EVERY_S = 300.0
+_POLL_S = 2.0
+_PRINT_EVERY_S = 300.0
 
 
 def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
@@ -174,7 +174,7 @@ def _checkpoints(task: Task, seen: Collection[int], world: World, tracker: Phase
         if checkpoint is not None:
             yield checkpoint
         else:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
 
 def new_checkpoints(run_folder: RunFolder, *, seen: Collection[int] = ()) -> Iterator[Path | None]:
@@ -183,7 +183,7 @@ def new_checkpoints(run_folder: RunFolder, *, seen: Collection[int] = ()) -> Ite
     One that its run has saved again, after it went back, comes once more. Those of the steps `seen` are evaluated already, as they are now.
     """
     marks = {entry.step: _mark(entry.path) for entry in catalog.saved(run_folder.checkpoints) if entry.step in seen}
-    said_at = time.monotonic()
+    printed_at = time.monotonic()
     while True:
         verdict = verdict_of(run_folder)  # asked first: what is saved then is all that there will be
         saved = [(entry, _mark(entry.path)) for entry in catalog.saved(run_folder.checkpoints)]
@@ -194,9 +194,9 @@ def new_checkpoints(run_folder: RunFolder, *, seen: Collection[int] = ()) -> Ite
             continue
         if verdict.outcome is not Outcome.AGAIN:
             return
-        if time.monotonic() > said_at + _SAY_EVERY_S:
+        if time.monotonic() > printed_at + _PRINT_EVERY_S:
             print(printable(f"waiting for {run_folder.as_typed()}: {progress_of(run_folder, verdict)}"), flush=True)
-            said_at = time.monotonic()
+            printed_at = time.monotonic()
         yield None
 
 

@@ -54,9 +54,9 @@ def main(load_cli: Callable[[], Any]) -> int:
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
     if handover.FRESH_RANK in os.environ:
-        from ddp_train.rank.sweep_member import be_fresh_rank
+        from ddp_train.rank.sweep_member import run_fresh_rank
 
-        be_fresh_rank()
+        run_fresh_rank()
     try:
         group = Group()
     except UserError as error:

@@ -38,7 +38,7 @@ _FRESH = "this rank runs in a fresh interpreter, which took some seconds: a modu
 
 _POLL_S = 0.1
 _DIES_WITHIN_S = 5.0
-_LAST_WORDS_S = 1.0
+_REPORT_WITHIN_S = 1.0
 
 
 class Member:
@@ -113,14 +113,17 @@ class Member:
         """Say what a rank died of that could not say it itself, and what the others were doing."""
         assert self._child is not None
         exit_code, run_folder = self._child.process.wait(), Job.from_json(self._job).run_folder
+
+        def stop_code() -> int | None:
+            result = run_folder.read_result()
+            return None if result is None else STOPPED.get(result.status)
+
         if exit_code == DONE:  # a signal came before its first step: its ranks leave, and rank 0 writes it down
-            wait_until(
-                lambda: (found := run_folder.read_result()) is not None and found.status in STOPPED, within_s=_LAST_WORDS_S, every_s=0.02
-            )
-            if (result := run_folder.read_result()) is not None and result.status in STOPPED:
-                return STOPPED[result.status]
+            wait_until(lambda: stop_code() is not None, within_s=_REPORT_WITHIN_S, every_s=0.02)
+            if (code := stop_code()) is not None:
+                return code
         if not self.is_stopping and not run_folder.is_completed() and not run_folder.failure.exists():
-            time.sleep(_LAST_WORDS_S)  # the others find their connection broken, and log what they were doing
+            time.sleep(_REPORT_WITHIN_S)  # the others find their connection broken, and log what they were doing
             others = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
             found = failure.from_exit(
@@ -184,14 +187,14 @@ def serve(leader: Leader, group: Path) -> int:
     return PREEMPTED if leader.is_stopping else DONE
 
 
-def be_fresh_rank() -> NoReturn:
+def run_fresh_rank() -> NoReturn:
     """Run a job in a fresh interpreter, which took the place of a forked rank."""
     descriptor, _, place = os.environ.pop(handover.FRESH_RANK).partition(" ")
     os.set_inheritable(int(descriptor), False)
-    _be_rank(connection.Connection(int(descriptor)), place, remark=_FRESH)
+    _run_rank_for(connection.Connection(int(descriptor)), place, remark=_FRESH)
 
 
-def _be_rank(member: connection.Connection, place: str, *, remark: str = "") -> NoReturn:
+def _run_rank_for(member: connection.Connection, place: str, *, remark: str = "") -> NoReturn:
     """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
     job = Job.from_json(member.recv_bytes().decode())
     code = run_rank(job, join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
@@ -211,16 +214,16 @@ class _Child:
     def __init__(self, job: str, place: str) -> None:
         self._ours, theirs = connection.Pipe()
 
-        def be_rank() -> NoReturn:
+        def run_forked_rank() -> NoReturn:
             self._ours.close()
             release()  # the folders are the member's, whose life is longer
             if has_used_gpu():
                 os.set_inheritable(theirs.fileno(), True)
                 environment = {**os.environ, handover.FRESH_RANK: f"{theirs.fileno()} {place}"}
                 os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
-            _be_rank(theirs, place)
+            _run_rank_for(theirs, place)
 
-        self.process = fork(be_rank)
+        self.process = fork(run_forked_rank)
         theirs.close()
         with suppress(ConnectionError):  # it has died already; the next poll says so
             self._ours.send_bytes(job.encode())

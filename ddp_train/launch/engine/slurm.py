@@ -125,7 +125,7 @@ def run_in_allocation(spec: Spec, job: str) -> int:
     before, inside = container(spec, folder=run_folder.root)
     nodes = min(spec.max_nodes, int(has)) if has.isdigit() else spec.max_nodes
     command = ["srun", f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
-    command += [f"--kill-on-bad-exit={int(spec.min_nodes == spec.max_nodes)}", *before]
+    command += [f"--kill-on-bad-exit={int(not spec.is_elastic)}", *before]
     if cpus := _cpus():
         command.append(f"--cpus-per-task={cpus}")
     command += [*inside, "bash", str(run_folder.launch / "task.sh"), "node", str(run_folder.spec)]
@@ -146,7 +146,7 @@ def run_in_allocation(spec: Spec, job: str) -> int:
 
     with stop_signals(stop, kill):
         srun.wait()
-    note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.min_nodes < spec.max_nodes)
+    note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.is_elastic)
     verdict, code = verdict_after_end(run_folder)
     print(verdict, file=sys.stderr)
     return code

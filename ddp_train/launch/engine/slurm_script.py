@@ -55,7 +55,7 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
         ]
     else:
         job = [f"run={quoted(roots[0])}", "job=$SLURM_JOB_ID"]
-    is_elastic = first.min_nodes < first.max_nodes
+    is_elastic = first.is_elastic
     before, inside = container(first, folder=common_folder(specs))
     alone = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", *before, *inside] if before or inside else []
     options = [f"--kill-on-bad-exit={int(not is_elastic)}", "--export=ALL", "--open-mode=append", *["--no-kill"] * is_elastic, *before]
@@ -123,7 +123,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     spec = specs[0]
     cluster, slurm = spec.job.config.cluster, spec.job.config.cluster.slurm
     yield f"job-name={sbatch_value(spec.job.config.name, key='name')}"
-    yield f"nodes={spec.max_nodes}" if spec.min_nodes == spec.max_nodes else f"nodes={spec.min_nodes}-{spec.max_nodes}"
+    yield f"nodes={spec.min_nodes}-{spec.max_nodes}" if spec.is_elastic else f"nodes={spec.max_nodes}"
     yield "ntasks-per-node=1"
     if cpus := _cpus(spec):
         yield f"cpus-per-task={cpus}"
@@ -144,7 +144,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         yield f"dependency={sbatch_value(','.join(map(str, dependencies)), key='cluster.slurm.dependency')}"
     yield from ["kill-on-invalid-dep=yes"] if before else []
     yield from ["exclusive"] if slurm.exclusive else []
-    yield from ["no-kill"] if spec.min_nodes < spec.max_nodes else []
+    yield from ["no-kill"] if spec.is_elastic else []
     yield f"signal=USR1@{signal_s(spec)}"
     yield from ("requeue" if spec.job.is_run else "no-requeue", "open-mode=append")
     if len(specs) > 1:

@@ -71,7 +71,7 @@ class Ssh:
         remotes = [Remote(*each) for each in zip(hosts, rendered.commands, rendered.files.values(), strict=True)]
         told, tell = os.pipe()
 
-        def be_client() -> int:
+        def run_forked_client() -> int:
             os.close(tell)
             os.read(told, 1)  # until the folder says that we have the run
             try:
@@ -81,7 +81,7 @@ class Ssh:
                     run_folder.submitted.unlink(missing_ok=True)
 
         try:
-            client = fork(be_client)
+            client = fork(run_forked_client)
             id = _id(client.pid)
             self._clients[id] = client
             Submission(engine="ssh", id=id).write(run_folder)
