@@ -35,7 +35,7 @@ def opening(job: Job, world: World) -> str:
             f"ranks    {world.size} on {world.device.type}",
             *([f"torch    {newer}"] if (newer := torch_internals.newer_than_passed()) else []),
             *(f"torch    {line}" for line in torch_internals.missing()),
-            *([f"debug    what NCCL and torch tell of themselves: {job.run_folder.shown()}/logs/rank_*.log"] if tells else []),
+            *([f"debug    what NCCL and torch tell of themselves: {job.run_folder.as_typed()}/logs/rank_*.log"] if tells else []),
             *([f"warning  no GPU is used: {why} (cluster=cpu: on purpose)"] if why else []),
             *([f"batch    {job.config.batch}", *(f"         {line}" for line in job.config.batch_notes())] if job.task is None else []),
             *job.config.left_out,
