@@ -34,6 +34,7 @@ COMMANDS = {
     "node": Command("node", "node"),  # what engines start; `ddp-train --help` names all but this one
     "prepare": Command("prepare", "prepare", overrides="all"),
     "init": Command("init", "init"),
+    "completion": Command("completion", "complete", reads_yaml=True),
 }
 
 _SHOWS_TEXT = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
