@@ -11,10 +11,8 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddp_train.config.cluster import ALONE
-from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder.starts import STARTED
@@ -22,6 +20,9 @@ from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkServer, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, has_free_processor
+
+if TYPE_CHECKING:
+    from ddp_train.config.schema import ClusterConfig
 
 _TORCH = "torch"  # what a check needs
 _AGENT = (_TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
@@ -119,6 +120,8 @@ def start_agent(
 
 def agent_arguments(cluster: ClusterConfig, processes: int, *options: str, max_restarts: int = 0) -> list[str]:
     """Return the arguments of an agent of one machine; `options`: more of its own (`agent.main.Options`), before those of torchrun."""
+    from ddp_train.config.cluster import ALONE  # not before a fork server has begun
+
     ours = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"]
     return [*ours, *options, *ALONE, f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}", "-m", "ddp_train"]
 
