@@ -181,8 +181,8 @@ def _read(path: Path, run_id: str | None) -> CatalogEntry | None:
     try:
         descriptor = os.open(path / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
         with os.fdopen(descriptor) as file:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MANIFEST_BYTES:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MANIFEST_BYTES:
                 return None
             manifest = json.load(file)
         metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")

@@ -40,12 +40,12 @@ def require_known_form(path: Path) -> None:
 def require_regular(path: Path) -> int:
     """Return the size of a file; refuse what is no regular one."""
     try:
-        facts = path.stat()
+        status = path.stat()
     except OSError as error:
         refuse(path, error.strerror or str(error))
-    if not stat.S_ISREG(facts.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         refuse(path, "is not a regular file")
-    return facts.st_size
+    return status.st_size
 
 
 def require_archive(path: Path) -> None:

@@ -75,7 +75,7 @@ class Saver:
             store = self.world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         self._mailbox = PrefixStore(f"checkpoint/{self._nonce}", store)
         self._count = self._parts_written = 0
-        self._under_way: tuple[Thread, SaveOrder] | None = None
+        self._under_way: tuple[Thread, PendingSave] | None = None
         self._problem = ""
         self._error: Exception | None = None
 
@@ -83,8 +83,8 @@ class Saver:
         """Begin to allocate the memory for the copy of this rank's share, about `num_bytes`, while training begins."""
         self._buffer.make_room(num_bytes)
 
-    def save(self, content: Content, *, facts: Mapping[str, Any] | None = None) -> None:
-        """Save a state, and `facts` (metrics) in its manifest, the same on all ranks. Collective.
+    def save(self, content: Content, *, scores: Mapping[str, Any] | None = None) -> None:
+        """Save a state, and `scores` (`Schedule.scores`) in its manifest, the same on all ranks. Collective.
 
         Later changes of the state are not in the checkpoint. Waits for the save before it. Raises StateError: a checkpoint cannot hold the
         state.
@@ -93,19 +93,19 @@ class Saver:
         origin = {"step": content.step, "run": self.run}
         staged = self._buffer.copy_state(content.shared, content.own, rank=self.world.rank, size=self.world.size, origin=origin)
         self._count += 1
-        order = SaveOrder(
+        pending = PendingSave(
             number=self._count,
             folder=self.folder,
             partial=self.folder / f".partial_{step_folder(content.step)}_{self._nonce}_{self._count}",
             step=content.step,
             staged=staged,
             may_be_infinite=content.may_be_infinite,
-            facts={"run": self.run, "config_sha256": self.config_hash, "facts": dict(facts or {})},
+            manifest={"run": self.run, "config_sha256": self.config_hash, "facts": dict(scores or {})},
             remove_old=self.remove_old,
             on_progress=self._count_part,
         )
-        thread = Thread(target=self._write, args=(order,), name="checkpoint", daemon=True)
-        self._under_way = thread, order
+        thread = Thread(target=self._write, args=(pending,), name="checkpoint", daemon=True)
+        self._under_way = thread, pending
         thread.start()
         if not self.asynchronous:
             self.finish()
@@ -116,9 +116,9 @@ class Saver:
         Raises DistError: the store in which the ranks meet is gone, and with it another rank, or the agent.
         """
         if self._under_way is not None:
-            thread, order = self._under_way
+            thread, pending = self._under_way
             seen = self._parts_written
-            while not order.is_written.is_set():
+            while not pending.is_written.is_set():
                 time.sleep(_POLL_S)  # here a rank waits for its own disk; the watch on hangs sees it in the stack
                 if self._parts_written != seen:
                     seen = self._parts_written
@@ -132,27 +132,27 @@ class Saver:
     def _count_part(self) -> None:
         self._parts_written += 1
 
-    def _write(self, order: SaveOrder) -> None:
+    def _write(self, pending: PendingSave) -> None:
         """Write the checkpoint, and report a failure (a thread)."""
         began = time.monotonic()
         try:
-            self._problem = write_together(order, self._mailbox, self.world)
+            self._problem = write_together(pending, self._mailbox, self.world)
         except Exception as error:
-            logger.exception("the checkpoint of step %d was not saved", order.step)
+            logger.exception("the checkpoint of step %d was not saved", pending.step)
             self._error = error  # of the main thread too, which knows what to make of a lost store
             return
         finally:
-            order.is_written.set()
+            pending.is_written.set()
         if not self._problem:
-            logger.info("the checkpoint of step %d is written, in %.2f s", order.step, time.monotonic() - began)
+            logger.info("the checkpoint of step %d is written, in %.2f s", pending.step, time.monotonic() - began)
             return
-        message = f"the checkpoint of step {order.step} was NOT saved, earlier ones are untouched. {self._problem}"
+        message = f"the checkpoint of step {pending.step} was NOT saved, earlier ones are untouched. {self._problem}"
         logger.error(message)
         self.world.print(message)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveOrder:
+class PendingSave:
     """What one save is to write."""
 
     number: int  # counts the saves of a run
@@ -161,7 +161,7 @@ class SaveOrder:
     step: int
     staged: StagedShare
     may_be_infinite: Callable[[str], bool]
-    facts: Mapping[str, Any]  # for the manifest
+    manifest: Mapping[str, Any]  # what is known of it before the files are written
     remove_old: Callable[[Path], None]
     on_progress: Callable[[], None]  # called after each part that is written
     is_written: Event = field(default_factory=Event)  # this rank's part is, or never will be
@@ -178,58 +178,58 @@ class _Report:
     layout: dict[str, str] = field(default_factory=dict)  # of the shared state, by part
 
 
-def write_together(order: SaveOrder, mailbox: Store, world: World) -> str:
+def write_together(pending: PendingSave, mailbox: Store, world: World) -> str:
     """Write this rank's part and wait for the others; return what went wrong on any rank, the same on all, or "".
 
     Raises DistError: the store is gone, and with it the run.
     """
-    number = order.number
+    number = pending.number
     if world.is_main:
-        mailbox.set(f"{number}/made", _attempt(lambda: make_partial(order.partial)))
+        mailbox.set(f"{number}/made", _problem_of(lambda: make_partial(pending.partial)))
     if problem := wait_for(mailbox, f"{number}/made"):
-        report = _Report(order.staged.num_bytes, problem=problem if world.is_main else "", needs_room=True)
+        report = _Report(pending.staged.num_bytes, problem=problem if world.is_main else "", needs_room=True)
     else:
-        report = _write_share(order, world.rank)
+        report = _write_share(pending, world.rank)
     # All reports are lines of one key, and are counted: rank 0 waits for the last of thousands, and reads once (docs/scale.md).
     add_line(mailbox, f"{number}/reports", [world.rank, asdict(report)])
     if mailbox.add(f"{number}/count", 1) == world.size:
         mailbox.set(f"{number}/all", "")
-    order.is_written.set()
+    pending.is_written.set()
     if world.is_main:
         wait_for(mailbox, f"{number}/all")
         reports = dict(lines_of(mailbox, f"{number}/reports"))
-        mailbox.set(f"{number}/outcome", _conclude(order, [_Report(**reports[rank]) for rank in range(world.size)]))
+        mailbox.set(f"{number}/outcome", _conclude(pending, [_Report(**reports[rank]) for rank in range(world.size)]))
         for key in _KEYS:
             mailbox.delete_key(f"{number - 1}/{key}")  # a rank that reports on this save has read the outcome of the one before
     return wait_for(mailbox, f"{number}/outcome")
 
 
-def _write_share(order: SaveOrder, rank: int) -> _Report:
-    staged, path, digests = order.staged, order.partial / rank_file(rank), list[str]()
+def _write_share(pending: PendingSave, rank: int) -> _Report:
+    staged, path, digests = pending.staged, pending.partial / rank_file(rank), list[str]()
     contents = (memoryview(staged.header), staged.values.numpy().data)
-    if name := staged.not_finite(order.may_be_infinite):
+    if name := staged.not_finite(pending.may_be_infinite):
         return _Report(staged.num_bytes, problem=f"{name} is not finite: lost weights must not replace good ones")
-    problem = _attempt(lambda: digests.append(tensor_file.write(path, contents, on_progress=order.on_progress)))
+    problem = _problem_of(lambda: digests.append(tensor_file.write(path, contents, on_progress=pending.on_progress)))
     return _Report(staged.num_bytes, "".join(digests), problem, needs_room=bool(problem), layout=staged.layout())
 
 
-def _conclude(order: SaveOrder, reports: list[_Report]) -> str:
+def _conclude(pending: PendingSave, reports: list[_Report]) -> str:
     """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong (rank 0)."""
     problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem]
     problems = problems or _other_tensors(reports)
     needs_room = any(report.needs_room for report in reports)
     if not problems:
         files = {rank_file(rank): {"bytes": report.bytes, "xxh3_128": report.xxh3_128} for rank, report in enumerate(reports)}
-        facts = {"step": order.step, "world_size": len(reports), **order.facts}
-        problem = _attempt(lambda: publish(order.partial, order.folder / step_folder(order.step), facts=facts, files=files))
+        manifest = {"step": pending.step, "world_size": len(reports), **pending.manifest, "files": files}
+        problem = _problem_of(lambda: publish(pending.partial, pending.folder / step_folder(pending.step), manifest))
         if not problem:
-            if problem := _attempt(lambda: order.remove_old(order.folder)):
+            if problem := _problem_of(lambda: pending.remove_old(pending.folder)):
                 logger.warning("old checkpoints were not removed: %s", problem)
             return ""
         problems, needs_room = [f"rank 0: {problem}"], True
-    shutil.rmtree(order.partial, ignore_errors=True)  # it would keep a full disk full; what cannot be removed goes at the next start
+    shutil.rmtree(pending.partial, ignore_errors=True)  # it would keep a full disk full; what cannot be removed goes at the next start
     if needs_room:
-        problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(order.folder)}")
+        problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(pending.folder)}")
     return ". ".join(problems)
 
 
@@ -239,14 +239,13 @@ def make_partial(partial: Path) -> None:
     os.mkdir(partial, 0o750)
 
 
-def publish(partial: Path, final: Path, *, facts: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
+def publish(partial: Path, final: Path, manifest: Mapping[str, Any]) -> None:
     """Turn the folder into a checkpoint: manifest and mark, everything on disk, one rename. Its files are on disk already (rank 0).
 
-    The manifest has the facts (step, world_size, config_sha256, ...) and of each file bytes and xxh3_128. Raises OSError: it could not be
-    made durable, and is no checkpoint.
+    The manifest has step, world_size, config_sha256, ..., and of each file bytes and xxh3_128. Raises OSError: it could not be made
+    durable, and is no checkpoint.
     """
-    manifest = {"format": FORMAT, **facts, "torch": torch.__version__, "files": files}
-    text = json.dumps(manifest, indent=2).encode() + b"\n"
+    text = json.dumps({"format": FORMAT, "torch": torch.__version__, **manifest}, indent=2).encode() + b"\n"
     tensor_file.write(partial / MANIFEST, [memoryview(text)])
     tensor_file.write(partial / COMPLETE, [memoryview(hashlib.sha256(text).hexdigest().encode() + b"\n")])
     _sync(partial)
@@ -268,7 +267,7 @@ def _other_tensors(reports: Sequence[_Report]) -> list[str]:
     return [f"rank {rank}: it has other tensors than rank 0 in {', '.join(parts)}" for rank, parts in different.items() if parts]
 
 
-def _attempt(action: Callable[[], None]) -> str:
+def _problem_of(action: Callable[[], None]) -> str:
     """Do something, and return what went wrong, or "": the other ranks wait for a report of every failure."""
     try:
         action()

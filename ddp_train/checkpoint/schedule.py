@@ -72,8 +72,8 @@ class CheckpointSchedule:
             self._last_s = self.clock()
         return is_due
 
-    def facts(self, step: int) -> dict[str, Any]:
-        """Return what the manifest of this step's checkpoint says about its metrics."""
+    def scores(self, step: int) -> dict[str, Any]:
+        """Return the metrics of this step's checkpoint, and by which one checkpoints are ranked: `facts` of its manifest."""
         return {"metrics": self._metrics if step == self._step else {}, "ranked_by": asdict(self.keep.ranking)}
 
     def _is_among_best(self, metrics: Mapping[str, Any]) -> bool:

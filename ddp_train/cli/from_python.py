@@ -79,16 +79,16 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
     Raises RunFailed: the overrides are wrong (then nothing was started), or the run failed.
     """
     _check(overrides)
-    facts: dict[str, str] = {}
+    report: dict[str, str] = {}
     with tempfile.TemporaryFile() as told:
         code = _run([sys.executable, "-m", "ddp_train", *overrides], told)
         told.seek(0)
         for line in told:
-            facts |= json.loads(line)
-    folder = Path(facts["folder"]) if "folder" in facts else None
-    if folder is None or "error" in facts:
+            report |= json.loads(line)
+    folder = Path(report["folder"]) if "folder" in report else None
+    if folder is None or "error" in report:
         reason = f"ddp-train has ended with exit code {code}; what it said above has the reason"
-        raise RunFailed(facts.get("error", reason), exit_code=code, folder=folder)
+        raise RunFailed(report.get("error", reason), exit_code=code, folder=folder)
     return _result(RunFolder(folder), code)
 
 

@@ -57,7 +57,7 @@ def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | N
         folder = wait_for(place, "begin", within_s=deadline - time.monotonic())
     except DistError:  # the store's own time-out, or the store is gone
         raise _missing(rank, "rank 0 did not answer", within_s) from None
-    return _attempt(rank, size, place, prefix, folder)
+    return _attempt_at(rank, size, place, prefix, folder)
 
 
 def leave(store: Store, rank: int, size: int, *, within_s: float = LEAVE_WITHIN_S) -> None:
@@ -109,10 +109,10 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
         raise _missing(0, f"of {size} ranks these did not come: {', '.join(map(str, absent))}", within_s)
     folder = next((remembered[rank] for rank in range(size) if remembered[rank]), "")
     place.set("begin", folder)
-    return _attempt(0, size, place, prefix, folder)
+    return _attempt_at(0, size, place, prefix, folder)
 
 
-def _attempt(rank: int, size: int, place: Store, prefix: str, folder: str) -> Attempt:
+def _attempt_at(rank: int, size: int, place: Store, prefix: str, folder: str) -> Attempt:
     store, whole = PrefixStore("attempt", place), f"ddp_train/{prefix}/attempt"
     return Attempt(rank=rank, size=size, store=store, prefix=whole, remembered=Path(folder) if folder else None)
 

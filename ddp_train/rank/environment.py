@@ -89,8 +89,8 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if world.device.type == "cuda" else None,
             "platform": platform.platform(),
             "world_size": world.size,
-            "hosts": sorted({facts["host"] for facts in ranks}),
-            "ranks": [{name: facts[name] for name in ("host", "device", "threads")} for facts in ranks],
+            "hosts": sorted({report["host"] for report in ranks}),
+            "ranks": [{name: report[name] for name in ("host", "device", "threads")} for report in ranks],
             "packages": _packages(),
         },
     )
@@ -98,15 +98,15 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
 
 def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
     """Return what keeps ranks from training together, of the first that has something; None: nothing does."""
-    for rank, facts in enumerate(ranks):
-        if not facts["sees_run_folder"]:
-            happened = f"rank {rank} on {facts['host']} does not see {job.run_folder.root}"
+    for rank, report in enumerate(ranks):
+        if not report["sees_run_folder"]:
+            happened = f"rank {rank} on {report['host']} does not see {job.run_folder.root}"
             expected = "a folder on a file system that all machines share: every rank writes its part of a checkpoint there"
             fix = "hydra.run.dir=FOLDER, or start from a shared folder"
             return UserError(key="hydra.run.dir", happened=happened, expected=expected, fix=fix)
         for name in ("config_sha256", "ddp_train", "torch"):
-            if facts[name] != ranks[0][name]:
-                happened = f"rank {rank} on {facts['host']} has {name} {facts[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}"
+            if report[name] != ranks[0][name]:
+                happened = f"rank {rank} on {report['host']} has {name} {report[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}"
                 return UserError(happened=happened, expected="the same on all ranks", fix="install the same versions on every machine")
     return None
 

@@ -12,8 +12,8 @@ from ddp_train.system import folder_lock
 
 def claim_new(wanted: Path) -> Path:
     """Create `wanted`, or `wanted_1`, `wanted_2`, ... and return it. `mkdir` is atomic: two runs started at once get two folders."""
-    for attempt in range(10_000):
-        folder = wanted if attempt == 0 else wanted.with_name(f"{wanted.name}_{attempt}")
+    for number in range(10_000):
+        folder = wanted if number == 0 else wanted.with_name(f"{wanted.name}_{number}")
         try:
             _make(folder)
         except FileExistsError:

@@ -182,8 +182,8 @@ def _file_of(owner: int | None = None) -> Path:
     folder = Path(tempfile.gettempdir()) / f"ddp_train_{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    facts = folder.lstat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or folder.is_symlink():
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise PermissionError(f"{folder} is not a folder of yours alone")  # another user's note could lead us to any folder
     here = f"{socket.gethostname()}_{pid_namespace()}"  # containers may share a temporary directory, and each counts its processes from 1
     for file in folder.glob(f"{here}_*"):

@@ -85,17 +85,17 @@ def _of_another_user(top: Path) -> str:
     folders = {parent for path in read for parent in path.parents if top in parent.parents}
     for path in (top, *sorted(read | folders)):
         try:
-            facts = path.stat() if path == top else path.lstat()
+            status = path.stat() if path == top else path.lstat()
         except FileNotFoundError:  # a checkpoint that a running process has just finished, or removed
             if path == top:
                 raise
             continue
-        if stat.S_ISLNK(facts.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             return f"{path} is a link"
-        if facts.st_mode & stat.S_IWOTH:
+        if status.st_mode & stat.S_IWOTH:
             return f"everybody can write {path}"
-        if facts.st_uid not in (os.getuid(), 0) and facts.st_uid != _own_number(path if path.is_dir() else path.parent):
-            return f"{path} belongs to another user (uid {facts.st_uid})"
+        if status.st_uid not in (os.getuid(), 0) and status.st_uid != _own_number(path if path.is_dir() else path.parent):
+            return f"{path} belongs to another user (uid {status.st_uid})"
     return ""
 
 

@@ -48,7 +48,7 @@ INTERNALS = {
     "torch.cuda._is_in_bad_fork": _NONE,
     "torch.cuda.memory._record_memory_history": "profile=trace: profile=memory is not there",
     "torch.cuda.memory._dump_snapshot": "profile=trace: profile=memory is not there",
-    "torch.amp.grad_scaler.GradScaler._found_inf_per_device": "health.on_nonfinite=raise with amp=fp16",
+    "torch.amp.grad_scaler.GradScaler._found_inf_per_device": "health.on_nonfinite=stop with amp=fp16",
     "torch.nn.modules.batchnorm._NormBase": _NONE,
     "torch.nn.modules.batchnorm._BatchNorm": _NONE,
     "torch.utils.data._utils.collate.default_collate_fn_map": _NONE,

@@ -46,9 +46,9 @@ def trainer(parts: Components, state: TrainState | None = None, world: World | N
     return add_features(Trainer(components=parts, state=state or TrainState(), world=world or alone(), **settings), features)
 
 
-def saved(folder: Path, step: int, parts: Components, facts: Mapping[str, Any] | None = None) -> Path:
+def saved(folder: Path, step: int, parts: Components, scores: Mapping[str, Any] | None = None) -> Path:
     """Save a checkpoint as a run does, and return it."""
     saver = Saver(folder, alone(), config_hash="abc")
-    saver.save(content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), facts=facts)
+    saver.save(content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), scores=scores)
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"

@@ -28,7 +28,7 @@ def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
         expected = "a number that divides that of the ranks"
         yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
     named = [(key, str(value)) for key, value in nodes({"optimizer": config.optimizer}) if key.endswith("._target_")]
-    for key, path in named if class_fact(strategy, "shards_optimizer") else ():
+    for key, path in named if class_flag(strategy, "shards_optimizer") else ():
         if needs_whole_matrices(class_of(path)):
             yield whole_matrices_error(key.removesuffix("._target_"), path.rpartition(".")[2])
 
@@ -50,14 +50,14 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)
-    if world_size > 1 and class_fact(strategy, "shards_parameters"):
+    if world_size > 1 and class_flag(strategy, "shards_parameters"):
         happened = f"is {mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
 
 
-def class_fact(strategy: Mapping[str, Any], name: str) -> bool:
-    """Tell whether a fact of `interfaces.strategy.Strategy` holds for a strategy's class."""
+def class_flag(strategy: Mapping[str, Any], name: str) -> bool:
+    """Tell whether a flag of `interfaces.strategy.Strategy` is set in a strategy's class."""
     return bool(getattr(class_of(str(strategy.get("_target_"))), name, False))
 
 
@@ -81,7 +81,7 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
     if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
         expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
         yield conflict("optimizer", f"is {target}, which may need all parameters in a step, {with_it}", "adamw", expected=expected)
-    if batch.world_size > 1 and not class_fact(strategy, "shards_parameters"):
+    if batch.world_size > 1 and not class_flag(strategy, "shards_parameters"):
         expected = "strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back"
         yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
     for name in (name for name, value in strategy.items() if "offload" in name and value):
@@ -103,7 +103,7 @@ def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
 def check_local_sgd(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
     strategy = config.strategy
-    if not class_fact(strategy, "has_local_weights"):
+    if not class_flag(strategy, "has_local_weights"):
         return
     every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
     if isinstance(every, int) and every < 1:
@@ -127,7 +127,7 @@ def check_local_sgd(config: PartialConfig) -> Iterator[ConfigError]:
 def check_power_sgd(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse products of no columns, and a loss scale, by which what was left out would be another number in the next step."""
     strategy = config.strategy
-    if not class_fact(strategy, "has_error_feedback"):
+    if not class_flag(strategy, "has_error_feedback"):
         return
     for key, least in (("rank", 1), ("from_step", 0)):
         value = strategy.get(key)
@@ -146,6 +146,6 @@ def check_on_cpu(config: PartialConfig) -> Iterator[ConfigError]:
     if strategy.get("sync_batchnorm") is True:
         happened = "is true, and torch's SyncBatchNorm computes on GPUs alone"
         yield conflict("strategy.sync_batchnorm", happened, "false", expected="false on a CPU")
-    if strategy.get("reduce_dtype") == "bfloat16" and class_fact(strategy, "has_buckets"):
+    if strategy.get("reduce_dtype") == "bfloat16" and class_flag(strategy, "has_buckets"):
         happened = "is bfloat16, in which torch's DDP reduces on GPUs alone"
         yield conflict("strategy.reduce_dtype", happened, "null", expected="null or float16 on a CPU")

@@ -79,7 +79,7 @@ class Checkpoints:
         self._saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as aside:
             saved = content(self.components, self.state, window, self.world, aside)
-            self._saver.save(saved, facts=self._schedule.facts(self.state.step))
+            self._saver.save(saved, scores=self._schedule.scores(self.state.step))
 
     def finish(self) -> str:
         """Wait until the newest checkpoint is complete; return its error, or "". Collective."""

@@ -118,10 +118,10 @@ def restoring(size: int) -> tuple[int, list[Cost]]:
         for rank in range(size):
             digest = tensor_file.write(folder / ".partial" / rank_file(rank), (memoryview(header), values.numpy().data))
             files[rank_file(rank)] = {"bytes": len(header) + 64, "xxh3_128": digest}
-        facts = {"step": 1, "world_size": size, "config_sha256": "0" * 64, "facts": {}}
+        manifest = {"step": 1, "world_size": size, "config_sha256": "0" * 64, "facts": {}, "files": files}
         found = []
         with fake_world(0, size) as world:
-            found.append(cost("checkpoint published", world, lambda: publish(folder / ".partial", checkpoint, facts=facts, files=files)))
+            found.append(cost("checkpoint published", world, lambda: publish(folder / ".partial", checkpoint, manifest)))
             found.append(cost("checkpoint verified", world, lambda: verify_together(checkpoint, world)))
         own = {rank_file(size // 2): files[rank_file(size // 2)]}
         with fake_world(size // 2, size) as world:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore
 
-from ddp_train.checkpoint.save import SaveOrder, write_together
+from ddp_train.checkpoint.save import PendingSave, write_together
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.attempt import agree_on_attempt, leave
 from ddp_train.distributed.world import World
@@ -55,18 +55,18 @@ def saving(size: int) -> Traffic:
     staged = StagingBuffer(torch.device("cpu")).copy_state(state, {"random": torch.zeros(5056, dtype=torch.uint8)}, rank=0, size=1)
 
     def save(rank: int, number: int) -> str:
-        order = SaveOrder(
+        pending = PendingSave(
             number=number,
             folder=folder,
             partial=folder / f".partial_{number}",
             step=number,
             staged=staged,
             may_be_infinite=lambda name: False,
-            facts={"config_sha256": "0" * 64, "facts": {}},
+            manifest={"config_sha256": "0" * 64, "facts": {}},
             remove_old=lambda path: None,
             on_progress=lambda: None,
         )
-        return write_together(order, mailbox, world_of(rank, size, store))
+        return write_together(pending, mailbox, world_of(rank, size, store))
 
     try:
         all_ranks(size, lambda rank: save(rank, 1))

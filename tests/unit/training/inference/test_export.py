@@ -50,7 +50,7 @@ def run_of(folder: Path, model: nn.Module, **parts: Any) -> Path:
     saver = Saver(folder / "checkpoints", alone(), config_hash="abc")
     state = model.state_dict()
     shared = {"model": state, "model_versions": state._metadata, "optimizer": {"state": {}}, "state": {}, **parts}  # type: ignore[attr-defined]
-    saver.save(Content(step=3, shared=shared, own={}, may_be_infinite=lambda name: False), facts={})
+    saver.save(Content(step=3, shared=shared, own={}, may_be_infinite=lambda name: False))
     assert saver.finish() == ""
     (folder / "config.yaml").write_text("made: by hand")
     return folder
