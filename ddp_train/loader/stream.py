@@ -91,35 +91,31 @@ class StreamLoader(Loader):
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield micro-batches from the loaded state on, or else from the stream's start."""
-        turns = self._loaded or [(number, None) for number in range(self._num_readers)]
-        readers = [self._reader(number, position) for number, position in turns]
-        positions = {number: pickle.dumps(position) if position else None for number, position in turns}  # the next reader's comes first
+        start = self._loaded or [(number, None) for number in range(self._num_readers)]
+        readers = [self._reader(number, position) for number, position in start]
+        turns = deque((number, pickle.dumps(position) if position else None) for number, position in start)  # the next reader comes first
         num_read = sum(size > 0 for size in self._sizes)
         # The state after each reader's last micro-batch of a step is what a checkpoint may need.
         requests = [_Request(size, micro_step >= num_read - self._num_readers) for micro_step, size in enumerate(self._sizes[:num_read])]
         workers = WorkerPool(readers, pin_memory=self._pin_memory) if self._num_workers else None
         results = workers.results(cycle(requests)) if workers else map(readers[0], cycle(requests))
-        micro_batch: MicroBatch | None = None
         try:
             while True:
                 samples += self.order.global_batch_size
-                for micro_step in range(self.grad_accum_steps):
-                    if micro_step < num_read:
-                        batch, position = next(results)
-                        number = next(iter(positions))
-                        positions[number] = positions.pop(number)
-                        if requests[micro_step].keeps_position:
-                            positions[number] = position
-                            self._note(position)
-                        micro_batch = as_micro_batch(batch, requests[micro_step].size)
-                        if self._pin_memory and workers is None:
-                            micro_batch = micro_batch.pin_memory()
-                    else:
-                        assert micro_batch is not None  # a rank has a sample of each step at least
-                        micro_batch = micro_batch._replace(counts=False)
-                    if micro_step == num_read - 1:
-                        self._passed.append((samples, list(positions.items())))
+                for request in requests:
+                    batch, position = next(results)
+                    number, last_kept = turns.popleft()
+                    if request.keeps_position:
+                        self._note(position)
+                    turns.append((number, position if request.keeps_position else last_kept))
+                    if request is requests[-1]:
+                        self._passed.append((samples, list(turns)))
+                    micro_batch = as_micro_batch(batch, request.size)
+                    if self._pin_memory and workers is None:
+                        micro_batch = micro_batch.pin_memory()
                     yield micro_batch
+                for _ in range(self.grad_accum_steps - num_read):  # a rank has a sample of each step at least, not of each micro-step
+                    yield micro_batch._replace(counts=False)
         except WorkerDied as error:
             happened = f"a loader worker (pid {error.pid}) {error.how()} while it read its part of the stream"
             fix = "fewer loader.num_workers, if memory is the cause; loader.num_workers=0 shows an error of the data itself"

@@ -108,10 +108,10 @@ class _NoLogs(DefaultLogsSpecs):
 
 
 def _once(signum: int, frame: FrameType | None) -> None:
-    """Handle a stop signal: the first ends the ranks, who have their time for it; what comes after it changes nothing.
+    """Handle a stop signal: the first one ends the ranks, which have `grace_s` for it; later ones are ignored.
 
-    A batch system sends a signal to all processes of a task, and the agent's parent passes it on: torch would take the second for the end
-    of its patience. Who has none sends SIGKILL.
+    A batch system signals all processes of a task, and the agent's parent passes its signal on: at the second one torch would kill the
+    ranks. Only SIGKILL ends an agent at once.
     """
     if not _stopped:
         _stopped.append(signum)
@@ -128,7 +128,7 @@ def register_rendezvous() -> None:
 
 
 class _Loopback(StaticTCPRendezvous):
-    """One agent that meets itself: nobody comes, and nobody else ends it. Its newest store stays to the end of the process."""
+    """The rendezvous of an agent that is alone: it serves the store itself. The newest store stays to the end of the process."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         super().__init__("127.0.0.1", 0, rank=0, world_size=1, run_id=parameters.run_id, timeout=0)
@@ -152,7 +152,7 @@ class _OneAttempt(StaticTCPRendezvous):
         self._listener = int(parameters.config["listener"])
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return the store of this attempt, which is empty. It is asked for once."""
+        """Return the store of this attempt, which is empty. torch calls this once for each agent."""
         if self.rank == 0:
             store = serve_store_on(socket.socket(fileno=self._listener), self.master_addr)
         else:

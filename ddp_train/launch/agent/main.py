@@ -144,29 +144,37 @@ def _take_options(arguments: list[str]) -> Options:
 
 
 class Failures:
-    """Of one agent's ranks. Made before they are started; `is_last_attempt`: of several machines, none follows this one."""
+    """Records and shows how the ranks of one agent fail, and decides whether they are started again. Made before the ranks are started.
+
+    Args:
+        is_last_attempt: on several machines, no attempt follows this one.
+    """
 
     def __init__(self, options: Options, *, is_last_attempt: bool) -> None:
-        self._options, self._is_shown = options, not options.is_one_attempt or is_last_attempt
+        self._options = options
+        self._shows = is_last_attempt or not options.is_one_attempt
         self._began, self._kills_before = time.monotonic(), oom_kills()
         self._before = None if options.run_folder is None else options.run_folder.read_result()
-        self._verdict: str | None = None  # on the last failure; "": the run gets further
-        self._is_reported = False  # by this agent, of several
+        self._no_progress: str | None = (
+            None  # why another start would get no further; "": it would; None: not checked since the last failure
+        )
+        self._has_recorded = False  # in an attempt on several machines: this agent has written failure.json, and another one has not
 
     def again(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
         """Tell whether the ranks are started again (`elastic.Again`)."""
-        self._verdict, run_folder = None, self._options.run_folder
-        if (restarts_left == 0 and not self._options.is_one_attempt) or self._has_ended():
+        self._no_progress, run_folder = None, self._options.run_folder
+        if self._has_ended():
+            return False
+        if self._options.is_one_attempt:
+            if run_folder is not None:  # at once: ranks of other machines wait for it, and would name this one's neighbours otherwise
+                self._has_recorded = _record_first(failures, run_folder)
+            return False
+        if restarts_left == 0:
             return False
         if run_folder is not None:
-            rank, first = _first_of(failures)
-            found = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder)
-            is_recorded = found.record(run_folder)  # if the rank has written no report itself
-            if self._options.is_one_attempt:  # at once: ranks of other machines wait for it, and would name this one's neighbours otherwise
-                self._is_reported = is_recorded
-                return False
-            self._verdict = check_progress(run_folder, has_failed=True)
-        return not self._options.is_one_attempt and not self._verdict and _code(failures) not in FINAL
+            _record_first(failures, run_folder)
+            self._no_progress = check_progress(run_folder, has_failed=True)
+        return not self._no_progress and _code(failures) not in FINAL
 
     def end(self, error: ChildFailedError) -> int:
         """Say that the ranks have failed and are not started again, and return the exit code of the run."""
@@ -194,20 +202,29 @@ class Failures:
 
     def _end_run(self, run_folder: RunFolder, found: failure.Failure) -> str:
         """Record and show the failure of a run; return why it gets nowhere, else "" (of several machines the first finds that out)."""
-        is_first = self._is_reported or (not self._verdict and found.record(run_folder, seconds=time.monotonic() - self._began))
-        if is_first and self._is_shown and os.path.exists(run_folder.failure):  # else the disk is full, and the rank has shown its screen
+        is_first = self._has_recorded
+        if not is_first and not self._no_progress:
+            is_first = found.record(run_folder, seconds=time.monotonic() - self._began)
+        if is_first and self._shows and os.path.exists(run_folder.failure):  # else the disk is full, and the rank has shown its screen
             print(found.screen(run_folder), file=sys.stderr, flush=True)
         if self._options.is_one_attempt:
             return ""
-        verdict = check_progress(run_folder, has_failed=True) if self._verdict is None else self._verdict
-        if verdict:
-            print(verdict, file=sys.stderr, flush=True)
-        return verdict
+        if self._no_progress is None:
+            self._no_progress = check_progress(run_folder, has_failed=True)
+        if self._no_progress:
+            print(self._no_progress, file=sys.stderr, flush=True)
+        return self._no_progress
 
     def _has_ended(self) -> bool:
-        """Tell whether a run was completed, or stopped in good order, since then: a rank that dies after that changes nothing."""
+        """Tell whether the run was completed or stopped since this agent was made: a rank that dies after that changes nothing."""
         run_folder = self._options.run_folder
         return run_folder is not None and failure.ended_since(run_folder, self._before) is not None
+
+
+def _record_first(failures: Mapping[int, ProcessFailure], run_folder: RunFolder) -> bool:
+    """Record the first failure if its rank has written no report itself; tell whether it was recorded here."""
+    rank, first = _first_of(failures)
+    return failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder).record(run_folder)
 
 
 def _first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
