@@ -22,7 +22,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import check_progress
+from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.sweep import update_table
 from ddp_train.system.folder_lock import hold
 
@@ -121,7 +121,7 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)
-    if problem := check_progress(run_folder):
+    if problem := close_last_attempt(run_folder):
         print(problem, file=sys.stderr)
         return NO_PROGRESS
     run_folder.forget_failure()

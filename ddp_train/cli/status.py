@@ -20,7 +20,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail, evaluation_line, newest_record, progress_line
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import check_progress, count_attempt
+from ddp_train.run_folder.starts import close_last_attempt, count_attempt
 from ddp_train.run_folder.sweep import Sweep, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
 from ddp_train.sweep.table import show, update
@@ -190,7 +190,7 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
         verdict = Verdict(Outcome.NEVER, f"its machines ended with {ended}; mend what its log says", ended)
     if "--begins" in options and verdict.outcome == Outcome.AGAIN:
         try:
-            if problem := check_progress(run_folder, by_engine=True):
+            if problem := close_last_attempt(run_folder, by_engine=True):
                 print(problem, file=sys.stderr)
                 verdict = verdict_of(run_folder)
             else:

@@ -8,7 +8,7 @@ from ddp_train.config.cluster import environment_of, max_restarts, processes_of_
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
 from ddp_train.launch.job import Job
-from ddp_train.run_folder.starts import check_progress
+from ddp_train.run_folder.starts import prepare_start
 from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system import handover
 
@@ -22,18 +22,15 @@ def run(job: Job) -> int:
     """
     if not job.is_run:
         return _run_agent(job)
-    if is_without_progress(job):
+    if refuse_without_progress(job):
         return NO_PROGRESS
     before = job.run_folder.read_result()
     return exit_code(job.run_folder, _run_agent(job), before=before)
 
 
-def is_without_progress(job: Job) -> bool:
-    """Tell, and say to the person, whether a run was started too often without a new checkpoint."""
-    if job.checkpoint is not None:
-        job.run_folder.starts.unlink(missing_ok=True)  # a person has chosen where to go on
-        return False
-    if problem := check_progress(job.run_folder):
+def refuse_without_progress(job: Job) -> bool:
+    """Refuse a run that was started too often without a new checkpoint: print the reason, and return whether there is one."""
+    if problem := prepare_start(job.run_folder, from_checkpoint=job.checkpoint is not None):
         print(problem, file=sys.stderr)
     return bool(problem)
 

@@ -43,7 +43,7 @@ def meet(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
 
 def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
-    if local.is_without_progress(job):
+    if local.refuse_without_progress(job):
         return NO_PROGRESS
     this_node = replace(_this_node(rendezvous, job.config), job=job)
     return _run(this_node if job.is_run else replace(this_node, max_restarts=0))

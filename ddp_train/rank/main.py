@@ -135,9 +135,8 @@ class Group:
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
-        if job.checkpoint is not None and not self._attempt.remembered:
-            job.run_folder.starts.unlink(missing_ok=True)  # a person has chosen where to go on
-        elif problem := starts.check_progress(job.run_folder):
+        from_checkpoint = job.checkpoint is not None and not self._attempt.remembered
+        if problem := starts.prepare_start(job.run_folder, from_checkpoint=from_checkpoint):
             print(problem, file=sys.stderr, flush=True)
             found = failure.Failure(rank=0, pid=os.getpid(), error=starts.NO_PROGRESS_ERROR, message=problem.strip(), exit_code=NO_PROGRESS)
             found.record(job.run_folder)
@@ -185,7 +184,7 @@ class Group:
             return code
         starts.remember_run(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
         is_users_torchrun = handover.JOB not in os.environ and torchrun_env.num_nodes() > 1
-        if is_users_torchrun and _are_refused(self._attempt.store, job, self._words):
+        if is_users_torchrun and not _compare_machines(self._attempt.store, job, self._words):
             return ENVIRONMENT_REFUSES
         return run_rank(job, self._attempt.store, self._rank, self._size)
 
@@ -200,10 +199,10 @@ class Group:
         run_folder.forget_failure()
 
 
-def _are_refused(store: Store, job: Job, words: Sequence[str]) -> bool:
-    """Compare the machines of a user's own torchrun, as `launch/node` does for ours, and say on each what is wrong. Collective.
+def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
+    """Compare the machines of a user's own torchrun, as `launch/node` does for ours; return whether they can train together. Collective.
 
-    So are the words that were typed for each: those of other machines than the first would have no effect.
+    What is wrong is printed on each. The words that were typed are compared, too: those of other machines than the first have no effect.
     """
     from ddp_train.config.cluster import Rendezvous
     from ddp_train.launch.node.differences import differences  # these look at a machine, which no other run needs
@@ -229,7 +228,7 @@ def _are_refused(store: Store, job: Job, words: Sequence[str]) -> bool:
         print(error, file=sys.stderr, flush=True)
     if text and rank == 0:
         failure.from_exception(error, rank=rank, step=None).record(job.run_folder)
-    return bool(text)
+    return not text
 
 
 def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:

@@ -80,7 +80,18 @@ def end_attempt(run_folder: RunFolder, *, is_saved: bool = True) -> None:
     starts.write(run_folder)
 
 
-def check_progress(run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False) -> str:
+def prepare_start(run_folder: RunFolder, *, from_checkpoint: bool) -> str:
+    """Prepare the start of a run by a command, and return why it must not begin; "": it may.
+
+    `from_checkpoint`: a person has chosen the checkpoint to continue from, so that the count begins anew.
+    """
+    if not from_checkpoint:
+        return close_last_attempt(run_folder)
+    run_folder.starts.unlink(missing_ok=True)
+    return ""
+
+
+def close_last_attempt(run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False) -> str:
     """Record that the last attempt has ended, and return why the run is not to be started again; "": it may be.
 
     The reason comes once, with `failed` in result.json; then the count begins anew, for a person who has fixed the cause.

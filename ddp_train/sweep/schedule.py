@@ -21,7 +21,7 @@ from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import STOPPED, Status, status_of
-from ddp_train.run_folder.starts import check_progress
+from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.sweep.table import SweepScreen
 from ddp_train.system import devices
@@ -111,7 +111,7 @@ class SweepScheduler:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
             is_on_engine = job.config.cluster.launcher in ENGINES  # there node programs restart it
-            if problem := check_progress(job.run_folder, has_failed=not is_on_engine):
+            if problem := close_last_attempt(job.run_folder, has_failed=not is_on_engine):
                 self._screen.say(problem)
             recorded = failure.load(job.run_folder.failure)
             is_final = bool(problem) or (recorded is not None and recorded.exit_code in FINAL)

@@ -26,7 +26,7 @@ from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.ranks import Ranks, fits
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.starts import check_progress
+from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.system import handover, torch_internals
 from ddp_train.system.fork_server import Entry
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
@@ -173,7 +173,7 @@ class Failures:
             return False
         if run_folder is not None:
             _record_first(failures, run_folder)
-            self._no_progress = check_progress(run_folder, has_failed=True)
+            self._no_progress = close_last_attempt(run_folder, has_failed=True)
         return not self._no_progress and _code(failures) not in FINAL
 
     def end(self, error: ChildFailedError) -> int:
@@ -210,7 +210,7 @@ class Failures:
         if self._options.is_one_attempt:
             return ""
         if self._no_progress is None:
-            self._no_progress = check_progress(run_folder, has_failed=True)
+            self._no_progress = close_last_attempt(run_folder, has_failed=True)
         if self._no_progress:
             print(self._no_progress, file=sys.stderr, flush=True)
         return self._no_progress

@@ -24,7 +24,7 @@ from ddp_train.launch.node.this_node import ThisNode, with_world_size
 from ddp_train.launch.node.wire import Message
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import check_progress
+from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system.network import listen
 from ddp_train.system.process import STOP_SIGNALS
@@ -239,7 +239,7 @@ class Attempts:
         code = code or FAILED
         if code in FINAL:
             return code
-        if folder is not None and (problem := check_progress(folder, has_failed=True)):
+        if folder is not None and (problem := close_last_attempt(folder, has_failed=True)):
             self._registry.say(problem)
             return NO_PROGRESS
         if self._restarts >= self._this_node.max_restarts or any(node.is_first for node in attempt.lost):  # without it no machine leads

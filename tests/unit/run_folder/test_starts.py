@@ -15,7 +15,7 @@ import pytest
 from ddp_train.errors import DataError
 from ddp_train.run_folder import failure, starts
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.starts import MAX_STARTS_WITHOUT_CHECKPOINT, check_progress, count_attempt, end_attempt
+from ddp_train.run_folder.starts import MAX_STARTS_WITHOUT_CHECKPOINT, close_last_attempt, count_attempt, end_attempt
 
 
 @pytest.fixture
@@ -38,35 +38,35 @@ def start(run_folder: RunFolder, *, saves: int | None = None, reports: bool = Tr
 def test_the_third_restart_from_the_same_checkpoint_is_the_last_however_the_run_was_started(run_folder: RunFolder) -> None:
     for number in range(3):
         start(run_folder, saves=4, reports=number != 1)
-        assert check_progress(run_folder, has_failed=number == 0) == ""  # by an agent; by a new command that finds it unfinished
-        assert check_progress(run_folder) == ""  # the same start is not counted again
+        assert close_last_attempt(run_folder, has_failed=number == 0) == ""  # by an agent; by a new command that finds it unfinished
+        assert close_last_attempt(run_folder) == ""  # the same start is not counted again
     start(run_folder)
-    said = check_progress(run_folder)
+    said = close_last_attempt(run_folder)
     assert "started again 3 times from its checkpoint of step 4, and no new checkpoint came of it" in said
     assert said.count("ValueError: too large") == 3 and said.count("everything ended without a report") == 1
     assert "after step 7" in said and "do not requeue" in said
     assert len(said.splitlines()) <= 15
     assert json.loads(run_folder.result.read_text())["status"] == "failed"
     start(run_folder)
-    assert check_progress(run_folder) == ""  # somebody has started it in spite of that: it counts anew
+    assert close_last_attempt(run_folder) == ""  # somebody has started it in spite of that: it counts anew
 
 
 def test_a_new_checkpoint_is_progress(run_folder: RunFolder) -> None:
     for saves in (4, None, None, 5, None, None, 6, None, None):
         start(run_folder, saves=saves)
-        assert check_progress(run_folder) == "", saves
+        assert close_last_attempt(run_folder) == "", saves
     start(run_folder)
-    assert "from its checkpoint of step 6" in check_progress(run_folder)
+    assert "from its checkpoint of step 6" in close_last_attempt(run_folder)
 
 
 def test_neither_a_good_end_nor_what_the_user_has_to_mend_counts(run_folder: RunFolder) -> None:
     for _ in range(5):
         start(run_folder, error=DataError(happened="a file is missing"))
-        assert check_progress(run_folder, has_failed=True) == ""
+        assert close_last_attempt(run_folder, has_failed=True) == ""
     for _ in range(5):
         start(run_folder, reports=False)
         end_attempt(run_folder, is_saved=False)  # stopped before its first step
-        assert check_progress(run_folder) == ""
+        assert close_last_attempt(run_folder) == ""
     assert not run_folder.starts.exists()
 
 
@@ -76,35 +76,35 @@ def test_a_stop_that_saved_nothing_leaves_the_starts_before_it(run_folder: RunFo
     count_attempt(run_folder)
     end_attempt(run_folder, is_saved=False)
     start(run_folder, reports=False)
-    assert "started again 3 times from the start" in check_progress(run_folder)
+    assert "started again 3 times from the start" in close_last_attempt(run_folder)
 
 
 def test_the_ranks_start_is_the_one_that_whoever_starts_the_machines_has_counted(run_folder: RunFolder) -> None:
     """A batch script counts before anything else may be killed."""
     for number in range(MAX_STARTS_WITHOUT_CHECKPOINT):
-        assert check_progress(run_folder, by_engine=True) == ""
+        assert close_last_attempt(run_folder, by_engine=True) == ""
         count_attempt(run_folder, by_engine=True)
-        assert check_progress(run_folder) == ""  # the first machine asks, before the ranks start
+        assert close_last_attempt(run_folder) == ""  # the first machine asks, before the ranks start
         if number % 2:
             count_attempt(run_folder)
         assert len(json.loads(run_folder.starts.read_text())["began"]) == number + 1
-    assert "everything ended without a report" in check_progress(run_folder, by_engine=True)
+    assert "everything ended without a report" in close_last_attempt(run_folder, by_engine=True)
 
 
 def test_what_fails_before_rank_0_could_count_counts(run_folder: RunFolder) -> None:
-    said = [check_progress(run_folder, has_failed=True) for _ in range(MAX_STARTS_WITHOUT_CHECKPOINT)]
+    said = [close_last_attempt(run_folder, has_failed=True) for _ in range(MAX_STARTS_WITHOUT_CHECKPOINT)]
     assert said[:-1] == [""] * (len(said) - 1) and said[-1]
 
 
 def test_an_engine_s_start_counts_however_it_was_stopped(run_folder: RunFolder) -> None:
     """A walltime that is too short for a first step would have the job requeued for ever."""
     for _ in range(MAX_STARTS_WITHOUT_CHECKPOINT):
-        assert check_progress(run_folder, by_engine=True) == ""
+        assert close_last_attempt(run_folder, by_engine=True) == ""
         count_attempt(run_folder, by_engine=True)
         for _ in range(2):  # a machine has come
             count_attempt(run_folder)
             end_attempt(run_folder, is_saved=False)
-    assert check_progress(run_folder, by_engine=True) != ""
+    assert close_last_attempt(run_folder, by_engine=True) != ""
 
 
 @pytest.fixture
