@@ -125,8 +125,8 @@ def test_a_driver_without_a_usable_gpu_is_told(
     assert devices.why_none() == why
     job: Any = SimpleNamespace(
         task=None,
-        run_folder=SimpleNamespace(shown=lambda: "there"),
-        config=SimpleNamespace(cluster=SimpleNamespace(device="auto"), batch="8", batch_notes=list, left_out=[]),
+        run_folder=SimpleNamespace(as_typed=lambda: "there"),
+        config=SimpleNamespace(cluster=SimpleNamespace(device="auto", env={}), batch="8", batch_notes=list, left_out=[]),
     )
     assert (f"warning  no GPU is used: {why} (cluster=cpu: on purpose)\n" in opening(job, alone())) == bool(why)
     job.config.cluster.device = "cpu"
