@@ -1,4 +1,4 @@
-"""Storage of checkpoints: plain dicts are written, and plain dicts are read. No module here knows a model.
+"""Storage of checkpoints: plain dicts are written, and plain dicts are read. Of a run only the names of its parts are known (`staging`).
 
     step_00001000/  rank_00000.safetensors ...  manifest.json (bytes and hash of each file)  COMPLETE (hash of the manifest)
 

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig
 
-from ddp_train.config.check import ConfigErrors, check
+from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.hydra_internals import resolver_names
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.locate import NeedsImport, importing_nothing
@@ -25,7 +25,7 @@ from ddp_train.system.process import file_in_memory
 
 
 def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here: bool) -> RunConfig:
-    """Resolve and check a composed config, as `check` does, in this process or in one that has torch.
+    """Resolve and check a composed config, as `check_config` does, in this process or in one that has torch.
 
     Args:
         trains_here: the process that imports torch for the ranks is needed next. Else, and for the jobs of a sweep, it is imported here.
@@ -33,11 +33,11 @@ def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here
     if trains_here and "torch" not in sys.modules:
         try:
             with importing_nothing():
-                return check(config, hydra=hydra)
+                return check_config(config, hydra=hydra)
         except NeedsImport:
             if (answer := _ask(config, hydra)) is not None:
                 return answer
-    return check(config, hydra=hydra)
+    return check_config(config, hydra=hydra)
 
 
 def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
@@ -71,7 +71,7 @@ def serve_check(request: int, answer: int) -> int:
         return 1  # of a user's plugin
     HydraConfig.instance().cfg = asked["global"]
     try:
-        result: Any = check(asked["config"], hydra=asked["hydra"])
+        result: Any = check_config(asked["config"], hydra=asked["hydra"])
     except (ConfigErrors, ConfigError) as error:
         result = error.errors if isinstance(error, ConfigErrors) else [error]
     with open(answer, "wb", closefd=False) as file:

@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.cli.saved_run import ask_trust, original_words, parse_words, record, require_working_directory, run_of
-from ddp_train.config.check import ConfigErrors, check
+from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
@@ -152,7 +152,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_
         merged.data.eval = {}
     if predicts:
         merged.evaluation.save_predictions = False  # with targets
-    return check(merged)
+    return check_config(merged)
 
 
 def _eval_data(saved: Mapping[str, Any], chosen_set: str, *, is_data_typed: bool, predicts: bool) -> tuple[dict[str, Any], dict[str, Any]]:

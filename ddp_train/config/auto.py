@@ -32,7 +32,7 @@ _SHOWN = 200  # characters of a fact
 _NOT_KNOWN = object()
 
 
-def check(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[ConfigError]:
+def find_unanswerable(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[ConfigError]:
     """Yield an error for every `auto` of these sections that nothing can answer, as far as is known without the data."""
     for section in sections:
         for key, name, owner in _autos(at(tree, section), section, "", None):

@@ -1,6 +1,6 @@
 """The check that finds every problem of a configuration before any process starts.
 
-`check` takes what Hydra composed and returns a `RunConfig`: resolved, typed, frozen. All problems come in one `ConfigErrors`.
+`check_config` takes what Hydra composed and returns a `RunConfig`: resolved, typed, frozen. All problems come in one `ConfigErrors`.
 Every `_target_` is imported and its arguments bound against its signature, so this module imports no torch itself: the targets do.
 """
 
@@ -55,7 +55,7 @@ class ConfigErrors(Exception):
         return "\n\n".join([f"{title}; {started}.", *(str(error) for error in self.errors)])
 
 
-def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
+def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     """Resolve and check a composed config.
 
     Args:
@@ -84,7 +84,7 @@ def check(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
-    errors += auto.check(tree, schema.MADE)
+    errors += auto.find_unanswerable(tree, schema.MADE)
     for name in (name for name in (*schema.SECTIONS, *schema.TARGETS) if name not in tree):
         fix = f"+{name}={'default' if name in schema.SECTIONS else 'OPTION'}; `ddp-train --help` lists the options"
         errors.append(ConfigError(key=name, happened="the section is missing", fix=fix))
@@ -115,7 +115,7 @@ def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
 def load(tree: dict[str, Any]) -> RunConfig:
     """Check a frozen config again, on this machine: the global batch is kept, the accumulation follows from the number of ranks here."""
     tree = {**tree, "trainer": {**(tree.get("trainer") or {}), "grad_accum_steps": None}}
-    return check(OmegaConf.create(tree))
+    return check_config(OmegaConf.create(tree))
 
 
 def section(composed: DictConfig, kind: type[_Section]) -> _Section:

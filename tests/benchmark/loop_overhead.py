@@ -36,7 +36,7 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train.config.check import CONF, check
+from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, alone, open_world
@@ -263,7 +263,7 @@ def configured(workload: Workload, *, steps: int, device: str) -> RunConfig:
         *[f"trainer.log_every_steps={workload.log_every_steps}", f"cluster.device={device}"],
     ]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return check(compose("config", overrides))
+        return check_config(compose("config", overrides))
 
 
 class HandWritten:

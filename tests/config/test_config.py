@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from ddp_train.cli import compose as cli_compose
 from ddp_train.cli import main as app
-from ddp_train.config.check import ConfigErrors, check, load
+from ddp_train.config.check import ConfigErrors, check_config, load
 from ddp_train.config.cluster import environment_of, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import ConfigError
@@ -58,7 +58,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def checked(*overrides: str) -> RunConfig:
-    return check(composed(*overrides))
+    return check_config(composed(*overrides))
 
 
 def problems(*overrides: str) -> list[ConfigError]:

@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from ddp_train.amp import Amp
-from ddp_train.config.check import CONF, check
+from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.data.packed_tokens import PackedTokens
 from ddp_train.data.padded_tokens import PaddedTokens
@@ -80,7 +80,7 @@ def plain_gradient(data: str, run: RunConfig, world: World) -> Tensor:
 def main() -> None:
     file, *overrides = sys.argv[1:]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        runs = {data: check(compose("config", ["cluster=cpu", f"data={data}", *overrides])) for data in DATA}
+        runs = {data: check_config(compose("config", ["cluster=cpu", f"data={data}", *overrides])) for data in DATA}
     world = open_world(join_store(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device="cpu")
     found = {}
     for data, run in runs.items():

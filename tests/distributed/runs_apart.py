@@ -22,7 +22,7 @@ from hydra import compose, initialize_config_dir
 
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.config.check import CONF, check
+from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
@@ -143,10 +143,10 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with initialize_config_dir(str(CONF), version_base="1.3"):
         own = ["cluster=cpu", f"cluster.processes_per_node={size}", *overrides]
-        runs = {name: check(compose("config", [*own, *each])) for name, each in RUNS.items()}
-        switched = check(compose("config", [*own, "strategy=zero1"]))
+        runs = {name: check_config(compose("config", [*own, *each])) for name, each in RUNS.items()}
+        switched = check_config(compose("config", [*own, "strategy=zero1"]))
         text = [*TEXT, f"data.path={folder}/text.txt", *own[:2]]
-        learning = {name: check(compose("config", [*text, f"strategy={name}"])) for name in ("ddp", "local_sgd")}  # every 20 steps
+        learning = {name: check_config(compose("config", [*text, f"strategy={name}"])) for name in ("ddp", "local_sgd")}  # every 20 steps
     world = open_world(join_store(), rank, size, device="cpu")
     found: dict[str, Any] = {name: curve(run, world, to=folder / f"{name}_{size}") for name, run in runs.items()}
     found["rarely logged"] = curve(runs["apart"], world, logs_every=100)

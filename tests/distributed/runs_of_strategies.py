@@ -19,7 +19,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from ddp_train.checkpoint.save import Saver
-from ddp_train.config.check import CONF, check
+from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
@@ -105,7 +105,7 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with initialize_config_dir(str(CONF), version_base="1.3"):
         runs = {
-            name: check(compose("config", [*SETTINGS, *overrides, *own, f"cluster.processes_per_node={size}"]))
+            name: check_config(compose("config", [*SETTINGS, *overrides, *own, f"cluster.processes_per_node={size}"]))
             for name, own in strategies(size).items()
         }
     world = open_world(join_store(), rank, size, device="cpu")

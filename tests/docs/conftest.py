@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train.config.check import CONF, ConfigErrors, check
+from ddp_train.config.check import CONF, ConfigErrors, check_config
 from ddp_train.config.command import hydra_errors
 from ddp_train.config.command.command_line import options_first
 from ddp_train.config.command.composition import loader_of, parse
@@ -64,7 +64,7 @@ def problems_of(words: list[str]) -> list[str]:
     """Return what is wrong with what is typed at `ddp-train`. What needs a package or GPU that is not here is not looked at further."""
     try:
         config, hydra = compose(words)
-        check(config, hydra=hydra)
+        check_config(config, hydra=hydra)
     except ConfigErrors as errors:
         found = [str(error) for error in errors.errors]
         return [error for error in found if not is_missing_package(error) and "; auto is for GPUs" not in error]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from ddp_train.config.check import ConfigErrors, check
+from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
@@ -71,7 +71,7 @@ def _small(config: DictConfig, hydra: DictConfig) -> RunConfig:
         config.scheduler.warmup_steps = 0
     if str(config.data.get("_target_", "")).endswith("SyntheticImages"):
         config.data.num_samples, config.data.eval.num_samples = 128, 40
-    return check(config, hydra=hydra)
+    return check_config(config, hydra=hydra)
 
 
 def _train(config: RunConfig, folder: Path) -> None:

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 from ddp_train.checkpoint.catalog import Ranking
 from ddp_train.checkpoint.save import Saver
-from ddp_train.config.check import CONF, check
+from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.training.build.build import build
@@ -29,7 +29,7 @@ def checked(*overrides: str, base: list[str] = TINY) -> RunConfig:
     """Compose and check a small run on one CPU process."""
     own = ["cluster=cpu", "cluster.processes_per_node=1", *base, *overrides]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return check(compose("config", own))
+        return check_config(compose("config", own))
 
 
 def components(*overrides: str, base: list[str] = TINY) -> Components:

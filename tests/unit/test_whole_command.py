@@ -12,7 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
 
-from ddp_train.config.check import CONF, check
+from ddp_train.config.check import CONF, check_config
 from tests.benchmark.whole_command import figures, turns
 from tests.benchmark.whole_command.run import SCRIPTS, Ran, Stamps, stamps_in
 from tests.benchmark.whole_command.ways import WORKLOADS, Case, ours
@@ -124,7 +124,7 @@ def test_what_it_types_is_a_valid_command(workload: str, tier: str, monkeypatch:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     overrides = [word for word in ours(Case(workload, tier, processes=2, threads=1, steps=10), []) if not word.startswith("hydra.")]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        checked = check(compose("config", overrides))
+        checked = check_config(compose("config", overrides))
     assert checked.batch.micro_batch_size == WORKLOADS[workload].batch_size
 
 

@@ -1,7 +1,7 @@
 """Explain a command line that Hydra refuses: with every mistake in it, not only the first one that Hydra met.
 
 Runs only after Hydra raised. Words that cannot be read and options that do not exist are named here. The other options are composed again,
-all values are put into that, keys that do not exist too, and `check` says what is wrong, as with a YAML. Where nothing is (a + before what
+all values are put into that, keys that do not exist too, and `check_config` says what is wrong. Where nothing is (a + before what
 is there, a ~ before what is not), Hydra's own words are shown.
 """
 
@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from ddp_train.config.check import ConfigErrors, check
+from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.command.command_line import is_bare, join_cut_words, require_config, unreadable, without_override
 from ddp_train.config.command.composition import loader_of, parse, shown
 from ddp_train.config.field_words import instead_of
@@ -85,7 +85,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     hydra_node = _apply(values, composed)
     found = list[ConfigError]()
     try:
-        check(composed, hydra=hydra_node)
+        check_config(composed, hydra=hydra_node)
     except ConfigErrors as error:
         found = error.errors
     return [*errors, *_to_be_added(absent, _plain(composed), found), *found]

@@ -14,7 +14,7 @@ from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.system.phase import PhaseTracker
-from ddp_train.training.check.sanity_check import check
+from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.callbacks import Callbacks, RunView, Show
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.skip_nonfinite import StepGuard
@@ -102,7 +102,7 @@ def _before_training(trainer: Trainer, features: Features) -> None:
     if throughput.wants_batch:
         hooks.append(see_shapes)
     if features.sanity_check:
-        hooks.append(lambda first: check(components, first, world, samples=state.samples, predicts=predicts))
+        hooks.append(lambda first: try_first_batches(components, first, world, samples=state.samples, predicts=predicts))
     if state.step == 0 and world.size > 1 and components.rebuilds_buckets_at_start():
         hooks.append(rebuild_buckets)
     if lengths is not None:

@@ -61,7 +61,7 @@ class _Trial:
         return finished(self.micro_batch.batch)
 
 
-def check(components: Components, first: MicroBatch, world: World, *, samples: int, predicts: bool) -> None:
+def try_first_batches(components: Components, first: MicroBatch, world: World, *, samples: int, predicts: bool) -> None:
     """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints a line for each.
 
     The data is at `samples`; `predicts`: the evaluation is to save predictions. Raises ConfigError: data, model and objective do not fit.
@@ -87,7 +87,7 @@ def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator
 
 
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
-    """Try a micro-batch of training alone, and print nothing; raises as `check` does."""
+    """Try a micro-batch of training alone, and print nothing; raises as `try_first_batches` does."""
     with components.untouched(world.device), without_compiling():
         _try(components, _Trial("the first training batch", True, micro_batch), world, predicts=False)
 

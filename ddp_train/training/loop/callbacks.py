@@ -23,7 +23,7 @@ from ddp_train.model_log import Sink
 from ddp_train.training.loop.evaluation import as_evaluated, callback_errors
 from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.parts.components import Components, wrap
-from ddp_train.training.record.logged import check, mean
+from ddp_train.training.record.logged import check_logged, mean
 from ddp_train.training.train_state import Stopped
 
 Show = Callable[[str, "Tensor | str", int], None]
@@ -134,7 +134,7 @@ class Callbacks:
         view, values = self._view, dict[str, list[float]]()
 
         def add(name: str, value: float | Tensor) -> None:
-            check(name, value, reserved=list(metrics))
+            check_logged(name, value, reserved=list(metrics))
             values.setdefault(name, []).append(float(value))
 
         with as_evaluated(view.components):

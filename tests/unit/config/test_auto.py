@@ -129,7 +129,7 @@ class OwnWord:
 )
 def test_a_class_may_have_a_meaning_of_its_own_for_auto(section: str, giver: str) -> None:
     node = {"_target_": "tests.unit.config.test_auto.OwnWord", "mode": "auto", "size": "auto"}
-    assert [*auto.check({section: node}, (section,))] == []
+    assert [*auto.find_unanswerable({section: node}, (section,))] == []
     assert auto.answer({section: node}, {"step": 3}) == {}
     assert auto.answer({section: node}, {"size": 3}) == {f"{section}.size": 3}
     with pytest.raises(ConfigError, match=rf"{section}.width: is auto, and {giver} does not say it\n.* a fact of {giver}; it has step=3"):

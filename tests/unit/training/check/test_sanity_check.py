@@ -17,7 +17,7 @@ from ddp_train.errors import UserError
 from ddp_train.interfaces import Batch
 from ddp_train.objective.classification import Classification
 from ddp_train.objective.supervised import LossObjective, as_objective
-from ddp_train.training.check.sanity_check import check
+from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.parts.components import Components, with_loss
 from ddp_train.training.record import throughput
 from ddp_train.training.record.records import Record
@@ -280,7 +280,7 @@ def test_masked_tokens_are_trained_on_also_where_a_batch_has_none_that_count() -
 def test_no_tensor_of_the_check_is_kept() -> None:
     parts, alive = components(), list[Any]()
     parts.model.register_forward_hook(lambda module, inputs, output: alive.append(weakref.ref(output)))
-    check(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, predicts=False)
+    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, predicts=False)
     assert len(alive) == 2 + 3 + 3  # one batch of each split, and what is tried of each for sums
     assert [reference() for reference in alive] == [None] * 8
 
@@ -325,4 +325,4 @@ def test_a_score_that_is_a_mean_is_refused(words: list[str]) -> None:
 def test_scores_that_are_neither_are_added_up() -> None:
     parts = components()
     parts.objective = OfEvery()
-    check(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, predicts=False)
+    try_first_batches(parts, next(parts.train_loader.micro_batches(0)), alone(), samples=0, predicts=False)
