@@ -102,7 +102,7 @@ class AttemptAgent:
         """Run the agent; return the code of its end, and why where the other machines have to be told."""
         self.before = None if self.folder is None else self.folder.read_result()
         host = self._host()
-        problem = await _unreachable_store(host, self._message["port"]) if self._listener is None else ""
+        problem = await _unreachable_store(host, self._message["port"]) if self._listener is None else None
         is_over = self.told is not None or self._is_killed  # the agent is not to begin
         if problem and not is_over:
             return ENVIRONMENT_REFUSES, problem
@@ -169,12 +169,12 @@ class AttemptAgent:
         return found
 
 
-async def _unreachable_store(host: str, port: int) -> str:
-    """Say why the store of an attempt cannot be reached; "" when it can."""
+async def _unreachable_store(host: str, port: int) -> str | None:
+    """Return why the store of an attempt cannot be reached; None when it can."""
     try:
         async with asyncio.timeout(_STORE_S):
             _, writer = await asyncio.open_connection(host, port)
     except OSError as error:
         return f"cannot reach {host}:{port}, where the ranks are to meet: {reason(error)}; open all ports between the machines"
     writer.close()
-    return ""
+    return None

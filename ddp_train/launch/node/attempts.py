@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.node.registry import Node, Registry
@@ -40,6 +41,14 @@ _ABOUT_TO_BE_LOST_S = 4.0  # a machine that is silent for so long when another o
 _TOLD = tuple(128 + number for number in STOP_SIGNALS)  # what an agent ends with that was told to
 
 
+class _Ending(StrEnum):
+    """Why an attempt was told to end."""
+
+    STOP = "stop"
+    JOIN = "join"  # a machine has come
+    FAILURE = "failure"
+
+
 @dataclass
 class _Attempt:
     """One start of all ranks, until all have ended."""
@@ -48,7 +57,7 @@ class _Attempt:
     nodes: list[Node]
     codes: dict[Node, int] = field(default_factory=dict)  # how the agents ended
     lost: list[Node] = field(default_factory=list)
-    ending: str = ""  # why it was told to end: stop | join | failed
+    ending: _Ending | None = None
     kill_at: float = float("inf")
     is_killed: bool = False
     is_cut_off: bool = False  # it is this machine that was lost, and not the others
@@ -57,8 +66,8 @@ class _Attempt:
     def open(self) -> list[Node]:
         return [node for node in self.nodes if node not in self.codes and node not in self.lost]
 
-    def end(self, why: str, *, within_s: float) -> None:
-        if self.ending != "failed":
+    def end(self, why: _Ending, *, within_s: float) -> None:
+        if self.ending != _Ending.FAILURE:
             self.ending = why
         self.kill_at = min(self.kill_at, time.monotonic() + within_s)
 
@@ -77,7 +86,7 @@ class Attempts:
         self._restarts = self._number = 0
         self._stop: int | None = None  # the first signal that asked for it
         self._is_final = False  # a second stop signal came
-        self.listener: socket.socket | None = None  # where the first machine's agent is to serve the next attempt's store
+        self._store_listener: socket.socket | None = None  # of the newest attempt, until the first machine's agent has it
 
     async def run(self) -> int:
         """Return the exit code of the run."""
@@ -94,6 +103,11 @@ class Attempts:
             code = self._judge(attempt)
             if code is not None:
                 return code
+
+    def pop_store_listener(self) -> socket.socket | None:
+        """Hand over the socket at which the first machine's agent is to serve the newest attempt's store."""
+        listener, self._store_listener = self._store_listener, None
+        return listener
 
     async def _gather(self) -> list[Node] | int:
         """Wait for machines enough, and return them; or the exit code where they do not come."""
@@ -132,9 +146,9 @@ class Attempts:
             self._job = with_world_size(self._job, world_size)
         # One interface, where all others have found us at it; TCP to several addresses of ours at once is rare.
         reached = {node.reached for node in nodes if not node.is_first}
-        if self.listener is not None:  # of an attempt in which our own agent never began
-            self.listener.close()
-        self.listener = listen(reached.pop() if len(reached) == 1 else "" if reached else "127.0.0.1", 0)
+        if (unused := self.pop_store_listener()) is not None:  # of an attempt in which our own agent never began
+            unused.close()
+        self._store_listener = listen(reached.pop() if len(reached) == 1 else "" if reached else "127.0.0.1", 0)
         name = uuid.uuid4().hex
         for rank, node in enumerate(nodes):
             node.line.send(
@@ -143,7 +157,7 @@ class Attempts:
                 name=name,
                 rank=rank,
                 nodes=len(nodes),
-                port=self.listener.getsockname()[1],
+                port=self._store_listener.getsockname()[1],
                 restarts=self._restarts,
                 max_restarts=self._this_node.max_restarts,
                 first_ranks=nodes[0].facts.processes,
@@ -157,8 +171,8 @@ class Attempts:
             heard, now = await self._message(), time.monotonic()
             if heard is not None:
                 self._hear(*heard, attempt)
-            if self._stop is not None and attempt.ending not in ("stop", "failed"):
-                attempt.end("stop", within_s=self._this_node.cluster.grace_s + _MARGIN_S)
+            if self._stop is not None and attempt.ending not in (_Ending.STOP, _Ending.FAILURE):
+                attempt.end(_Ending.STOP, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
             if self._is_final:
                 attempt.kill_at = min(attempt.kill_at, now)
             if now >= attempt.kill_at + _DIES_WITHIN_S:
@@ -176,16 +190,16 @@ class Attempts:
             is_ours = attempt.is_killed and message["code"] == 128 + signal.SIGKILL
             attempt.codes[node] = FAILED if is_ours else message["code"]
             if message["code"] != DONE and not attempt.ending:
-                attempt.end("failed", within_s=_SURVIVORS_S)
+                attempt.end(_Ending.FAILURE, within_s=_SURVIVORS_S)
                 if message.get("why"):
                     self._registry.say(f"{node.name}: {message['why']}")
         elif kind == "lost" and node in attempt.open:
             attempt.lost.append(node)
             self._report_loss(node, message["why"], attempt)
-            attempt.end("failed", within_s=0.0)
+            attempt.end(_Ending.FAILURE, within_s=0.0)
         elif kind == "came" and not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
             self._registry.say(f"{node.name} has come: the run saves, and goes on with {len(self._registry.nodes)} machines")
-            attempt.end("join", within_s=self._this_node.cluster.grace_s + _MARGIN_S)
+            attempt.end(_Ending.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
             for each in attempt.open:
                 each.line.send("stop", signal=int(signal.SIGTERM))
 
@@ -222,7 +236,7 @@ class Attempts:
 
     def _judge(self, attempt: _Attempt) -> int | None:
         """Return the exit code of the run, or None where another attempt is to follow."""
-        folder, expected = self._this_node.run_folder, (DONE, *(_TOLD if attempt.ending in ("join", "stop") else ()))
+        folder, expected = self._this_node.run_folder, (DONE, *(_TOLD if attempt.ending in (_Ending.JOIN, _Ending.STOP) else ()))
         bad = [code for code in attempt.codes.values() if code not in expected]
         code = next((code for code in bad if code in FINAL), max(FAILED, bad[0]) if bad else DONE)
         result = None if folder is None else folder.read_result()
@@ -230,7 +244,7 @@ class Attempts:
         if self._stop is not None:
             return self._stopped()
         is_failed = not is_ended and bool(attempt.lost or bad)
-        if attempt.ending == "join" and not is_failed and not (result is not None and result.status == Status.COMPLETED):
+        if attempt.ending == _Ending.JOIN and not is_failed and not (result is not None and result.status == Status.COMPLETED):
             if folder is not None:
                 folder.forget_failure()  # it says `preempted`
             return None

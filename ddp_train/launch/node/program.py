@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.registry_client import End, RegistryClient
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, of_socket
+from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, Message, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.verdict import exit_code
@@ -130,29 +129,27 @@ class _Program:
             if line is None:
                 self._end_without_it("has ended its node program")
             try:
-                found = await self._follow(line)
+                last = await self._follow(line)
             except TimeoutError:
-                found, why = "", f"{client.first_host} has been silent for {SILENT_S:.0f} s"
-                has_closed = False
+                why, has_closed = f"{client.first_host} has been silent for {SILENT_S:.0f} s", False
             else:
-                if isinstance(found, int):
-                    return found
-                has_closed = not found  # who drops a machine is still there
-                why = found or f"{client.first_host} has ended its node program, or the line to it was cut"
+                if last is None:
+                    why, has_closed = f"{client.first_host} has ended its node program, or the line to it was cut", True
+                elif last["kind"] == "over":
+                    return int(last["code"])
+                else:  # who drops a machine is still there
+                    why, has_closed = f"{client.first_host} has dropped this machine: it {last['why']}", False
             finally:
                 client.has_joined = False
                 line.cut()
             await self._be_lost(why)
 
-    async def _follow(self, line: Line) -> int | str:
-        """Do what the registry says until the run has ended; return its exit code, or why the line has ended ("": not said)."""
-        dropped = ""
+    async def _follow(self, line: Line) -> Message | None:
+        """Do what the registry says; return its last message, over or dropped, or None where the line has ended without one."""
         while (message := await line.receive(silent_s=None if self._rendezvous.is_first else SILENT_S)) is not None:
             kind, agent = message["kind"], self._agent
             if kind == "attempt":
-                listener: socket.socket | None = None
-                if self._attempts is not None:
-                    listener, self._attempts.listener = self._attempts.listener, None
+                listener = None if self._attempts is None else self._attempts.pop_store_listener()
                 told = next(iter(self._stops), None)
                 self._agent = AttemptAgent(self._this_node, message, line, listener=listener, told=told, is_killed=self._is_final)
             elif kind == "stop" and agent is not None and agent.told is None:
@@ -161,11 +158,9 @@ class _Program:
                 agent.kill()
             elif kind == "say":
                 print(message["text"], file=sys.stderr, flush=True)
-            elif kind == "dropped":
-                dropped = f"{self._client.first_host} has dropped this machine: it {message['why']}"
-            elif kind == "over":
-                return int(message["code"])
-        return dropped
+            elif kind in ("dropped", "over"):
+                return message
+        return None
 
     async def _be_lost(self, why: str) -> None:
         """End the ranks of this machine, which is cut off; return where this machine is to join again, else end the program."""

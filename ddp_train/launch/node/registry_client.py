@@ -94,7 +94,8 @@ class RegistryClient:
         """Try each address of the registry once; return the line, or why there is none."""
         if self._own_end is not None:
             line = await of_socket(self._own_end)
-            return line, await self._introduce(line, deadline)
+            await self._introduce(line, deadline)
+            return line, ""
         problem = "it has not said yet where it is"
         addresses = self._rendezvous.registry_addresses()
         for host, port in addresses:
@@ -106,19 +107,20 @@ class RegistryClient:
                 continue
             is_only_one = len(addresses) == 1  # else silence at one address must not delay the next
             try:
-                problem = await self._introduce(
+                refusal = await self._introduce(
                     line, deadline if is_only_one else min(deadline, time.monotonic() + _ANSWERS_WITHIN_S), is_only_one=is_only_one
                 )
             except OSError as error:  # it has closed the line before we could ask who it is
-                problem = f"{host}:{port} has closed the line: {reason(error)}"
-            if not problem:
+                refusal = f"{host}:{port} has closed the line: {reason(error)}"
+            if refusal is None:
                 return line, ""
+            problem = refusal
             line.cut()
         self.leave_if_told()
         return None, problem
 
-    async def _introduce(self, line: Line, deadline: float, *, is_only_one: bool = True) -> str:
-        """Tell the registry what this machine is; return "" when it is taken in, or why not yet. End: it is refused."""
+    async def _introduce(self, line: Line, deadline: float, *, is_only_one: bool = True) -> str | None:
+        """Tell the registry what this machine is; return None when it is taken in, else why not yet. End: it is refused."""
         self.line, token, ours, theirs = line, self._rendezvous.token, nonce(), None
         facts, where = self._this_node.facts.now(), line.connection.getpeername()
         while True:
@@ -166,7 +168,7 @@ class RegistryClient:
                 line.beat()
                 for index, number in enumerate(self._stops):
                     line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:index]))
-                return ""
+                return None
 
     @staticmethod
     def _end(text: str, code: int = ENVIRONMENT_REFUSES) -> NoReturn:

@@ -166,6 +166,6 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
-        if attempts.listener is not None:
-            attempts.listener.close()
+        if (unused := attempts.pop_store_listener()) is not None:
+            unused.close()
         await asyncio.sleep(0.05)

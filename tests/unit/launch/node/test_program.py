@@ -98,7 +98,7 @@ def a_program(folder: Path, *, join_timeout_s: int = 30, **changes: Any) -> _Pro
 class Bed:
     program: _Program
     registry: Line
-    end: asyncio.Task[int | str]
+    end: asyncio.Task[Message | None]
     heard: list[Message] = field(default_factory=list)
 
     async def ended(self) -> Message:
