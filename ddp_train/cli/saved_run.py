@@ -21,7 +21,7 @@ from ddp_train.config.command.command_line import options_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, answers_before, replaced_configs, saved_config
 from ddp_train.config.spelling import nearest
-from ddp_train.config.tree import nodes, texts
+from ddp_train.config.tree import dotted_items, texts
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job, Task
 from ddp_train.run_folder.paths import RunFolder, step_of
@@ -130,8 +130,8 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
         return
     trainer = job.config.trainer
     harmless = _EVALUATION if job.config.evaluation.save_predictions else ()  # missing predictions are saved then
-    now = dict(nodes(job.config.tree))
-    before = [dict(nodes(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
+    now = dict(dotted_items(job.config.tree))
+    before = [dict(dotted_items(tree)) for tree in (saved_config(job.run_folder.root), answered_config(job.run_folder.root))]
     keys = {text: text.lstrip("~").partition("=")[0] for text in overrides if not text.startswith(("cluster.", *harmless))}
     idle = [text for text, key in keys.items() if now.get(key) not in [values.get(key) for values in before]]
     if not idle:
@@ -169,7 +169,7 @@ def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping
     program = "torchrun ... -m ddp_train" if is_torchrun_worker() else "ddp-train"
     unread = ["resume", *(text.lstrip("+").partition("=")[0] for text in words[2:])]  # typed keys are not the saved ones
     unread += ["init_from"] if candidates(RunFolder(folder).checkpoints / LAST) else []
-    for key, value in nodes(saved):
+    for key, value in dotted_items(saved):
         if not isinstance(value, str) or key in unread or not value:
             continue
         is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])

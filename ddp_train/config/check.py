@@ -26,7 +26,7 @@ from ddp_train.config.run_config import PartialConfig, RunConfig
 from ddp_train.config.spelling import CALLED_HERE, meant, nearest, override, removal, unknown
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
-from ddp_train.config.tree import at, leaves, nodes, texts
+from ddp_train.config.tree import at, dotted_items, leaves, texts
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
@@ -84,7 +84,7 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
-    errors += auto.find_unanswerable(tree, schema.MADE)
+    errors += auto.find_unanswerable(tree, schema.COMPONENT_KEYS)
     for name in (name for name in (*schema.SECTIONS, *schema.TARGETS) if name not in tree):
         fix = f"+{name}={'default' if name in schema.SECTIONS else 'OPTION'}; `ddp-train --help` lists the options"
         errors.append(ConfigError(key=name, happened="the section is missing", fix=fix))
@@ -217,17 +217,17 @@ def _check_name(name: Any) -> list[ConfigError]:
 
 def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield every node that is instantiated, with its key; also those of the evaluation sets, which `data` and their changes define."""
-    for name in schema.MADE:
+    for name in schema.COMPONENT_KEYS:
         node = at(tree, name)
         if not isinstance(node, dict) or name == schema.EVALUATION_SETS:
             continue
         if name == "data":
             node = {key: value for key, value in node.items() if key != "eval"}
-        components = {f"{name}.{key}": inner for key, inner in node.items()} if name in schema.NODES else {name: node}
+        components = {f"{name}.{key}": inner for key, inner in node.items()} if name in schema.COMPONENTS_BY_NAME else {name: node}
         for key, inner in components.items():
             if isinstance(inner, dict) and "_target_" not in inner:
                 yield inner, key
-        for key, inner in nodes({name: node}):
+        for key, inner in dotted_items({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key
         for split, changes in evaluation_sets(tree).items() if name == "data" else ():
@@ -237,8 +237,8 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
 
 def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the node of the evaluation set at a key, and its inner nodes that differ from the training data's."""
-    of_training = dict(nodes({"data": node}))
-    for key, inner in nodes({at: split}):
+    of_training = dict(dotted_items({"data": node}))
+    for key, inner in dotted_items({at: split}):
         if isinstance(inner, dict) and "_target_" in inner and of_training.get(key.replace(at, "data", 1)) != inner:
             yield inner, key
 
@@ -246,7 +246,7 @@ def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: 
 def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
     """Find names at the top that nothing reads. Hydra accepts them from a YAML silently."""
     known = [*schema.SECTIONS, *schema.TARGETS, *schema.NAMED, *schema.ROOT_KEYS]
-    valid = [*known, *dict(nodes({name: tree[name] for name in known if name in tree}))]
+    valid = [*known, *dict(dotted_items({name: tree[name] for name in known if name in tree}))]
     typed = texts(hydra.overrides.task) if hydra is not None else []
     options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
     for name, value in tree.items():
@@ -261,7 +261,7 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
         advice = [_instead(text, valid) for text in own_overrides if not is_secret]
         if name in CALLED_HERE:
             expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
-        elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in nodes({name: value})):
+        elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
             expected = (
                 f"a part of a run: {', '.join([*schema.TARGETS, *(f'{section}.NAME' for section in schema.NAMED)])}; no other is made"
             )
@@ -303,7 +303,7 @@ def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig |
 
 def _targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     extra = tree.get("extra")
-    for key, node in nodes({"extra": extra} if isinstance(extra, Mapping) else {}):
+    for key, node in dotted_items({"extra": extra} if isinstance(extra, Mapping) else {}):
         if isinstance(node, Mapping) and "_target_" in node:
             happened = "has a _target_, and nothing below extra is made"
             expected = f"values; what is made stands below {', '.join([*schema.TARGETS, *schema.NAMED])}"

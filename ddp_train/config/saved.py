@@ -12,7 +12,7 @@ from ddp_train.config import auto
 from ddp_train.config.run_config import ANSWERED, RunConfig
 from ddp_train.config.schema import SECTIONS
 from ddp_train.config.targets.target import AUTO
-from ddp_train.config.tree import differences, nodes
+from ddp_train.config.tree import differences, dotted_items
 from ddp_train.errors import ConfigError
 from ddp_train.system.files import write_atomic
 
@@ -36,7 +36,7 @@ def answered_config(folder: Path) -> dict[str, Any]:
 def answers_of(folder: Path) -> dict[str, Any]:
     """Return the answers of a run's `auto`s, by their keys."""
     saved, answered = _read(folder)
-    values = dict(nodes(saved))
+    values = dict(dotted_items(saved))
     return {key: values[key] for key in answered if key in values}
 
 
@@ -62,7 +62,7 @@ def answers_before(checked: RunConfig, folder: Path) -> dict[str, Any]:
     """Return the answers in a run's config.yaml for the `auto`s of a config; {}: there is no such file yet."""
     if not (folder / "config.yaml").exists():
         return {}
-    values = dict(nodes(answered_config(folder)))
+    values = dict(dotted_items(answered_config(folder)))
     return {key: values[key] for key in auto.keys(checked.tree) if key in values and values[key] != AUTO}
 
 

@@ -1,4 +1,4 @@
-"""The keys of our own sections, with their types and ranges. The schema of a `_target_` node is its class's signature instead.
+"""The keys of our own sections, with their types and ranges. The schema of a component is its class's signature instead.
 
 Default values are in the YAML alone (conf/).
 """
@@ -76,7 +76,7 @@ class EvaluationConfig:
     batch_size: int = field(metadata={"min": 1})
     max_batches: int | None = field(metadata={"min": 1})
     save_predictions: bool
-    metrics: dict[str, Any]  # nodes with a _target_, by the names that their values get; None: left out
+    metrics: dict[str, Any]  # components, by the names that their values get; None: left out
     sets: dict[str, Any]  # what differs from the training data, by the names of the sets; None: left out
 
 
@@ -207,7 +207,7 @@ class DebugConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a configuration consists of beside the keys of its root: our own sections, and the nodes of the components of each run."""
+    """What a configuration consists of beside the keys of its root: our own sections, and the components of each run."""
 
     loader: LoaderConfig
     trainer: TrainerConfig
@@ -263,12 +263,12 @@ NAMED = {"metrics": "writer", "callbacks": "callback"}  # sections with one comp
 
 EVALUATION_METRICS = "evaluation.metrics"
 EVALUATION_SETS = "evaluation.sets"
-NODES = (*NAMED, EVALUATION_METRICS)  # sections with components by name: those, and the metrics of the evaluation
+COMPONENTS_BY_NAME = (*NAMED, EVALUATION_METRICS)  # sections with components by name: those, and the metrics of the evaluation
 
-MADE = (*TARGETS, *NODES, EVALUATION_SETS, "loader.sampler", "loader.collate")
-"""Keys at which, or below which, all nodes with a `_target_` are."""
-NODE_KEYS = {"optimizer": ("groups", "layer_decay", "lr_scale", "base_batch_size"), "scheduler": ("every", "metric")}
-"""Our keys in a node of a third-party class; an argument of the class with that name takes precedence."""
+COMPONENT_KEYS = (*TARGETS, *COMPONENTS_BY_NAME, EVALUATION_SETS, "loader.sampler", "loader.collate")
+"""Keys at which, or below which, all components are."""
+KEYS_BESIDE_ARGUMENTS = {"optimizer": ("groups", "layer_decay", "lr_scale", "base_batch_size"), "scheduler": ("every", "metric")}
+"""Our keys in the config of a third-party component; an argument of the class with that name takes precedence."""
 OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
 """The full key of names that are easily mistaken for arguments of a data set or of the trainer."""
 ROOT_KEYS = tuple(item.name for item in dataclasses.fields(RootConfig))

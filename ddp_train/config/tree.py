@@ -65,14 +65,14 @@ def identity(tree: Mapping[str, Any], *, swept: Sequence[str] = ()) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def nodes(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of every node in a tree, items of lists too."""
+def dotted_items(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of everything in a tree, items of lists too."""
     for key, value in tree.items():
         yield f"{prefix}{key}", value
         if isinstance(value, list):
             value = {str(index): item for index, item in enumerate(value) if isinstance(item, Mapping)}
         if isinstance(value, Mapping):
-            yield from nodes(value, f"{prefix}{key}.")
+            yield from dotted_items(value, f"{prefix}{key}.")
 
 
 def at(tree: Mapping[str, Any], key: str) -> Any:
@@ -94,7 +94,7 @@ def changed(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((key, value) for key, value in nodes(tree) if not isinstance(value, Mapping))
+    return ((key, value) for key, value in dotted_items(tree) if not isinstance(value, Mapping))
 
 
 def _changes_results(key: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ddp_train.config.cluster import Rendezvous, environment_of
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.facts import GLOO, NCCL, Facts, collect, taken_by_nccl
+from ddp_train.launch.node.facts import GLOO, NCCL, NodeFacts, collect, taken_by_nccl
 from ddp_train.system import handover, network
 from ddp_train.system.deadline import wait_until
 
@@ -52,7 +52,7 @@ def most_minutes(device: str, ranks: int, *, is_full: bool) -> int:
 class MachineReport:
     """A machine's report about itself."""
 
-    facts: Facts
+    facts: NodeFacts
     address: Address  # where the others connect
     write_error: str  # why it cannot write into the run's folder; "": it can
     free_bytes: int  # on the file system of that folder
@@ -74,7 +74,7 @@ class MachineReport:
     @classmethod
     def from_json(cls, text: str) -> MachineReport:
         fields: dict[str, Any] = json.loads(text)
-        return cls(**fields | {"facts": Facts.from_json(fields["facts"])})
+        return cls(**fields | {"facts": NodeFacts.from_json(fields["facts"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Examination:
     def examine(self) -> MachineReport:
         """Examine this machine, write its file into the run's folder, and listen for the others."""
         # The node program's facts: from its own command line, and its own `cluster.env`.
-        reported = Facts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
+        reported = NodeFacts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
         here = Rendezvous(min_nodes=self._count, max_nodes=self._count, node_rank=self._number)
         facts = reported or collect(self._job.config, here, processes=self._processes)
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -31,7 +31,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 def meet(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
     """Find which of the machines this one is, and listen where it is the first. None: it is alone, or something else starts the ranks.
 
-    `run`: which run this machine comes for (`Facts.run`). ConfigError: nothing says where the machines meet. EnvironmentRefuses: this is
+    `run`: which run this machine comes for (`NodeFacts.run`). ConfigError: nothing says where machines meet. EnvironmentRefuses: this is
     the first machine, and the port is taken.
     """
     if cluster.launcher != "machines" or is_torchrun_worker() or (found := rendezvous_of(cluster, os.environ)).is_alone:

@@ -206,7 +206,7 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
     """
     from ddp_train.config.cluster import Rendezvous
     from ddp_train.launch.node.differences import differences  # these look at a machine, which no other run needs
-    from ddp_train.launch.node.facts import Facts, collect, of_a_command_line
+    from ddp_train.launch.node.facts import NodeFacts, collect, of_a_command_line
 
     rank, node, nodes = torchrun_env.rank(), torchrun_env.node_rank(), torchrun_env.num_nodes()
     if torchrun_env.local_rank() == 0:
@@ -214,7 +214,7 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
         facts = collect(job.config, here, processes=torchrun_env.local_world_size())
         store.set(f"machine/{node}", of_a_command_line(facts, words).to_json())
     if rank == 0:
-        first, *others = (Facts.from_json(wait_for(store, f"machine/{each}", within_s=_LOOK_WITHIN_S)) for each in range(nodes))
+        first, *others = (NodeFacts.from_json(wait_for(store, f"machine/{each}", within_s=_LOOK_WITHIN_S)) for each in range(nodes))
         found = [f"{facts.host}: {problem}" for facts in (first, *others) for problem in facts.problems]
         store.set("compared", "\n    ".join(found + [sentence for other in others for sentence in differences(first, other)]))
     text = wait_for(store, "compared", within_s=2 * _LOOK_WITHIN_S)

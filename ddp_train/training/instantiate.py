@@ -18,7 +18,7 @@ from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.spelling import removal
 from ddp_train.config.targets.locate import locate
 from ddp_train.config.targets.target import given_in, name_in
-from ddp_train.config.tree import nodes
+from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.system.redaction import reveal
@@ -124,7 +124,7 @@ def _parameters(target: Any) -> Mapping[str, Parameter]:
 def refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -> None:
     """Refuse an argument that a class passed on (`**kwargs`) to something that does not take it."""
     argument = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
-    for inner_key, value in nodes({key: node}) if argument else ():
+    for inner_key, value in dotted_items({key: node}) if argument else ():
         if argument and inner_key.endswith(f".{argument[1]}"):
             fix = f"remove it: {removal(inner_key, value)}"
             raise ConfigError(key=inner_key, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error

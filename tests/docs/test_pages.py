@@ -20,7 +20,7 @@ from ddp_train.cli.help import options
 from ddp_train.config.check import CONF
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.schema import SECTIONS, TARGETS
-from ddp_train.config.tree import nodes
+from ddp_train.config.tree import dotted_items
 from ddp_train.launch.launcher import Launcher
 from tests.docs.conftest import problems_of
 from tests.docs.pages import PAGES, ROOT, Block, Command, blocks, inline, write_files
@@ -74,7 +74,7 @@ def test_keys_that_a_page_names_exist(page: Path) -> None:
     for block in blocks(page):
         if block.is_yaml and block.file is None:
             content = yaml.safe_load(block.text)
-            problems += [f"{page.name}:{block.line}: {key}" for key, _ in nodes(content) if not _is_known(key, known)]
+            problems += [f"{page.name}:{block.line}: {key}" for key, _ in dotted_items(content) if not _is_known(key, known)]
     for command in inline(page):
         words = command.typed_at_ddp_train() or []
         if words and _is_command(words[0]) and words[0] not in COMMANDS:

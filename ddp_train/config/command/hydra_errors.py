@@ -28,7 +28,7 @@ from ddp_train.config.command.command_line import is_bare, join_cut_words, requi
 from ddp_train.config.command.composition import loader_of, parse, shown
 from ddp_train.config.field_words import instead_of
 from ddp_train.config.spelling import nearest
-from ddp_train.config.tree import at, nodes
+from ddp_train.config.tree import at, dotted_items
 from ddp_train.errors import ConfigError
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
@@ -75,7 +75,7 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
             errors.append(ConfigError(key=key, happened=happened, expected=expected, fix=shlex.quote(text[1:])))
             choices[choices.index(text)] = text[1:]
     composed = compose(choices)
-    known = dict(nodes(_plain(composed)))
+    known = dict(dotted_items(_plain(composed)))
     groups = loader.get_group_options("", results_filter=None) if any(map(is_bare, words)) else []
     offered_by = {group: offered for group in groups if (offered := loader.get_group_options(group))}
     errors += [*wrong, *without_override(words, known, offered_by)]

@@ -14,7 +14,7 @@ from ddp_train.config.command.command_line import join_cut_words, unreadable, wi
 from ddp_train.config.hydra_internals import yaml_loader
 from ddp_train.config.schema import NAMED
 from ddp_train.config.spelling import unknown
-from ddp_train.config.tree import nodes
+from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def changed(
     Raises ConfigErrors: with each that cannot be read, or that names neither a value, nor a callback or a writer that is to go.
     """
     saved, overrides = _with_strategy(saved, overrides)
-    values = dict(nodes(saved))
+    values = dict(dotted_items(saved))
     meant, errors = join_cut_words(overrides)
     errors += without_override(meant, values, {})
     merged = OmegaConf.create({**saved})

@@ -1,6 +1,6 @@
 """Keys of ours inside the nodes of optimizer and scheduler: groups, rates by layer and by batch, and when a scheduler moves on.
 
-These keys are no arguments of the nodes' classes (`schema.NODE_KEYS`); what they must be is checked here. Imports no torch.
+These keys are no arguments of the components (`schema.KEYS_BESIDE_ARGUMENTS`); what they must be is checked here. Imports no torch.
 """
 
 from __future__ import annotations

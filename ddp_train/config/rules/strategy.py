@@ -8,7 +8,7 @@ from typing import Any
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.targets.locate import class_of
-from ddp_train.config.tree import nodes
+from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices
 from ddp_train.traits import needs_whole_matrices, whole_matrices_error
@@ -27,7 +27,7 @@ def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
     if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
         expected = "a number that divides that of the ranks"
         yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
-    named = [(key, str(value)) for key, value in nodes({"optimizer": config.optimizer}) if key.endswith("._target_")]
+    named = [(key, str(value)) for key, value in dotted_items({"optimizer": config.optimizer}) if key.endswith("._target_")]
     for key, path in named if class_flag(strategy, "shards_optimizer") else ():
         if needs_whole_matrices(class_of(path)):
             yield whole_matrices_error(key.removesuffix("._target_"), path.rpartition(".")[2])

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train.config.schema import NODE_KEYS, TARGETS
+from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, TARGETS
 from ddp_train.config.spelling import text_of
 from ddp_train.config.targets.locate import accepts, hints_of, look_up_or_none
 from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, calls_functions, fits
@@ -64,7 +64,7 @@ def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
 
 
 def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
-    hints, always_kept, kept = hints_of(target), {*DIRECTIVES, *(key for keys in NODE_KEYS.values() for key in keys)}, {}
+    hints, always_kept, kept = hints_of(target), {*DIRECTIVES, *(key for keys in KEYS_BESIDE_ARGUMENTS.values() for key in keys)}, {}
     for name, value in node.items():
         is_from_option = name not in typed and _is_from_option(name, value, option)
         if name == _EVAL and isinstance(value, Mapping) and isinstance(option.get(_EVAL), Mapping):

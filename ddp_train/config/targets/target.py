@@ -18,7 +18,7 @@ from typing import Any
 
 from ddp_train import FOLDER
 from ddp_train.config.field_words import instead_of
-from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, NODE_KEYS, OWN_KEYS
+from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, KEYS_BESIDE_ARGUMENTS, OWN_KEYS
 from ddp_train.config.spelling import meant, override, removal, without_secrets
 from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, look_up_or_none, takes
 from ddp_train.config.tree import leaves
@@ -175,7 +175,7 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
 def own_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a node's keys that are ours and no arguments of its class: `optimizer.groups`, `scheduler.every` and the like."""
     target = look_up(node["_target_"])
-    return {name: node[name] for name in NODE_KEYS.get(key, ()) if name in node and not accepts(target, name)}
+    return {name: node[name] for name in KEYS_BESIDE_ARGUMENTS.get(key, ()) if name in node and not accepts(target, name)}
 
 
 def calls_functions(key: str) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ddp_train.launch.node.facts import Facts
+from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.files import FileList
 
 SKEW_S = 2.0  # clocks that differ by more are named: times in logs differ, and whatever else compares them
@@ -20,7 +20,7 @@ _BATCH = "trainer.global_batch_size"  # each machine reckons as if all had as ma
 _ABSENT = "absent"
 
 
-def differences(first: Facts, other: Facts) -> list[str]:
+def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     """Return what a machine has otherwise than the first: [] when both can train together.
 
     Left out is what may differ: how many processes and threads, devices, clocks, users.
@@ -45,18 +45,18 @@ def differences(first: Facts, other: Facts) -> list[str]:
     return [*found, *_values(first.versions, other.versions, lambda name: f"version of {name}", names)]
 
 
-def fingerprint(facts: Facts) -> str:
+def fingerprint(facts: NodeFacts) -> str:
     """Return a text that machines have in common when everything that `differences` compares is the same."""
     config = {key: value for key, value in facts.config.items() if key not in _MAY_DIFFER}
     data = {key: None if found is None else (found.sizes, found.hashes) for key, found in facts.data.items()}
     return json.dumps([facts.launch_id, facts.spec, facts.nodes, config, facts.source.hashes, data, facts.versions], sort_keys=True)
 
 
-def clock(first: Facts, other: Facts, *, round_trip_s: float) -> str:
+def clock(first: NodeFacts, other: NodeFacts, *, round_trip_s: float) -> str:
     """Return a sentence on clocks that differ; "" where they agree well enough.
 
     Args:
-        first: told when the other's word was there (`Facts.now`); `other` when it was sent.
+        first: told when the other's word was there (`NodeFacts.now`); `other` when it was sent.
         round_trip_s: how long a word takes to the first and back: so much is not known.
     """
     ahead = other.utc - first.utc
@@ -65,14 +65,14 @@ def clock(first: Facts, other: Facts, *, round_trip_s: float) -> str:
     return f"the clock of {theirs} is {skew_s:.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {host}" if skew_s > SKEW_S else ""
 
 
-def _names(first: Facts, other: Facts) -> tuple[str, str]:
+def _names(first: NodeFacts, other: NodeFacts) -> tuple[str, str]:
     if first.host != other.host:
         return first.host, other.host
     numbers = (first.node_rank or 0, "another" if other.node_rank is None else other.node_rank)
     return f"{first.host} (machine {numbers[0]})", f"{other.host} (machine {numbers[1]})"
 
 
-def _config(first: Facts, other: Facts, names: tuple[str, str]) -> Iterator[str]:
+def _config(first: NodeFacts, other: NodeFacts, names: tuple[str, str]) -> Iterator[str]:
     left_out = () if first.processes == other.processes else (_BATCH,)
     values = [{key: value for key, value in each.config.items() if not (key in _MAY_DIFFER or key in left_out)} for each in (first, other)]
     for sentence in _values(values[0], values[1], lambda key: key, names):

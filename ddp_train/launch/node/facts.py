@@ -35,7 +35,7 @@ _PATHS = ("root", "path", "file", "folder", "dir", "directory")  # how keys of d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class NodeFacts:
     """What a machine tells of itself."""
 
     host: str
@@ -56,7 +56,7 @@ class Facts:
     problems: list[str] = field(default_factory=list)  # what it finds wrong with itself
     run: str = ""  # which one it came for: the folder or checkpoint that was typed, or the folder of the run that it left; "": a new one
 
-    def now(self) -> Facts:
+    def now(self) -> NodeFacts:
         """Return the same, told now: for a clock that is compared with another one."""
         return replace(self, utc=time.time())
 
@@ -75,7 +75,7 @@ class Facts:
         return path
 
     @classmethod
-    def pop_file(cls, path: str) -> Facts | None:
+    def pop_file(cls, path: str) -> NodeFacts | None:
         """Read such a file and remove it; None where it is not there."""
         try:
             found = Path(path).read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ class Facts:
         return cls.from_json(found)
 
     @classmethod
-    def from_json(cls, text: str) -> Facts:
+    def from_json(cls, text: str) -> NodeFacts:
         fields: dict[str, Any] = json.loads(text)
         data = {key: None if found is None else FileList(**found) for key, found in fields["data"].items()}
         return cls(**{**fields, "source": FileList(**fields["source"]), "data": data})
@@ -93,7 +93,7 @@ class Facts:
 
 def collect(
     config: RunConfig | ClusterConfig, rendezvous: Rendezvous, *, processes: int, spec_hash: str = "", code: Path | None = None
-) -> Facts:
+) -> NodeFacts:
     """Look at this machine; takes a second and a half at most, and some hundredths on a small run.
 
     Args:
@@ -110,7 +110,7 @@ def collect(
     gpus = devices.gpus() if device == "cuda" else []
     machine = devices.ask_driver() or devices.GpuInventory()
     kinds = " and ".join(sorted({gpu.name for gpu in machine.gpus if gpu.name})) if machine.gpus else "cuda"
-    return Facts(
+    return NodeFacts(
         host=socket.gethostname(),
         launch_id=rendezvous.launch_id,
         node_rank=rendezvous.node_rank,
@@ -130,7 +130,7 @@ def collect(
     )
 
 
-def of_a_command_line(facts: Facts, arguments: Sequence[str]) -> Facts:
+def of_a_command_line(facts: NodeFacts, arguments: Sequence[str]) -> NodeFacts:
     """Return facts with what was typed in the place of what came of it, where the first machine alone composes."""
     shared = [text for text in arguments if not text.lstrip("+").startswith(_OWN)]
     return replace(facts, config={"the command line": redact_all(" ".join(shared))})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node.differences import clock, differences
-from ddp_train.launch.node.facts import Facts
+from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import SILENT_S, Line, Message, is_proven, nonce, plain_address, proof, shown
 
@@ -26,7 +26,7 @@ class Node:
     """A machine that was taken in."""
 
     name: str
-    facts: Facts
+    facts: NodeFacts
     line: Line
     program: str  # the number of its node program
     reached: str  # the address of this machine at which it has found us
@@ -144,7 +144,7 @@ class Registry:
         self.messages.put_nowait((node, {"kind": "came"}))
         return node
 
-    async def _look_there(self, line: Line, facts: Facts, name: str) -> list[str] | None:
+    async def _look_there(self, line: Line, facts: NodeFacts, name: str) -> list[str] | None:
         """Ask a machine whether it sees the run folder, and for its clock. Return what is in the way of it; None: it does not answer."""
         sent = time.monotonic()
         line.send("look", folder=self._folder)
@@ -177,7 +177,7 @@ class Registry:
                 return
             self.messages.put_nowait((node, message))
 
-    def _disagreements(self, facts: Facts) -> list[str]:
+    def _disagreements(self, facts: NodeFacts) -> list[str]:
         """Return why a machine cannot train with the first; [] when it can."""
         if self._first.problems:
             return [f"{problem}, on {self._first.host}, the first machine" for problem in self._first.problems]
@@ -215,10 +215,10 @@ class Registry:
             self.say(text)
 
 
-def _facts(hello: Message) -> Facts | None:
+def _facts(hello: Message) -> NodeFacts | None:
     """Return what a machine tells of itself; None where it is not what machines of this version tell."""
     try:
-        facts = Facts.from_json(hello["facts"])
+        facts = NodeFacts.from_json(hello["facts"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     is_ours = isinstance(hello.get("program"), str) and isinstance(hello.get("pid"), int)

@@ -18,7 +18,7 @@ from ddp_train.config.saved import answers_before
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.facts import Facts
+from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import refresh, write_json
@@ -34,7 +34,7 @@ class NodeRendezvous(Rendezvous):
 
     listener: socket.socket | None = None  # of the first machine: where it serves the registry
     meeting_file: Path | None = None  # the file in which it says where that is; None: host and ports say it
-    run: str = ""  # which one the machine comes for (`Facts.run`)
+    run: str = ""  # which one the machine comes for (`NodeFacts.run`)
     is_fixed: bool = False  # an engine has chosen the machines: for one that is refused no other will come
 
     @property
@@ -66,7 +66,7 @@ class ThisNode:
 
     rendezvous: NodeRendezvous
     cluster: ClusterConfig
-    facts: Facts
+    facts: NodeFacts
     max_restarts: int  # the first machine's count
     job: Job | None = None  # the first machine's; it sends it to the others. None: rank 0 composes what `arguments` ask for
     arguments: Sequence[str] = field(default_factory=list)

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_train.config import tree
 from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, keys_of
-from ddp_train.config.tree import differences, identity, nodes
+from ddp_train.config.tree import differences, dotted_items, identity
 from tests.unit.parts import checked
 
 
@@ -60,7 +60,7 @@ def test_jobs_of_a_sweep_differ_by_what_is_swept() -> None:
 
 
 def test_items_of_lists_that_are_nodes_have_keys_too() -> None:
-    assert [*dict(nodes({"a": {"b": 1}, "c": [{"d": 2}, 3]}))] == ["a", "a.b", "c", "c.0", "c.0.d"]
+    assert [*dict(dotted_items({"a": {"b": 1}, "c": [{"d": 2}, 3]}))] == ["a", "a.b", "c", "c.0", "c.0.d"]
 
 
 def test_what_differs_is_named_with_both_values() -> None:

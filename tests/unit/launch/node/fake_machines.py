@@ -20,7 +20,7 @@ from ddp_train.launch.node import attempts as attempts_module
 from ddp_train.launch.node import registry as registry_module
 from ddp_train.launch.node import wire
 from ddp_train.launch.node.attempts import Attempts
-from ddp_train.launch.node.facts import Facts
+from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node.wire import Line, Message, connect, of_socket, proof
@@ -59,7 +59,7 @@ class Fake:
     says: dict[str, Any] = field(default_factory=dict)  # in its first message, in the place of what is right
     _task: asyncio.Task[None] | None = None
 
-    def introduce(self, told: Facts, *, node_rank: int | None = None, token: str = "", program: str = "", sees: bool = True) -> None:
+    def introduce(self, told: NodeFacts, *, node_rank: int | None = None, token: str = "", program: str = "", sees: bool = True) -> None:
         hello = {
             "name": told.host,
             "program": program or uuid.uuid4().hex,

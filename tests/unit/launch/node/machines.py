@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_train.launch.node.facts import Facts
+from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.files import FileList
 
 HASHES = {"ddp_train/errors.py": "1" * 16, "mine.py": "2" * 16}
 DATA = FileList(sizes={"a.bin": 10, "b": -1, "b/c.bin": 20}, hashes={"a.bin": "3" * 16, "b/c.bin": "4" * 16}, is_whole=True)
 
 
-def facts(host: str = "node0", **changes: Any) -> Facts:
+def facts(host: str = "node0", **changes: Any) -> NodeFacts:
     """Return what a healthy machine of two tells."""
     told: dict[str, Any] = {
         "launch_id": "l1",
@@ -29,4 +29,4 @@ def facts(host: str = "node0", **changes: Any) -> Facts:
         "device_count": 4,
         "driver": "",
     }
-    return Facts(host=host, **(told | changes))
+    return NodeFacts(host=host, **(told | changes))

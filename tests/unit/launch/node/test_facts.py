@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_train.config.cluster import Rendezvous
-from ddp_train.launch.node.facts import Facts, collect, interface_problems, taken_by_nccl
+from ddp_train.launch.node.facts import NodeFacts, collect, interface_problems, taken_by_nccl
 from ddp_train.system import devices
 from tests.unit.config.clusters import SILENT
 
@@ -21,7 +21,7 @@ HERE = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"], "eth1": ["10.0.0.2"], "ib0": 
 
 def told(
     data: dict[str, Any] | None = None, *, tree: dict[str, Any] | None = None, env: dict[str, Any] | None = None, device: str = "cpu"
-) -> Facts:
+) -> NodeFacts:
     """Return what this machine tells of a run."""
     cluster = replace(SILENT, device=device, env=env or {})
     config: Any = SimpleNamespace(tree=tree or {}, data=data or {}, cluster=cluster)
@@ -41,7 +41,7 @@ def test_a_healthy_machine_is_told_quickly_and_survives_a_journey(tmp_path: Path
     facts = told({"_target_": "x.Y", "root": "data", "split": "train", "eval": {"root": "data", "split": "val"}})
     assert time.monotonic() - started < 1.5
     assert facts.problems == []
-    assert Facts.from_json(facts.to_json()) == facts
+    assert NodeFacts.from_json(facts.to_json()) == facts
     assert list(facts.data) == ["data.root"]  # which evaluation shares
     found = facts.data["data.root"]
     assert found is not None and found.sizes == {"a.bin": 1}
@@ -54,8 +54,8 @@ def test_a_file_is_for_one_reader_and_this_user(tmp_path: Path, monkeypatch: pyt
     facts = told()
     path = facts.to_file()
     assert path is not None and Path(path).stat().st_mode & 0o077 == 0
-    assert Facts.pop_file(path) == facts
-    assert Facts.pop_file(path) is None
+    assert NodeFacts.pop_file(path) == facts
+    assert NodeFacts.pop_file(path) is None
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert facts.to_file() is None
 
