@@ -38,7 +38,7 @@ class Spec:
     """One run for an engine: what runs, in which shape, and how the engine is to be used."""
 
     job: Job
-    engine: str  # slurm | ssh | machines: who starts the node programs
+    engine: str  # who starts the node programs: one of `ENGINES`, or "machines": a person
     processes: tuple[int, ...]  # for each machine, the first one first
     min_nodes: int  # fewer than `processes` has where machines may come and go
     code: Code | None = None  # None: what is installed and lies where the command stands, on each machine
