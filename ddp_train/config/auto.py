@@ -16,7 +16,7 @@ from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.config.spelling import nearest, override, text_of
 from ddp_train.config.targets.locate import hints_of, look_up
 from ddp_train.config.targets.target import AUTO, DIRECTIVES, FACTS, admits_text
-from ddp_train.config.tree import at, changed
+from ddp_train.config.tree import changed, value_at
 from ddp_train.errors import ConfigError
 
 BY_DATA = ("model", "objective", EVALUATION_METRICS)
@@ -35,7 +35,7 @@ _NOT_KNOWN = object()
 def find_unanswerable(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Iterator[ConfigError]:
     """Yield an error for every `auto` of these sections that nothing can answer, as far as is known without the data."""
     for section in sections:
-        for key, name, owner in _autos(at(tree, section), section, "", None):
+        for key, name, owner in _autos(value_at(tree, section), section, "", None):
             if section in BY_DATA and name:
                 continue
             default, has_meaning = _argument(owner, name)
@@ -81,7 +81,7 @@ def without_answers(value: Any, key: str, keys: list[str]) -> Any:
 def keys(tree: Mapping[str, Any]) -> list[str]:
     """Return the keys of every `auto` whose answer belongs to the experiment; those of `metrics` belong to one attempt."""
     sections = (*BY_DATA, "scheduler", "amp", "loader.micro_batch_size")
-    return [key for section in sections for key, _, _ in _autos(at(tree, section), section, "", None)]
+    return [key for section in sections for key, _, _ in _autos(value_at(tree, section), section, "", None)]
 
 
 def plain(value: Any) -> Any:

@@ -26,7 +26,7 @@ from ddp_train.config.run_config import PartialConfig, RunConfig
 from ddp_train.config.spelling import CALLED_HERE, meant, nearest, override, removal, unknown
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
-from ddp_train.config.tree import at, dotted_items, leaves, texts
+from ddp_train.config.tree import dotted_items, leaves, texts, value_at
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
@@ -218,7 +218,7 @@ def _check_name(name: Any) -> list[ConfigError]:
 def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield every node that is instantiated, with its key; also those of the evaluation sets, which `data` and their changes define."""
     for name in schema.COMPONENT_KEYS:
-        node = at(tree, name)
+        node = value_at(tree, name)
         if not isinstance(node, dict) or name == schema.EVALUATION_SETS:
             continue
         if name == "data":

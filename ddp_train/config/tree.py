@@ -75,7 +75,7 @@ def dotted_items(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield from dotted_items(value, f"{prefix}{key}.")
 
 
-def at(tree: Mapping[str, Any], key: str) -> Any:
+def value_at(tree: Mapping[str, Any], key: str) -> Any:
     """Return the value at a dotted name, or None."""
     node: Any = tree
     for name in key.split("."):

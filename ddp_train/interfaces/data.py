@@ -95,13 +95,13 @@ def describe(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     name = "" if type(value) in (dict, tuple, list) else type(value).__name__
     if isinstance(value, Mapping):
-        return f"{name}{{{few([f'{key}: {describe(each)}' for key, each in value.items()])}}}"
+        return f"{name}{{{join_few([f'{key}: {describe(each)}' for key, each in value.items()])}}}"
     if isinstance(value, (tuple, list)):
-        return f"{name}({few([describe(each) for each in value])})"
+        return f"{name}({join_few([describe(each) for each in value])})"
     return "None" if value is None else f"a {name}"
 
 
-def few(texts: list[str]) -> str:
+def join_few(texts: list[str]) -> str:
     return ", ".join(texts[:_SHOWN] + ["..."] * (len(texts) > _SHOWN))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces.component import HasTurns, Objective
-from ddp_train.interfaces.data import Batch, few
+from ddp_train.interfaces.data import Batch, join_few
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
 
@@ -84,7 +84,7 @@ def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> se
     for pattern in patterns:
         found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
         if not found:
-            expected = f"the name of a parameter or of a module that holds some, with * and ? as in file names: {few(sorted(names))}"
+            expected = f"the name of a parameter or of a module that holds some, with * and ? as in file names: {join_few(sorted(names))}"
             raise ConfigError(key=key, happened=f"{pattern!r} matches no parameter", expected=expected)
         chosen |= found
     return chosen
@@ -119,7 +119,7 @@ def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str, for_sh
     for kind in chosen:
         if not any(type(module).__name__ == kind for module in found.values()):
             kinds = list(dict.fromkeys(type(module).__name__ for module in model.modules() if _is_block(module, for_shards)))
-            expected = f"auto, or classes of its modules: {few(kinds[1:] or kinds)}"
+            expected = f"auto, or classes of its modules: {join_few(kinds[1:] or kinds)}"
             raise ConfigError(key=key, happened=f"the {type(model).__name__} has no module of a class {kind}", expected=expected)
     return found if for_shards else _outermost(found)
 

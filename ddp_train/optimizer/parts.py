@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint, few, matching, named_parameters
+from ddp_train.interfaces import Joint, join_few, matching, named_parameters
 from ddp_train.optimizer.groups import split_by_decay
 from ddp_train.traits import has_modes
 
@@ -74,7 +74,7 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
             fix = "optimizer=custom with its optimizer._target_"
             raise ConfigError(key=f"optimizer.parts.{part}", happened=happened, expected=expected, fix=fix)
     if remaining:
-        happened = f"{len(remaining)} parameters are in no part: {few([*remaining])}"
+        happened = f"{len(remaining)} parameters are in no part: {join_few([*remaining])}"
         raise ConfigError(key="optimizer.parts", happened=happened, expected="each in one")
     return Several(*optimizers)
 

@@ -13,7 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train.errors import conflict
-from ddp_train.interfaces import Strategy, few, named_parameters
+from ddp_train.interfaces import Strategy, join_few, named_parameters
 from ddp_train.system import handover
 
 
@@ -125,6 +125,6 @@ class _Naming(DistributedDataParallel):
             trained = [name for name, parameter in named.items() if parameter.requires_grad]  # the order of torch's numbers
             unused = [trained[int(number)] for number in found[1].split()]
             part = f"{len(unused)} of the model's {len(trained)} parameters"
-            happened = f"is false, and {part} took no part in the last step's loss: {few(unused)}"
+            happened = f"is false, and {part} took no part in the last step's loss: {join_few(unused)}"
             expected = "a gradient for every parameter in every step, for which DDP waits; or requires_grad=False where none is wanted"
             raise conflict("strategy.find_unused_parameters", happened, "true", expected=expected) from None

@@ -28,7 +28,7 @@ from ddp_train.config.command.command_line import is_bare, join_cut_words, requi
 from ddp_train.config.command.composition import loader_of, parse, shown
 from ddp_train.config.field_words import instead_of
 from ddp_train.config.spelling import nearest
-from ddp_train.config.tree import at, dotted_items
+from ddp_train.config.tree import dotted_items, value_at
 from ddp_train.errors import ConfigError
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
@@ -114,7 +114,7 @@ def _to_be_added(absent: Mapping[str, Override], tree: Mapping[str, Any], errors
     wrong = {error.key for error in errors}
     for key, override in absent.items():
         if not any(f"{key}.".startswith(f"{name}.") for name in wrong):
-            owner = at(tree, key.rpartition(".")[0])
+            owner = value_at(tree, key.rpartition(".")[0])
             reader = owner.get("_target_") if isinstance(owner, Mapping) else None
             happened = f"is not in the YAML of this option, but {reader or key.partition('.')[0]} takes it"
             yield ConfigError(key=key, happened=happened, expected="a + before what is added", fix=shlex.quote(f"+{override.input_line}"))

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from ddp_train.config.schema import ActivationCheckpointingConfig
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import blocks_of, few
+from ddp_train.interfaces import blocks_of, join_few
 from ddp_train.system import torch_internals
 
 _KEY = "activation_checkpointing"
@@ -42,7 +42,7 @@ def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConf
         kind = type(module)
         classes[kind] = classes.get(kind) or _checkpointed(kind, saved)
         module.__class__ = classes[kind]
-    names = few(sorted({kind.__name__ for kind in classes}))
+    names = join_few(sorted({kind.__name__ for kind in classes}))
     kept = f", all but the results of {len(config.save_ops)} operations" if saved else ""
     return f"memory   {len(chosen)} of {len(found)} blocks ({names}) are computed again in backward{kept}"
 

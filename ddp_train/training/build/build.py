@@ -20,7 +20,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
 from ddp_train.config.targets.target import AUTO, own_keys
-from ddp_train.config.tree import at
+from ddp_train.config.tree import value_at
 from ddp_train.config.values import batch_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
@@ -101,7 +101,7 @@ def build(config: RunConfig, world: World) -> Components:
         answers=answers,
         notes=[each for each in notes if each],
     )
-    if at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
+    if value_at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
         return _with_micro_batch(components, config, world, source)
     return components
 
@@ -157,7 +157,7 @@ def _evaluation_parts(
 
 def _answers(config: RunConfig, facts: Mapping[str, Any], world: World) -> dict[str, Any]:
     """Return what the `auto`s come to that take a fact of the data, or the type that all devices compute in. Collective."""
-    answers = auto.answer({name: at(config.tree, name) for name in auto.BY_DATA}, facts)
+    answers = auto.answer({name: value_at(config.tree, name) for name in auto.BY_DATA}, facts)
     return answers | auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
 

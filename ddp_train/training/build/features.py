@@ -107,7 +107,7 @@ def _before_training(trainer: Trainer, features: Features) -> None:
         hooks.append(rebuild_buckets)
     if lengths is not None:
         hooks.append(cut)  # what cannot be cut is refused before the first step
-        trainer.hooks.stream.append(lambda stream: map(cut, stream))
+        trainer.hooks.wrap_micro_batches.append(lambda micro_batches: map(cut, micro_batches))
     if components.compiled:
         hooks.append(lambda first: _compile(trainer, first))
 

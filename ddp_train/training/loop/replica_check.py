@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
-from ddp_train.interfaces import Strategy, few, is_sharded, local_rows, num_replicas, num_shards
+from ddp_train.interfaces import Strategy, is_sharded, join_few, local_rows, num_replicas, num_shards
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OF_OPTIMIZER = "optimizer's tensors"
@@ -95,9 +95,9 @@ class ReplicaCheck:
                 continue
             for rank in [rank for rank, own in column.items() if own != value]:
                 drifted.setdefault(rank, []).append(name)
-        problems = [f"rank {rank} on {hosts[rank]} differs from the others in {few(names)}" for rank, names in sorted(drifted.items())]
+        problems = [f"rank {rank} on {hosts[rank]} differs from the others in {join_few(names)}" for rank, names in sorted(drifted.items())]
         if unclear:
-            problems.append(f"the ranks differ in {few(unclear)}, and no majority says which is right")
+            problems.append(f"the ranks differ in {join_few(unclear)}, and no majority says which is right")
         raise ReplicaError(
             key="health.check_replicas_every_steps",
             happened=f"a corrupted replica, found after step {step}: {'; '.join(problems)}",

@@ -42,7 +42,7 @@ class Hooks:
 
     before_training: list[Callable[[MicroBatch], object]] = field(default_factory=list)
     """Once, before the first step, with this rank's first micro-batch, which is trained on afterwards."""
-    stream: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)
+    wrap_micro_batches: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)
     """Once: may put something between the loader and the loop."""
     at_start: list[Callable[[], None]] = field(default_factory=list)  # when steps begin, and again when they go on after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
@@ -112,11 +112,11 @@ class Trainer:
             NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.
             ReplicaError: the ranks' weights are not the same any more.
         """
-        stream = self._stream()
+        micro_batches = self._open_micro_batches()
         while True:
             try:
                 with model_log.taken_by(self.logged.sink()):
-                    return self._take_steps(stream)
+                    return self._take_steps(micro_batches)
             except Rewind as found:  # the data goes on where it is
                 if self.rewind is None:
                     raise
@@ -127,20 +127,20 @@ class Trainer:
         for at_end in self.hooks.at_end:
             at_end(status)
 
-    def _stream(self) -> Iterator[MicroBatch]:
+    def _open_micro_batches(self) -> Iterator[MicroBatch]:
         """Return this rank's micro-batches, after the first one has served for all that comes before the first step. Collective."""
         components, state, hooks = self.components, self.state, self.hooks
-        stream = copied_ahead(components.train_loader.micro_batches(state.samples), self.world.device)
+        micro_batches = copied_ahead(components.train_loader.micro_batches(state.samples), self.world.device)
         if hooks.before_training and state.step < components.total_steps:
-            first = list(islice(stream, 1))  # of the loader itself: its workers start once, and nothing is read twice
+            first = list(islice(micro_batches, 1))  # of the loader itself: its workers start once, and nothing is read twice
             for prepare in hooks.before_training if first else ():
                 prepare(first[0])
-            stream = chain(iter(first), stream)  # given the list itself, `chain` would hold its memory to the end
-        for change in hooks.stream:
-            stream = change(stream)
-        return stream
+            micro_batches = chain(iter(first), micro_batches)  # given the list itself, `chain` would hold its memory to the end
+        for change in hooks.wrap_micro_batches:
+            micro_batches = change(micro_batches)
+        return micro_batches
 
-    def _take_steps(self, stream: Iterator[MicroBatch]) -> bool:
+    def _take_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
         components, state, hooks = self.components, self.state, self.hooks
         order, every = components.train_loader.order, self.evaluate_every_steps
@@ -165,7 +165,7 @@ class Trainer:
                 self.window.exclude_since(started)
             batch = order.batch_at(state.samples)
             is_log_step = self.is_log_step(state.step + 1)
-            grad_norm = self.train_step(self._micro_batches(stream), global_batch_size=batch.size, measures_norm=is_log_step)
+            grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
             state.samples += batch.size
             for after_step in hooks.after_step:
@@ -213,14 +213,14 @@ class Trainer:
         self.save(self.window.sums(self.logged))
         self.window.exclude_since(started)
 
-    def _micro_batches(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    def _of_next_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
         step, window, tracker = self.state.step, self.window, self.tracker
         parts = self.components.train_loader.micro_steps(self.state.samples)
         for number in range(parts):
             started = time.perf_counter()
             tracker.enter(Phase.DATA, step)
-            micro_batch = next(stream, None)
+            micro_batch = next(micro_batches, None)
             if micro_batch is None:  # on one rank, say: the others would wait for it in the all-reduce
                 raise DataError(
                     key="data",

@@ -26,7 +26,7 @@ from torch import nn
 from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError, one_line
-from ddp_train.interfaces import blocks_of, few
+from ddp_train.interfaces import blocks_of, join_few
 from ddp_train.system.folder_lock import is_shared
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ def note(compiled: Compiled, config: CompileConfig) -> str:
     """Return for the start of a run what is compiled; "" where nothing is."""
     if not compiled:
         return ""
-    classes = few(sorted({type(module).__name__ for module in compiled.regions.values()}))
+    classes = join_few(sorted({type(module).__name__ for module in compiled.regions.values()}))
     number = len(compiled.regions)
     return f"compile  {config.mode} ({config.backend}): {number} region{'s' * (number != 1)} ({classes}); the first step waits for it"
 

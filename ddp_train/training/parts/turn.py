@@ -16,7 +16,7 @@ from torch import nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import HasTurns, Joint, Strategy, few, matching, named_parameters
+from ddp_train.interfaces import HasTurns, Joint, Strategy, join_few, matching, named_parameters
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: Wo
         happened = f"the turn {idle[0]} of {type(objective).__name__} trains nothing: all its parameters are frozen"
         raise ConfigError(key="objective", happened=happened, expected="a turn that trains something; `turns_at` leaves a turn out")
     if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
-        happened = f"{len(left)} parameters are in no turn of {type(objective).__name__}: {few(left)}"
+        happened = f"{len(left)} parameters are in no turn of {type(objective).__name__}: {join_few(left)}"
         raise ConfigError(key="objective", happened=happened, expected="each in one at least, or requires_grad=False")
     if getattr(strategy, "static_graph", False) and sum(map(len, chosen.values())) > len(parameters):
         happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"

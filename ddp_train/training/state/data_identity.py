@@ -23,10 +23,10 @@ from ddp_train.checkpoint.read import read_shared
 from ddp_train.config.auto import plain
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
-from ddp_train.config.tree import at
+from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import DataSource, few
+from ddp_train.interfaces import DataSource, join_few
 from ddp_train.loader.loader import Loader
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
@@ -46,7 +46,7 @@ _SHOWN = 8
 
 def identity_of(source: DataSource | Stream, loader: Loader, config: RunConfig) -> Identity:
     """Return by what the training data and the order of its samples are known again. Its cost does not grow with the data."""
-    order = {_BATCH: config.batch.global_batch_size, **{key: at(config.tree, key) for key in _ORDER}}
+    order = {_BATCH: config.batch.global_batch_size, **{key: value_at(config.tree, key) for key in _ORDER}}
     if config.loader.sample_weights is not None:  # the file has been read: to hash it costs little beside that
         order["loader.sample_weights"] = xxhash.xxh3_64_hexdigest(Path(config.loader.sample_weights).read_bytes())
     if isinstance(loader.order, SampleOrder):
@@ -133,5 +133,5 @@ def _change(name: str, before: Any, now: Any) -> str:
     gone, come = [each for each in before or () if each not in (now or ())], [each for each in now or () if each not in (before or ())]
     if not gone and not come:
         return f"{name}: in another order"
-    without, new = (few([*map(repr, values)]) or "none" for values in (gone, come))
+    without, new = (join_few([*map(repr, values)]) or "none" for values in (gone, come))
     return f"{name}: without {without}, and with {new} now"
