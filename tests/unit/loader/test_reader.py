@@ -86,7 +86,7 @@ def gradient(parts: Components) -> Tensor:
         parameter.grad.flatten().clone() for parameter in parts.model.parameters() if parameter.grad is not None
     )
     steps = trainer(parts)
-    steps.train_step(steps._micro_batches(steps._stream()), global_batch_size=10)
+    steps.train_step(steps._of_next_step(steps._open_micro_batches()), global_batch_size=10)
     assert steps.window.read(alone()).weights == [160.0]  # every token of the windows
     return torch.cat(noted)
 
@@ -148,4 +148,4 @@ def test_what_cannot_be_cut_is_refused(text: list[str]) -> None:
     assert parts.length_plan is not None
     parts.length_plan.whole = 15
     with pytest.raises(DataError, match="whole windows of 15 tokens"):  # before the first step, whenever pieces begin
-        trainer(parts)._stream()
+        trainer(parts)._open_micro_batches()

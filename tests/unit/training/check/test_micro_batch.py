@@ -109,7 +109,7 @@ def test_the_run_has_the_largest_that_fits_and_is_the_run_that_was_given_the_num
         drawn = torch.rand(1).item()
         steps = trainer(parts)
         assert all(parameter.grad is None for parameter in parts.model.parameters())
-        batches = list(steps._micro_batches(parts.train_loader.micro_batches(0)))
+        batches = list(steps._of_next_step(parts.train_loader.micro_batches(0)))
         assert [batch_size(each.batch) for each in batches] == [15] * 4
         norm = steps.train_step(batches, global_batch_size=60, measures_norm=True)
         assert norm is not None
