@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from ddp_train import FOLDER
 from ddp_train.config import auto, schema
 from ddp_train.config.field_words import instead_of
 from ddp_train.config.resolve import resolve
-from ddp_train.config.rules.sections import check_rules
+from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import PartialConfig, RunConfig
 from ddp_train.config.spelling import CALLED_HERE, meant, nearest, override, removal, unknown
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
@@ -62,7 +62,7 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
         config: the job's config, without the `hydra` node.
         hydra: the `hydra` node, whose names Hydra itself does not check.
 
-    ConfigErrors: with every problem found.
+    Raises ConfigErrors: with every problem found.
     """
     errors: list[ConfigError] = []
     if hydra is not None:
@@ -73,32 +73,41 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
     errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.variable_for_secret(key, value))]
     sections = {name: _typed(kind, tree[name], name, errors) for name, kind in schema.SECTIONS.items() if name in tree}
     root = _typed(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
-    errors += _check_name(tree["name"]) if "name" in tree else []
+    if "name" in tree:
+        errors += _check_name(tree["name"])
+    errors += _check_targets(tree, reported={error.key for error in errors})
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
-    reported, changed = {error.key for error in errors}, evaluation_sets(tree)  # a missing value, for one
-    for node, key in _target_nodes(tree):
-        of_data = "data" if key in changed else key  # an evaluation set's inherited values are reported for `data`
-        node_errors = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, of_data, 1)} & reported]
-        reported |= {error.key for error in node_errors}
-        errors += node_errors
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
     errors += check_object_names(tree)
     errors += auto.find_unanswerable(tree, schema.COMPONENT_KEYS)
-    for name in (name for name in (*schema.SECTIONS, *schema.TARGETS) if name not in tree):
-        fix = f"+{name}={'default' if name in schema.SECTIONS else 'OPTION'}; `ddp-train --help` lists the options"
-        errors.append(ConfigError(key=name, happened="the section is missing", fix=fix))
+    errors += _missing_sections(tree)
     partial = PartialConfig.of(sections, tree)
     errors += check_rules(partial)
     if errors or root is None:
         raise ConfigErrors(_once(errors))
     batch = partial.batch
-    tree.update(root)
-    tree.update(sections)
     accumulation = None if batch.is_open else batch.grad_accum_steps
+    tree |= {**root, **sections, "data": {**data, "eval": data.get("eval")}}
     tree["trainer"] |= {"global_batch_size": batch.global_batch_size, "grad_accum_steps": accumulation}
-    tree["data"] = {**data, "eval": data.get("eval")}
     return RunConfig.of(tree, batch, left_out)
+
+
+def _check_targets(tree: Mapping[str, Any], *, reported: set[str]) -> Iterator[ConfigError]:
+    """Check what is instantiated. A key is reported once, also where an evaluation set inherits it from `data`."""
+    changed = evaluation_sets(tree)
+    for node, key in _target_nodes(tree):
+        training_key = "data" if key in changed else key
+        node_errors = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, training_key, 1)} & reported]
+        reported |= {error.key for error in node_errors}
+        yield from node_errors
+
+
+def _missing_sections(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
+    for name in (*schema.SECTIONS, *schema.TARGETS):
+        if name not in tree:
+            fix = f"+{name}={'default' if name in schema.SECTIONS else 'OPTION'}; `ddp-train --help` lists the options"
+            yield ConfigError(key=name, happened="the section is missing", fix=fix)
 
 
 def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
@@ -121,7 +130,7 @@ def load(tree: dict[str, Any]) -> RunConfig:
 def section(composed: DictConfig, kind: type[_Section]) -> _Section:
     """Resolve and check one of our own sections alone: for a sweep's base config, which may lack values of its jobs.
 
-    ConfigErrors: with every problem of the section.
+    Raises ConfigErrors: with every problem of the section.
     """
     errors: list[ConfigError] = []
     name = next(name for name, of_section in schema.SECTIONS.items() if of_section is kind)
@@ -160,7 +169,10 @@ def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> 
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in fields:
-            errors.append(unknown(key, [f"{prefix}{other}" for other in fields] + ([] if section.startswith("debug") else OWN), value))
+            valid = [f"{prefix}{field}" for field in fields]
+            if not section.startswith("debug"):
+                valid += OWN
+            errors.append(unknown(key, valid, value))
             continue
         if (inner := schema.subsection(fields[name])) is not None:
             inner_values = _typed(inner, value, key, errors)
@@ -245,10 +257,10 @@ def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: 
 
 def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:
     """Find names at the top that nothing reads. Hydra accepts them from a YAML silently."""
+    options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
+    typed = texts(hydra.overrides.task) if hydra is not None else []
     known = [*schema.SECTIONS, *schema.TARGETS, *schema.NAMED, *schema.ROOT_KEYS]
     valid = [*known, *dict(dotted_items({name: tree[name] for name in known if name in tree}))]
-    typed = texts(hydra.overrides.task) if hydra is not None else []
-    options: dict[str, Any] = dict(hydra.runtime.choices) if hydra is not None else {}
     for name, value in tree.items():
         if name in known:
             continue
@@ -256,27 +268,31 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
         if name == "experiment" and option and isinstance(value, Mapping):
             yield _without_package(str(option), value, hydra)
             continue
-        is_secret = any(redaction.variable_for_secret(key, inner) for key, inner in leaves({name: value}))  # then it is not printed again
         own_overrides = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
-        advice = [_instead(text, valid) for text in own_overrides if not is_secret]
         if name in CALLED_HERE:
-            expected, advice = CALLED_HERE[name], [f"leave it out: {removal(name, value)}"]
+            expected, fix = CALLED_HERE[name], f"leave it out: {removal(name, value)}"
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
-            expected = (
-                f"a part of a run: {', '.join([*schema.TARGETS, *(f'{section}.NAME' for section in schema.NAMED)])}; no other is made"
-            )
+            parts = ", ".join([*schema.TARGETS, *(f"{section}.NAME" for section in schema.NAMED)])
             close = nearest(name, [*schema.TARGETS, *schema.NAMED])
-            advice = [f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"]
+            expected = f"a part of a run: {parts}; no other is made"
+            fix = f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"
         else:
             expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"
-            if option and not own_overrides:  # an experiment has chosen it: a typed override would be a second choice
-                advice = [f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"]
-            elif option:
-                advice = [override(f"{name}@extra.{name}", option, sign="+")]
-            elif not advice:
-                close = nearest(name, valid)
-                advice = [f"did you mean {close}?" if close else f"in your YAML, put it below extra; {removal(name, value)} leaves it out"]
-        yield ConfigError(key=name, happened="is no part of a configuration, and nothing reads it", expected=expected, fix=" ".join(advice))
+            fix = _fix_of_value(name, value, valid, option=option, own_overrides=own_overrides)
+        yield ConfigError(key=name, happened="is no part of a configuration, and nothing reads it", expected=expected, fix=fix)
+
+
+def _fix_of_value(name: str, value: Any, valid: Sequence[str], *, option: Any, own_overrides: Sequence[str]) -> str:
+    """Return what to write instead of a value at the top that nothing reads: from a typed override, an option of a group, or a YAML."""
+    if option and own_overrides:
+        return override(f"{name}@extra.{name}", option, sign="+")
+    if option:  # an experiment has chosen it: a typed override would be a second choice
+        return f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"
+    is_secret = any(redaction.variable_for_secret(key, inner) for key, inner in leaves({name: value}))
+    if own_overrides and not is_secret:  # a secret is not printed again
+        return " ".join(_instead(text, valid) for text in own_overrides)
+    close = nearest(name, valid)
+    return f"did you mean {close}?" if close else f"in your YAML, put it below extra; {removal(name, value)} leaves it out"
 
 
 def _instead(typed: str, valid: Iterable[str]) -> str:

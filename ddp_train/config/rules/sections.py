@@ -1,18 +1,16 @@
-"""Rules across sections. Each yields the problems that it finds, or raises one; where it reads a section that is invalid, it ends."""
+"""Rules on our own sections: health, evaluation, callbacks, checkpoint, debug, profile, device, precision, compile."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from ddp_train.config import schema
 from ddp_train.config.cluster import most_nodes
-from ddp_train.config.rules import optimization, strategy, training
-from ddp_train.config.rules.machines import check_machines
 from ddp_train.config.rules.strategy import class_flag
-from ddp_train.config.run_config import InvalidSectionError, PartialConfig
+from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.targets.locate import look_up_or_none
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices, handover
@@ -21,20 +19,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 _EARLY_STOPPING = "ddp_train.callbacks.early_stopping.EarlyStopping"
 
 
-def check_rules(config: PartialConfig) -> list[ConfigError]:
-    """Return the problems that concern several keys."""
-    errors: list[ConfigError] = []
-    for rule in _RULES:
-        try:
-            errors += rule(config)  # what it has found before it raises stays
-        except InvalidSectionError:
-            continue
-        except ConfigError as error:
-            errors.append(error)
-    return errors
-
-
-def _check_health(config: PartialConfig) -> Iterator[ConfigError]:
+def check_health(config: PartialConfig) -> Iterator[ConfigError]:
     """Check that there is a checkpoint where a run may have to go back to one, and that spikes which lead to it are looked for."""
     health, checkpoint = config.health, config.checkpoint
     if health.on_spike == "rewind" and health.spike_zscore is None:
@@ -48,7 +33,7 @@ def _check_health(config: PartialConfig) -> Iterator[ConfigError]:
         yield ConfigError(key=f"health.{rewinding[0]}", happened=happened, expected=expected, fix="checkpoint.every_steps=1000")
 
 
-def _check_evaluation(config: PartialConfig) -> Iterator[ConfigError]:
+def check_evaluation(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to save the predictions of evaluations that never are, and sets without a name for records and folders."""
     evaluation = config.evaluation
     if evaluation.save_predictions and not config.is_evaluated:
@@ -67,7 +52,7 @@ def _check_evaluation(config: PartialConfig) -> Iterator[ConfigError]:
         yield ConfigError(key=f"{schema.EVALUATION_METRICS}.{metric}", happened=happened, expected="none")
 
 
-def _check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
+def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse a class that would never be called, and one that waits for evaluations which never are."""
     callbacks = config.tree.get("callbacks")
     for name, node in callbacks.items() if isinstance(callbacks, Mapping) else ():
@@ -83,7 +68,7 @@ def _check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
             yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 
 
-def _check_debug(config: PartialConfig) -> Iterator[ConfigError]:
+def check_debug(config: PartialConfig) -> Iterator[ConfigError]:
     debug = config.debug
     if debug.resume_after_steps is not None and (debug.max_steps is None or debug.resume_after_steps >= debug.max_steps):
         happened = f"is {debug.resume_after_steps}, and debug.max_steps is {'null' if debug.max_steps is None else debug.max_steps}"
@@ -91,7 +76,7 @@ def _check_debug(config: PartialConfig) -> Iterator[ConfigError]:
         yield ConfigError(key="debug.resume_after_steps", happened=happened, expected="fewer steps than debug.max_steps", fix=fix)
 
 
-def _check_profile(config: PartialConfig) -> Iterator[ConfigError]:
+def check_profile(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse ranks that there are not, and steps that do not come."""
     profile, ranks, most = config.profile, config.profile.ranks, config.batch.world_size - 1
     # Elastic ranks may be fewer than before: those that are left record.
@@ -103,7 +88,7 @@ def _check_profile(config: PartialConfig) -> Iterator[ConfigError]:
         yield conflict("profile.start_step", happened, last // 2, expected="fewer than the run's steps")
 
 
-def _check_faults(config: PartialConfig) -> Iterator[ConfigError]:
+def check_faults(config: PartialConfig) -> Iterator[ConfigError]:
     def refused(place: int, name: str, happened: str, expected: str) -> ConfigError:
         return ConfigError(key=f"debug.faults.{place}.{name}", happened=happened, expected=expected)
 
@@ -129,7 +114,7 @@ def _check_faults(config: PartialConfig) -> Iterator[ConfigError]:
             )
 
 
-def _check_checkpoints(config: PartialConfig) -> Iterator[ConfigError]:
+def check_checkpoints(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to keep every n-th checkpoint where most of them are never saved."""
     every, keeps = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
     evaluated = config.evaluation.every_steps if config.checkpoint.every_evaluation and config.is_evaluated else None
@@ -140,7 +125,7 @@ def _check_checkpoints(config: PartialConfig) -> Iterator[ConfigError]:
         yield ConfigError(key="checkpoint.keep_every_steps", happened=happened, expected=expected, fix=fix)
 
 
-def _check_device(config: PartialConfig) -> Iterator[ConfigError]:
+def check_device(config: PartialConfig) -> Iterator[ConfigError]:
     cluster = config.cluster
     device = devices.resolve_device(cluster.device)
     is_here = cluster.launcher in ("local", "machines")
@@ -159,7 +144,7 @@ def _check_device(config: PartialConfig) -> Iterator[ConfigError]:
         yield conflict("strategy.cpu_offload", happened, "false", expected="GPUs, whose memory it spares")
 
 
-def _check_precision(config: PartialConfig) -> Iterator[ConfigError]:
+def check_precision(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and a memory format that cannot be sharded."""
     if config.precision.channels_last and class_flag(config.strategy, "shards_parameters"):
         yield conflict("precision.channels_last", "is true, and strategy=fsdp shards contiguous weights only", "false")
@@ -168,7 +153,7 @@ def _check_precision(config: PartialConfig) -> Iterator[ConfigError]:
         yield conflict("precision.cudnn_benchmark", happened, "false")
 
 
-def _check_activation_checkpointing(config: PartialConfig) -> Iterator[ConfigError]:
+def check_activation_checkpointing(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to choose among blocks where there are none."""
     chosen = config.activation_checkpointing
     for name, is_set, without in (("every", chosen.every != 1, "1"), ("save_ops", bool(chosen.save_ops), "[]")):
@@ -178,19 +163,9 @@ def _check_activation_checkpointing(config: PartialConfig) -> Iterator[ConfigErr
             yield conflict(f"activation_checkpointing.{name}", happened, without, expected=expected)
 
 
-def _check_compile(config: PartialConfig) -> Iterator[ConfigError]:
+def check_compile(config: PartialConfig) -> Iterator[ConfigError]:
     mode, backend = config.compile.mode, config.compile.backend
     if mode not in (None, "default") and backend != "inductor":
         happened = f"is {mode}, and compile.backend is {backend}"
         expected = "default: the other modes are inductor's"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix="compile=default, or compile.backend=inductor")
-
-
-_RULES: tuple[Callable[[PartialConfig], Iterator[ConfigError]], ...] = (
-    *(training.check_loader, training.check_steps, training.check_batch_size_schedule, training.check_lengths, training.check_epochs),
-    *(training.check_own_loss, optimization.check_optimizer, optimization.check_scheduler),
-    *(_check_health, _check_evaluation, _check_callbacks, _check_checkpoints),
-    *(strategy.check_strategy, strategy.check_cuda_graphs, strategy.check_early_step, strategy.check_open_micro_batch),
-    *(strategy.check_local_sgd, strategy.check_power_sgd, strategy.check_on_cpu, _check_device, check_machines),
-    *(_check_precision, _check_activation_checkpointing, _check_compile, _check_debug, _check_profile, _check_faults),
-)

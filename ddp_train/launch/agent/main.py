@@ -144,10 +144,9 @@ def _take_options(arguments: list[str]) -> Options:
 
 
 class Failures:
-    """Records and shows how the ranks of one agent fail, and decides whether they are started again. Made before the ranks are started.
+    """Records and shows failures of one agent's ranks, and decides on restarts. Made before the ranks are started.
 
-    Args:
-        is_last_attempt: on several machines, no attempt follows this one.
+    `is_last_attempt`: on several machines, no attempt follows this one.
     """
 
     def __init__(self, options: Options, *, is_last_attempt: bool) -> None:
@@ -155,10 +154,8 @@ class Failures:
         self._shows = is_last_attempt or not options.is_one_attempt
         self._began, self._kills_before = time.monotonic(), oom_kills()
         self._before = None if options.run_folder is None else options.run_folder.read_result()
-        self._no_progress: str | None = (
-            None  # why another start would get no further; "": it would; None: not checked since the last failure
-        )
-        self._has_recorded = False  # in an attempt on several machines: this agent has written failure.json, and another one has not
+        self._no_progress: str | None = None  # why a restart would get no further; "": it would; None: not checked yet
+        self._has_recorded = False  # in an attempt on several machines: it was this agent that wrote failure.json
 
     def again(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
         """Tell whether the ranks are started again (`elastic.Again`)."""
