@@ -27,9 +27,8 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     Args:
         begins: False: it has begun already; its initial weights may be gone.
 
-    Raises:
-        ConfigErrors: with every problem.
-        EnvironmentRefuses: a run that it waits for never gets done.
+    Raises ConfigErrors: with every problem.
+    Raises EnvironmentRefuses: a run that it waits for never gets done.
     """
     waits_for, launcher = config.runs_before(), "torchrun" if is_torchrun_worker() else config.cluster.launcher
     if waits_for and launcher != "slurm":

@@ -48,7 +48,7 @@ def changes(checked: RunConfig, folder: Path) -> list[str]:
 def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -> None:
     """Complete config.yaml with the answers of the `auto`s, when the data is there (rank 0).
 
-    ConfigError: the answers differ from those when the run began.
+    Raises ConfigError: the answers differ from those when the run began.
     """
     plain = {key: auto.plain(value) for key, value in answers.items()}
     written, text = file.read_text(), checked.yaml(plain)

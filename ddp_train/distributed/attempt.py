@@ -41,7 +41,7 @@ def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | N
     until all ranks have confirmed. So nobody takes a dead rank's word, and nobody is answered by a dead rank 0. All hellos are lines of one
     key, and are counted: whoever waits for thousands asks one thing, and not one for each (docs/scale.md).
 
-    UserError: a rank did not come.
+    Raises UserError: a rank did not come.
     """
     name, store = uuid.uuid4().hex, PrefixStore("ddp_train", store)
     add_line(store, "hellos", {"rank": rank, "name": name, "remembered": str(remembered or "")})

@@ -43,7 +43,7 @@ def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> s
     """Return the value of a key as soon as it is there.
 
     `within_s`: how long that may take; less than a second counts as one. None: for ever.
-    DistError: the store is gone, or the time is over.
+    Raises DistError: the store is gone, or the time is over.
     """
     patience = _PATIENCE if within_s is None else timedelta(seconds=max(1.0, within_s))
     while True:

@@ -178,7 +178,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         device: `cpu` or `cuda`; on `cuda` tensors on CPU can be reduced too (gloo beside NCCL).
         timeout: of every collective; the rank that gives up is not the one to blame.
 
-    UserError: this machine has fewer GPUs than processes.
+    Raises UserError: this machine has fewer GPUs than processes.
     """
     local_rank, local_size = torchrun_env.local_rank(), torchrun_env.local_world_size()
     on_one_gpu = os.environ.get(handover.ONE_GPU)

@@ -186,9 +186,8 @@ def collate(samples: list[Any], fields: Sequence[str] | None, by: Collate | None
         fields: for samples that are dicts: the keys that make the batch, in this order. None: all of the sample.
         by: what makes it; None: stacked as torch's DataLoader does by default.
 
-    Raises:
-        ConfigError: a sample does not have them.
-        DataError: the samples differ in shape or type.
+    Raises ConfigError: a sample does not have them.
+    Raises DataError: the samples differ in shape or type.
     """
     for sample in samples if fields is not None else ():
         if not isinstance(sample, Mapping) or not all(name in sample for name in fields or ()):

@@ -210,9 +210,8 @@ def sampler_from(
         own: what `loader.sampler` made: a `Sampler` (interfaces/data.py), or one of torch's.
         multiple_of: of this the length of a balanced epoch is one: the global batch, with `loader.drop_last`.
 
-    Raises:
-        ConfigError: the data set has no labels or lengths.
-        DataError: weights, labels or lengths do not fit the data set.
+    Raises ConfigError: the data set has no labels or lengths.
+    Raises DataError: weights, labels or lengths do not fit the data set.
     """
     sampler: Sampler
     if own is not None:

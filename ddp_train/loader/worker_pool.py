@@ -95,9 +95,8 @@ class WorkerPool:
     def results(self, requests: Iterator[Any]) -> Iterator[Any]:
         """Yield the result of each request.
 
-        Raises:
-            WorkerDied: a worker did.
-            Exception: what the reading function raised, with the worker's traceback as a note.
+        Raises WorkerDied: a worker did.
+        Raises Exception: what the reading function raised, with the worker's traceback as a note.
         """
         pending: deque[tuple[Any, _Worker]] = deque()
         for request, worker in zip(requests, cycle(self._workers), strict=False):

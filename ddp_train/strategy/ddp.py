@@ -70,9 +70,8 @@ class DDP(Strategy):
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which backward keeps gradients local. Forward must be inside, too.
 
-        Raises:
-            ConfigError: `static_graph` is on. torch then fails an internal assertion in the first backward (torch issue 143580, still so in
-                2.13), and where it does not, stops all-reducing from the second step on (torch pull request 187732).
+        Raises ConfigError: `static_graph` is on. torch then fails an internal assertion in the first backward (torch issue 143580, still
+        so in 2.13), and where it does not, stops all-reducing from the second step on (torch pull request 187732).
         """
         if not isinstance(module, DistributedDataParallel):
             return self._nothing_to_skip

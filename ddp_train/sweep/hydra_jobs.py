@@ -60,7 +60,7 @@ class Multirun:
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> list[JobReturn]:
         """Compose, check and freeze jobs, run those that have not been run, and return the result of each.
 
-        ConfigErrors: with every problem of every job; none has been started.
+        Raises ConfigErrors: with every problem of every job; none has been started.
         """
         is_planned = plans_all(base)
         self.sweep.keys = self.sweep.keys or swept_keys(base)
@@ -101,7 +101,7 @@ class Multirun:
             is_asked: by a person, who may have fixed the cause of failures: failed jobs are tried again. Not those of a sweeper that knows
                 of the failure and has gone on.
 
-        ConfigErrors: there are not enough GPUs for so many jobs at a time.
+        Raises ConfigErrors: there are not enough GPUs for so many jobs at a time.
         """
         retries_failed = is_asked and self.sweep.is_planned
         # Where the whole group was killed, a rank may have recorded a failure that is only the end of the other ranks.

@@ -127,7 +127,7 @@ def prepare_optuna(composed: DictConfig, folder: Path) -> None:
 
     The plugin suggests the values and reads the jobs' results. It does not handle interruptions: it would run all its trials again.
 
-    ConfigError: the direction is not known.
+    Raises ConfigError: the direction is not known.
     """
     sweeper = composed.hydra.sweeper
     if not str(sweeper._target_).endswith(".OptunaSweeper"):

@@ -71,7 +71,7 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
     """Lock a folder for this process and its agents, which inherit the descriptor, until the last of them ends.
 
     `within_s`: how long to wait for a run that is just ending.
-    ConfigError: another run holds it; the message says who.
+    Raises ConfigError: another run holds it; the message says who.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # the folder itself is locked: no file that could be left behind
     if not wait_until(lambda: _lock(descriptor, folder) and not _is_leased(folder), within_s=within_s, every_s=0.1):
@@ -150,7 +150,7 @@ def _record_lock(descriptor: int, command: int, kind: int) -> int:
     flock can only be asked for by taking it. This second lock excludes no process and can be asked for (fcntl(2), open file description
     locks); forks inherit it, and it ends as flock's does.
 
-    OSError: the file system has no such locks.
+    Raises OSError: the file system has no such locks.
     """
     answer: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)))[0]
     return answer

@@ -53,9 +53,8 @@ def importing_nothing() -> Iterator[None]:
 def locate(path: str) -> Any:
     """Import the object that a dotted path names.
 
-    Raises:
-        ImportError: a module does not exist or does not have the name; the message names it, and the nearest name.
-        NeedsImport: see `importing_nothing`.
+    Raises ImportError: a module does not exist or does not have the name; the message names it, and the nearest name.
+    Raises NeedsImport: see `importing_nothing`.
     """
     if not _imports:
         raise NeedsImport(path)

@@ -220,9 +220,8 @@ class ImageDecoder:
         image_size: height and width in pixels: the shorter side is resized to it and the middle is cut out. None is the file's own size.
         channels: 3 is RGB, 1 is grey.
 
-    Raises:
-        ConfigError: another number of channels, no size.
-        DataError: Pillow is not installed.
+    Raises ConfigError: another number of channels, no size.
+    Raises DataError: Pillow is not installed.
     """
 
     def __init__(self, *, image_size: int | None, channels: int) -> None:

@@ -41,8 +41,7 @@ class TarIndex:
         samples: SAMPLE [N].
         shards: per tar `name`, `size` in bytes, `mtime_ns`, `num_samples` and `max_label` (-1 without samples).
 
-    Raises:
-        OSError, ValueError: there is none, or it is damaged.
+    Raises OSError, ValueError: there is none, or it is damaged.
     """
 
     def __init__(self, path: str, folder: str) -> None:

@@ -126,9 +126,8 @@ class TokenShards:
         root: folder that `ddp-train prepare tokens` has made.
         split: a name in its index.
 
-    Raises:
-        DataError: a file is missing, foreign or not as long as the index says.
-        ConfigError: there is no such split.
+    Raises DataError: a file is missing, foreign or not as long as the index says.
+    Raises ConfigError: there is no such split.
     """
 
     def __init__(self, root: str | Path, split: str = "train") -> None:

@@ -52,9 +52,8 @@ def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restart
         grace_s: how long ranks may take to save after a stop signal, before they are killed.
         restarts: how often the ranks were started again before, by other agents: they are told so.
 
-    Raises:
-        ChildFailedError: ranks failed, and are not started again.
-        SignalException: a signal came, and the ranks have ended.
+    Raises ChildFailedError: ranks failed, and are not started again.
+    Raises SignalException: a signal came, and the ranks have ended.
     """
     multiprocessing._terminate_process_handler = _once
     multiprocessing.get_subprocess_handler = ranks.start  # type: ignore[attr-defined, assignment]  # called by its name there

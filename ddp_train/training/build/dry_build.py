@@ -37,9 +37,8 @@ class Sizes:
 def measure(config: RunConfig) -> Sizes:
     """Build a run on the meta device, and return its sizes. The data is opened as on rank 0. For a process that does nothing else.
 
-    Raises:
-        UserError: as `build` does; ConfigError: the weights of `init_from` are here and do not fit.
-        Exception: the model needs values while it is made.
+    Raises UserError: as `build` does, and where the weights of `init_from` are here and do not fit.
+    Raises Exception: the model needs values while it is made.
     """
     # torch keeps its compiler away from this method, and imports it for that, which takes a second: nothing is compiled here.
     Optimizer.add_param_group = inspect.unwrap(Optimizer.add_param_group)  # type: ignore[method-assign]

@@ -77,8 +77,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = F
         device: where the model goes.
         trust: accept a folder that another user could have written: code that its config names runs as you.
 
-    Raises:
-        UserError: another user could have written the folder; there is no checkpoint, or it does not fit the model of the config.
+    Raises UserError: another user could have written the folder; there is no checkpoint, or it does not fit the model of the config.
     """
     folder, checkpoint = find(Path(run))
     require_trust(folder, key="RUN", is_trusted=trust, accept="load(RUN, trust=True)")

@@ -108,9 +108,8 @@ class Trainer:
 
         Returns whether all is done; False after a stop, with everything saved that continuing needs.
 
-        Raises:
-            NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.
-            ReplicaError: the ranks' weights are not the same any more.
+        Raises NonFiniteLossError: the loss was NaN or infinite; all ranks raise at the same log step.
+        Raises ReplicaError: the ranks' weights are not the same any more.
         """
         micro_batches = self._open_micro_batches()
         while True:

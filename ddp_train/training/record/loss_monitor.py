@@ -52,9 +52,8 @@ class LossMonitor:
 
         Returns the mean loss of all its steps over all ranks; NaN where none of them counts.
 
-        Raises:
-            NonFiniteLossError: a loss, or the newest gradient norm, is not finite, and the run cannot go on.
-            Rewind: the run can go on from the newest checkpoint.
+        Raises NonFiniteLossError: a loss, or the newest gradient norm, is not finite, and the run cannot go on.
+        Raises Rewind: the run can go on from the newest checkpoint.
         """
         totals, weights, norms = reading.totals, reading.weights, reading.norms
         newest = 0.0 if reading.grad_norm is None else reading.grad_norm

@@ -75,9 +75,8 @@ class PredictionFiles:
         Args:
             keep: False: the evaluation was given up; its files are removed.
 
-        Raises:
-            OSError: on every rank when one could not write.
-            ValueError: on every rank when the rows are not one per sample, or differ between ranks.
+        Raises OSError: on every rank when one could not write.
+        Raises ValueError: on every rank when the rows are not one per sample, or differ between ranks.
         """
         for descriptor in self._files.values():
             with self._noting_problems():
