@@ -72,6 +72,7 @@ def test_what_a_person_has_to_mend_is_not_started_again(tmp_path: Path, code: in
         async with bed(tmp_path, max_restarts=5) as found:
             second = await found.comes("node1")
             await second.hears("attempt")
+            await found.first.hears("attempt")
             second.ends(1)
             found.first.ends(code)
             return await found.code()
@@ -138,6 +139,7 @@ def test_a_fixed_run_waits_for_the_lost_machine_and_an_elastic_one_does_not(tmp_
         async with bed(folder, nodes=(min_nodes, 2), max_restarts=3) as found:
             second = await found.comes("node1", program="one")
             await second.hears("attempt")
+            await found.first.hears("attempt")
             second.line.cut()
             await found.first.hears("kill")
             found.first.ends(137)
@@ -167,6 +169,7 @@ def test_a_stop_signal_on_one_machine_stops_all(tmp_path: Path, number: signal.S
         async with bed(tmp_path, max_restarts=3) as found:
             second = await found.comes("node1")
             await second.hears("attempt")
+            await found.first.hears("attempt")
             second.line.send("stop", signal=int(number), is_final=False)
             assert (await found.first.hears("stop"))["signal"] == number
             assert not any(each["kind"] == "stop" for each in second.heard)  # it has told its own agent
@@ -183,6 +186,7 @@ def test_a_second_stop_kills_the_agents_of_all(tmp_path: Path) -> None:
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
             await second.hears("attempt")
+            await found.first.hears("attempt")
             for is_final in (False, True):
                 found.first.line.send("stop", signal=int(signal.SIGINT), is_final=is_final)
             await second.hears("kill")
@@ -243,6 +247,7 @@ def test_a_machine_that_is_lost_after_the_last_step_leaves_the_result_as_it_is(t
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
             await second.hears("attempt")
+            await found.first.hears("attempt")
             ends_as(found.run_folder, Status.COMPLETED)
             second.line.cut()
             await found.first.hears("kill")
@@ -259,6 +264,7 @@ def test_a_damaged_result_is_as_none(tmp_path: Path) -> None:
         async with bed(tmp_path) as found:
             second = await found.comes("node1")
             await second.hears("attempt")
+            await found.first.hears("attempt")
             second.ends(1)
             found.first.ends(1)
             return await found.code()
