@@ -61,6 +61,28 @@ def test_files_and_links_exist(doc: Path) -> None:
     assert [name for name in re.findall(r"`make (\w+)", text) if f"\n{name}:" not in targets] == []
 
 
+DECISIONS = sorted((ROOT / "docs/decisions").glob("0*.md"))  # not history.md, which speaks of what is gone
+OF_OTHERS = {
+    *("BlendedDataset", "BootStrapper", "ControlMaster", "SearchPathPlugin", "_apply_optimizer_in_backward", "checkpoint_wrapper"),
+    *("dcp_to_torch_save", "file_system", "interleave_datasets", "max_shard_size", "mkl_set_num_threads", "on_exception"),
+    *("optuna_sweeper", "set_requires_gradient_sync", "suppress_errors", "to_empty"),
+}
+"""Names in decisions that are other libraries', and that we do not use."""
+
+
+def test_names_in_decisions_are_those_of_the_code() -> None:
+    folders = ("ddp_train", "hydra_plugins", "conf", "tests", "starter", "examples")
+    code = [
+        file
+        for folder in folders
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in (".py", ".yaml", ".sh") and file != Path(__file__)
+    ]
+    known = {word for file in code for word in re.findall(r"\w+", file.read_text())} | OF_OTHERS
+    named = re.compile(r"`(_?[a-z]+_[a-z_]+|(?:[A-Z][a-z]+){2,})(?:\(\))?`")
+    assert {decision.name: gone for decision in DECISIONS if (gone := {*named.findall(decision.read_text())} - known)} == {}
+
+
 OPTIONS = options(ROOT / "conf")
 KEYS = {key.name for option in OPTIONS for key in option.keys} | {
     key for name, each in schema.SECTIONS.items() for key in schema.keys_of(each, f"{name}.")
