@@ -27,7 +27,7 @@ from ddp_train.run_folder.starts import end_attempt, remember_run
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features
+from ddp_train.training.build.features import Features, add_features, make_train_step
 from ddp_train.training.check import memory
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate, weights_to_evaluate
@@ -215,13 +215,14 @@ def _trainer(
     config, run_folder, records = job.config, job.run_folder, checkpoints.records
     log_every, cut_off = config.trainer.log_every_steps, config.debug.max_steps
     health, every, halfway = config.health, config.health.check_replicas_every_steps, config.debug.resume_after_steps
+    guard = SkippingGuard(components.trained, components.optimizer) if health.on_nonfinite == "skip" else StepGuard()
     trainer = Trainer(
         components=components,
         state=state,
         world=world,
         log_every_steps=log_every if cut_off is None else min(log_every, -(-cut_off // 20)),
         evaluate_every_steps=halfway or config.evaluation.every_steps,
-        clip_grad_norm=config.trainer.clip_grad_norm,
+        train_step=make_train_step(components, state, world, clip_grad_norm=config.trainer.clip_grad_norm, guard=guard),
         predictions_of=run_folder.predictions_of if config.evaluation.save_predictions else None,
         write=records.write,
         save=checkpoints.save,
@@ -249,7 +250,6 @@ def _trainer(
         )
     features = Features(
         sanity_check=config.sanity_check,
-        guard=SkippingGuard(components.trained, components.optimizer) if health.on_nonfinite == "skip" else StepGuard(),
         replicas=replicas,
         profiler=profiler,
         after_first_step=partial(memory.print_memory_use, components, world),

@@ -46,7 +46,7 @@ from ddp_train.loader.sampler import Shuffled
 from ddp_train.system.phase import PhaseTracker
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features
+from ddp_train.training.build.features import Features, add_features, make_train_step
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.records import Record
@@ -222,13 +222,14 @@ def measure(name: str, pairs: int, device: str) -> None:
             raw_times.append(since(before, world))
             clock[0] = now(world)
 
+        state = TrainState()
         trainer = Trainer(
             components=components,
-            state=TrainState(),
+            state=state,
             world=world,
             log_every_steps=checked.trainer.log_every_steps,
             evaluate_every_steps=None,
-            clip_grad_norm=checked.trainer.clip_grad_norm,
+            train_step=make_train_step(components, state, world, clip_grad_norm=checked.trainer.clip_grad_norm),
             write=write,
             save=lambda window: None,
         )

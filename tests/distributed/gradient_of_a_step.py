@@ -27,7 +27,7 @@ from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features
+from ddp_train.training.build.features import Features, add_features, make_train_step
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
@@ -55,13 +55,14 @@ def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
     parts.module.train()
     micro_batches = list(islice(loader.micro_batches(0), loader.grad_accum_steps))
     size = loader.order.batch_at(0).size
+    state = TrainState()
     trainer = Trainer(
         components=parts,
-        state=TrainState(),
+        state=state,
         world=world,
         log_every_steps=1,
         evaluate_every_steps=None,
-        clip_grad_norm=None,
+        train_step=make_train_step(parts, state, world),
         write=lambda record: None,
         save=lambda window: None,
     )

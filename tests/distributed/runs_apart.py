@@ -28,7 +28,7 @@ from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features
+from ddp_train.training.build.features import Features, add_features, make_train_step
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.loop.replica_check import ReplicaCheck
@@ -91,7 +91,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         world=world,
         log_every_steps=logs_every,
         evaluate_every_steps=2 if logs_every == 1 else 100,
-        clip_grad_norm=run.trainer.clip_grad_norm,
+        train_step=make_train_step(parts, state, world, clip_grad_norm=run.trainer.clip_grad_norm),
         write=lambda record: records.append(dict(record)),
         save=save,
         saves_after=lambda step: to is not None and step in SAVED,

@@ -22,7 +22,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.run_folder.result import Status
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features
+from ddp_train.training.build.features import Features, add_features, make_train_step
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.train_state import TrainState
@@ -84,13 +84,14 @@ def _train(config: RunConfig, folder: Path) -> None:
         for writer in writers:
             writer.write(record)
 
+    state = TrainState()
     trainer = Trainer(
         components=parts,
-        state=TrainState(),
+        state=state,
         world=alone(),
         log_every_steps=1,
         evaluate_every_steps=None,
-        clip_grad_norm=config.trainer.clip_grad_norm,
+        train_step=make_train_step(parts, state, alone(), clip_grad_norm=config.trainer.clip_grad_norm),
         write=write,
         save=lambda window: None,
     )

@@ -15,7 +15,7 @@ from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features
+from ddp_train.training.build.features import Features, add_features, make_train_step
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import content
@@ -41,9 +41,12 @@ def components(*overrides: str, base: list[str] = TINY) -> Components:
 def trainer(parts: Components, state: TrainState | None = None, world: World | None = None, **changes: Any) -> Trainer:
     """Return what trains the components, with what their features add; it writes nothing and saves nothing."""
     features = Features(**{name: changes.pop(name) for name in [each.name for each in fields(Features)] if name in changes})
-    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None, "clip_grad_norm": None}
+    state, world = state or TrainState(), world or alone()
+    of_step = {name: changes.pop(name) for name in ("clip_grad_norm", "guard") if name in changes}
+    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None}
     settings |= {"write": lambda record: None, "save": lambda window: None} | changes
-    return add_features(Trainer(components=parts, state=state or TrainState(), world=world or alone(), **settings), features)
+    step = make_train_step(parts, state, world, **of_step)
+    return add_features(Trainer(components=parts, state=state, world=world, train_step=step, **settings), features)
 
 
 def saved(folder: Path, step: int, parts: Components, scores: Mapping[str, Any] | None = None) -> Path:

@@ -83,7 +83,15 @@ def build(config: RunConfig, world: World) -> Components:
 
     made = _callbacks(config.callbacks)
     components = Components(
-        **{**vars(evaluated), "compiled": compiled, "callbacks": made},
+        model=model,
+        trained=trained,
+        objective=objective,
+        amp=amp,
+        eval_loaders=evaluated.eval_loaders,
+        metrics=evaluated.metrics,
+        forward_is_collective=evaluated.forward_is_collective,
+        compiled=compiled,
+        callbacks=made,
         module=module,
         turns=turns,
         strategy=strategy,

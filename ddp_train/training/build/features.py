@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
@@ -20,7 +21,9 @@ from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.skip_nonfinite import StepGuard
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.loop.trainer import Hooks, Trainer
+from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import Reading
+from ddp_train.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from ddp_train.training.loop.replica_check import ReplicaCheck
@@ -32,7 +35,6 @@ class Features:
     """What the config asks for, apart from the components."""
 
     sanity_check: bool = False  # before the first step: one batch of training and one of evaluation are tried
-    guard: StepGuard = field(default_factory=StepGuard)
     replicas: ReplicaCheck | None = None
     profiler: Profiler | None = None
     after_first_step: Callable[[], None] | None = None  # called once, after the first step that this process takes
@@ -43,17 +45,22 @@ class Features:
     settings: Mapping[str, Any] = field(default_factory=dict)  # the callbacks' nodes of the config
 
 
-def add_features(trainer: Trainer, features: Features) -> Trainer:
-    """Hang all features of a run on its trainer, and return it. Call it when the state is where the run begins or goes on."""
-    components, hooks, state, world = trainer.components, trainer.hooks, trainer.state, trainer.world
-    strategy, scheduler = components.strategy, components.scheduler
+def make_train_step(
+    components: Components, state: TrainState, world: World, *, clip_grad_norm: float | None = None, guard: StepGuard | None = None
+) -> TrainStep:
+    """Return what takes the steps of a run: the plain one, one of turns, or one within backward."""
     kind = TrainStep
     if components.turns or components.steps_in_backward:
         from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
 
         kind = TurnsStep if components.turns else EarlyStep
-    guard, max_norm = features.guard, trainer.clip_grad_norm
-    trainer.train_step = kind(components=components, state=state, world=world, clip_grad_norm=max_norm, guard=guard)
+    return kind(components=components, state=state, world=world, clip_grad_norm=clip_grad_norm, guard=guard or StepGuard())
+
+
+def add_features(trainer: Trainer, features: Features) -> Trainer:
+    """Hang all features of a run on its trainer, and return it. Call it when the state is where the run begins or goes on."""
+    components, hooks, world = trainer.components, trainer.hooks, trainer.world
+    strategy, scheduler = components.strategy, components.scheduler
     _before_training(trainer, features)
     if isinstance(scheduler, EveryEpoch):
         _count_epochs(trainer, scheduler)

@@ -77,9 +77,9 @@ class Trainer:
     world: World
 
     # How it is trained.
+    train_step: TrainStep
     log_every_steps: int
     evaluate_every_steps: int | None  # None: at the end of every epoch
-    clip_grad_norm: float | None = None
     predictions_of: Callable[[int, str], Path] | None = None  # where those of the evaluation after a step go, by the set; None: not saved
 
     # What the loop calls.
@@ -92,15 +92,12 @@ class Trainer:
     tracker: PhaseTracker = field(default_factory=PhaseTracker)
     monitor: LossMonitor = field(default_factory=LossMonitor)  # judges the losses
 
-    # What features change (`build/features.py`): without them it is the plain step, and nothing hangs on the hooks.
-    train_step: TrainStep = field(init=False)
-    hooks: Hooks = field(default_factory=Hooks)
+    hooks: Hooks = field(default_factory=Hooks)  # what features hang on them (`build/features.py`)
 
     logged: Logged = field(init=False)  # by callbacks and by the model
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
-        self.train_step = TrainStep(components=self.components, state=self.state, world=self.world, clip_grad_norm=self.clip_grad_norm)
         self.logged = Logged(self.state, self.components.turns)
 
     def train(self) -> bool:
