@@ -10,15 +10,18 @@ Components import what is here and not each other.
 """
 
 from ddp_train.interfaces.component import (
+    AnyObjective,
     BorrowsWeights,
     Goal,
-    HasTurns,
+    HasUnit,
     Objective,
     Scheduler,
     SupportsBindModel,
     SupportsCompare,
     SupportsInfer,
     SupportsPredict,
+    SupportsTurnsAt,
+    TurnObjective,
     adapted,
 )
 from ddp_train.interfaces.data import (

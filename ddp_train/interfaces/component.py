@@ -19,11 +19,8 @@ Goal = Literal["min", "max"]
 Made = TypeVar("Made")
 
 
-class Objective(Protocol):
-    """What is minimised, and what is measured.
-
-    One that is an `nn.Module` may have parameters (a temperature, centres) and buffers: they are trained, shared and saved as the model's.
-    """
+class BaseObjective(Protocol):
+    """What every objective has, beside its loss: what is measured, and in which units."""
 
     goals: Mapping[str, Goal]
     """The metrics that `metrics` returns, the headline one first, and which way is better."""
@@ -32,8 +29,20 @@ class Objective(Protocol):
         """How many units (samples, tokens) the batch's loss sums over.
 
         An int when the shapes alone tell, the same for every sample; else a tensor of shape [], which costs one small all-reduce a step.
-        An attribute `unit` may say what is counted: "token", "next_token" (tokens that another one comes before), "sample" or another word.
         """
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return what evaluation adds up over all samples: floats for sums, int64 for counts; of shape [], or [K] for one per class."""
+
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
+        """Turn the sums over the whole evaluation set into metrics: numbers, and lists of them for what has shape [K]."""
+
+
+class Objective(BaseObjective, Protocol):
+    """What is minimised, and what is measured.
+
+    One that is an `nn.Module` may have parameters (a temperature, centres) and buffers: they are trained, shared and saved as the model's.
+    """
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the loss summed over the batch's units, shape [], with gradient.
@@ -43,11 +52,39 @@ class Objective(Protocol):
         The sum, not the mean: the loop divides it by the weight of the whole global batch, over all ranks and micro-batches.
         """
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return what evaluation adds up over all samples: floats for sums, int64 for counts; of shape [], or [K] for one per class."""
 
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
-        """Turn the sums over the whole evaluation set into metrics: numbers, and lists of them for what has shape [K]."""
+@runtime_checkable
+class TurnObjective(BaseObjective, Protocol):
+    """An objective whose parts take turns within a step, each with a loss and parameters of its own: a GAN, actor and critic.
+
+    One optimizer step of each turn makes a step of the run. All turns of a step get the same micro-batches, and `weight` holds for each.
+    """
+
+    turns: Mapping[str, Sequence[str]]
+    """Name of a turn -> the parameters that it trains, as `matching` takes them, in their order; each parameter is in one at least."""
+
+    def loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
+        """Return the turn's loss summed over the batch's units, shape [], with gradient. Any part of the model may be called."""
+
+
+AnyObjective = Objective | TurnObjective
+"""One that has a loss, or one for each turn."""
+
+
+@runtime_checkable
+class SupportsTurnsAt(Protocol):
+    """An objective whose parts take turns, but not each in every step."""
+
+    def turns_at(self, step: int) -> Sequence[str]:
+        """Return the turns of the step that comes after `step` steps, one at least, in their order, the same on every rank."""
+
+
+@runtime_checkable
+class HasUnit(Protocol):
+    """An objective that says what its `weight` counts."""
+
+    unit: str
+    """token, next_token (tokens that another one comes before), sample or another word."""
 
 
 @runtime_checkable
@@ -94,22 +131,6 @@ class SupportsBindModel(Protocol):
 
     def bind_model(self, model: nn.Module) -> None:
         """Look at the model, before anything wraps it."""
-
-
-@runtime_checkable
-class HasTurns(Protocol):
-    """An objective whose parts take turns within a step, each with a loss and parameters of its own: a GAN, actor and critic.
-
-    One optimizer step of each turn makes a step of the run. All turns of a step get the same micro-batches, and `weight` holds for each.
-    With a method `turns_at(step)` not every turn is taken in every step: it names those of the step that comes after `step` steps, one at
-    least, in their order, the same on every rank.
-    """
-
-    turns: Mapping[str, Sequence[str]]
-    """Name of a turn -> the parameters that it trains, as `matching` takes them, in their order; each parameter is in one at least."""
-
-    def loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
-        """Return the turn's loss summed over the batch's units, shape [], with gradient. Any part of the model may be called."""
 
 
 class Scheduler(Protocol):

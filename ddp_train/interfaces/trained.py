@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces.component import HasTurns, Objective
+from ddp_train.interfaces.component import AnyObjective, TurnObjective
 from ddp_train.interfaces.data import Batch, join_few
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
@@ -31,7 +31,7 @@ class Joint(nn.Module):
 
     objective: Any
 
-    def __init__(self, model: nn.Module, objective: Objective, *, has_state: bool = True, turn: str | None = None) -> None:
+    def __init__(self, model: nn.Module, objective: AnyObjective, *, has_state: bool = True, turn: str | None = None) -> None:
         super().__init__()
         self.model = model
         if has_state:
@@ -51,11 +51,10 @@ class Joint(nn.Module):
         return self
 
 
-def whole_loss(objective: Any, model: nn.Module, batch: Batch) -> Tensor:
+def whole_loss(objective: AnyObjective, model: nn.Module, batch: Batch) -> Tensor:
     """Return the training loss of a batch, shape []; of turns their sum."""
-    if not isinstance(objective, HasTurns):
-        loss: Tensor = objective.loss(model, batch)
-        return loss
+    if not isinstance(objective, TurnObjective):
+        return objective.loss(model, batch)
     return torch.stack([objective.loss(model, batch, turn) for turn in objective.turns]).sum()
 
 

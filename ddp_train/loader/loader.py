@@ -190,7 +190,7 @@ class OneBatch(Loader):
         return ["debug.overfit: the first global batch is trained on, again and again"]
 
 
-class EvalLoader(EvaluationLoader):
+class PositionedEvaluationLoader(EvaluationLoader):
     """The evaluation data of one rank: every sample once over all ranks, no padding, unequal shares.
 
     Args: as for `TrainLoader`; samples that are skipped are left out.

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Batch
+from ddp_train.interfaces import Batch, DataSource
 from ddp_train.loader.dataset_adapter import AdaptedDataset, Collate, collate
 from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.order import BatchOrder, share
@@ -62,6 +62,10 @@ class Stream(AdaptedDataset):
     @property
     def has_state(self) -> bool:
         return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+
+
+Source = DataSource | Stream
+"""Data as the loaders read it: with positions, or without."""
 
 
 def is_stream(candidate: Any) -> bool:
@@ -171,10 +175,10 @@ class StreamLoader(Loader):
         return _Reader(self._stream, self._first_reader + number, self._all_readers, position)
 
 
-class StreamEvalLoader(EvaluationLoader):
+class StreamEvaluationLoader(EvaluationLoader):
     """The evaluation data of one rank: each sample of one pass once over all ranks, no padding. The stream must end.
 
-    Args: as for `EvalLoader`.
+    Args: as for `PositionedEvaluationLoader`.
     """
 
     def __init__(self, stream: Stream, *, rank: int, world_size: int, batch_size: int, most: int | None = None) -> None:
@@ -202,7 +206,7 @@ class StreamEvalLoader(EvaluationLoader):
             stream = self._stream
             if isinstance(stream.dataset, Iterator):
                 return None
-        return next(iter(StreamEvalLoader(stream, rank=self._rank, world_size=self._world_size, batch_size=self._batch_size)))
+        return next(iter(StreamEvaluationLoader(stream, rank=self._rank, world_size=self._world_size, batch_size=self._batch_size)))
 
     def _samples(self, rank: int) -> Iterator[Any]:
         return shard(self._stream.dataset, rank, self._world_size).samples()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Batch, Goal, Objective, batch_size, describe
+from ddp_train.interfaces import AnyObjective, Batch, Goal, batch_size, describe
 
 
 class ByCompare:
@@ -175,7 +175,7 @@ def _bare(outputs: Any) -> Any:
     return unwrap(outputs)[0] if isinstance(outputs, Mapping) else outputs
 
 
-def as_objective(candidate: object) -> Objective:
+def as_objective(candidate: object) -> AnyObjective:
     """Return an objective with the whole protocol unchanged, and a bare loss function inside a `LossObjective`."""
     # `weight` alone says nothing: nn.CrossEntropyLoss has one too, its class weights.
     if hasattr(candidate, "loss") or hasattr(candidate, "score"):

@@ -22,7 +22,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter
 from ddp_train.launch.job import Job, Task
-from ddp_train.loader.loader import EvalLoader
+from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.metrics.jsonl import read_records
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import Stop
@@ -103,7 +103,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
 def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, world: World, tracker: PhaseTracker) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
     folder_of, loaders = partial(job.run_folder.predictions_of, state.step), components.eval_loaders.values()
-    counts = [len(loader) if isinstance(loader, EvalLoader) else None for loader in loaders]
+    counts = [len(loader) if isinstance(loader, PositionedEvaluationLoader) else None for loader in loaders]
     num_batches = None if None in counts else sum(filter(None, counts))
     note_batch = batch_notes(job.run_folder, step=state.step, num_batches=num_batches) if world.is_main else lambda: None
 

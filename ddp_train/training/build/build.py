@@ -24,10 +24,10 @@ from ddp_train.config.tree import value_at
 from ddp_train.config.values import batch_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import DataSource, Goal, Objective, Scheduler, Strategy, SupportsPredict, adapted, overrides
+from ddp_train.interfaces import AnyObjective, Goal, Scheduler, Strategy, SupportsPredict, TurnObjective, adapted, overrides
 from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
-from ddp_train.loader.stream import Stream
+from ddp_train.loader.stream import Source, Stream
 from ddp_train.optimizer.groups import Groups, freeze, parameter_groups
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.build import data
@@ -38,7 +38,6 @@ from ddp_train.training.loop.evaluation import training_mode
 from ddp_train.training.parts.compiled import compile_model, note
 from ddp_train.training.parts.components import Components, EvaluationParts, wrap
 from ddp_train.training.parts.metric import build_metrics
-from ddp_train.training.parts.turn import takes_turns
 from ddp_train.training.record.throughput import measure, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_meaning
@@ -70,7 +69,7 @@ def build(config: RunConfig, world: World) -> Components:
     peak = peak_of(world.device, amp, trained, cast=strategy.param_dtype if world.has_group else None)
     throughput = measure(world, objective, trained, source=source, peak=peak)
     notes = [note_methods_not_called(model), _checkpoint_activations(model, config)]
-    compiled = compile_model(model, config.compile, world, parts=[*model.children()] if takes_turns(objective) else [model])
+    compiled = compile_model(model, config.compile, world, parts=[*model.children()] if isinstance(objective, TurnObjective) else [model])
     notes.append(note(compiled, config.compile))
     module, turns = wrap(trained, objective, strategy, world)
 
@@ -146,7 +145,7 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
 
 
 def _evaluation_parts(
-    config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy, sources: Mapping[str, DataSource | Stream]
+    config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy, sources: Mapping[str, Source]
 ) -> EvaluationParts:
     """Build what training and evaluation have in common; the strategy has not wrapped it yet. Collective."""
     model, objective, trained = build_model_and_objective(config, world, answers, strategy)
@@ -177,7 +176,7 @@ def _checkpoint_activations(model: nn.Module, config: RunConfig) -> str:
     return checkpoint_activations(model, config.activation_checkpointing)
 
 
-def _with_micro_batch(components: Components, config: RunConfig, world: World, source: DataSource | Stream) -> Components:
+def _with_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:
     """Return the components with the largest micro-batch that fits, or with the one that the run has had before. Collective."""
     if config.batch.is_open:
         from ddp_train.training.check.micro_batch import largest_micro_batch
@@ -187,7 +186,7 @@ def _with_micro_batch(components: Components, config: RunConfig, world: World, s
     return replace(components, answers={**components.answers, MICRO_BATCH: config.loader.micro_batch_size})
 
 
-def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, dict[str, DataSource | Stream]]:
+def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Source]]:
     """Return the training data, and that of each evaluation set by its key, whose numbers mean the same. Collective."""
     eval_sources = _make_sources(config, world, ["data", *config.evaluation_sets()])
     train_source = eval_sources.pop("data")
@@ -200,7 +199,7 @@ def _open_data(config: RunConfig, world: World) -> tuple[DataSource | Stream, di
     return train_source, eval_sources
 
 
-def _make_sources(config: RunConfig, world: World, keys: Iterable[str]) -> dict[str, DataSource | Stream]:
+def _make_sources(config: RunConfig, world: World, keys: Iterable[str]) -> dict[str, Source]:
     seed_all(config.seed)  # for data that is drawn at random
     with world.main_first():  # rank 0 downloads; the others find the files
         return {key: data.make_source(config, key=key) for key in keys}
@@ -210,7 +209,7 @@ def _strategy(config: RunConfig) -> Strategy:
     return adapted(Strategy, instantiate(config.strategy, key="strategy"), required=["prepare"])
 
 
-def _require_predictions(objective: Objective, sources: Iterable[DataSource | Stream]) -> None:
+def _require_predictions(objective: AnyObjective, sources: Iterable[Source]) -> None:
     key, expected = "evaluation.save_predictions", "evaluation data with positions, in whose order predictions are written"
     if any(isinstance(source, Stream) for source in sources):
         raise conflict(key, "is true, but the evaluation data is a stream", "false", expected=expected)
@@ -219,7 +218,7 @@ def _require_predictions(objective: Objective, sources: Iterable[DataSource | St
         raise conflict(key, happened, "false", expected="one with the method `predict` (ddp_train.interfaces.SupportsPredict)")
 
 
-def _train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
+def _train_loader(source: Source, config: RunConfig, world: World) -> Loader:
     """Return what reads the training data on this rank: its first batch alone with `debug.overfit`."""
     loader = data.make_train_loader(source, config, world)
     return OneBatch(loader) if config.debug.overfit else loader

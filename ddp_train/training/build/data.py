@@ -19,12 +19,12 @@ from ddp_train.errors import ConfigError, UserError, conflict
 from ddp_train.interfaces import DataSource
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.dataset_adapter import Collate, as_source, dataset_of
-from ddp_train.loader.loader import EvalLoader, EvaluationLoader, Loader, TrainLoader, require_samples
+from ddp_train.loader.loader import EvaluationLoader, Loader, PositionedEvaluationLoader, TrainLoader, require_samples
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.reader import LengthPlan
 from ddp_train.loader.sampler import labels_of, sampler_from
-from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, is_stream
+from ddp_train.loader.stream import Source, Stream, StreamEvaluationLoader, StreamLoader, is_stream
 from ddp_train.training.instantiate import instantiate
 
 
@@ -42,7 +42,7 @@ def make_data(config: RunConfig, *, key: str) -> Any:
         raise
 
 
-def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
+def make_source(config: RunConfig, *, key: str) -> Source:
     """Return the data of a key (`make_data`) as the loaders read it."""
     node = config.loader.collate
     made = make_data(config, key=key)
@@ -53,7 +53,7 @@ def make_source(config: RunConfig, *, key: str) -> DataSource | Stream:
     return adapt(made, config.loader.fields, collate)
 
 
-def adapt(made: Any, fields: Sequence[str] | None = None, collate: Collate | None = None) -> DataSource | Stream:
+def adapt(made: Any, fields: Sequence[str] | None = None, collate: Collate | None = None) -> Source:
     """Return what a `_target_` made as the loaders read it."""
     if not isinstance(made, Mixture):
         return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
@@ -94,7 +94,7 @@ def _own_sampler(source: DataSource, config: RunConfig) -> Any:
     return instantiate({**node, **dict.fromkeys((each.rpartition(".")[2] for each in given), AUTO)}, key=key, answers=given)
 
 
-def make_train_loader(source: DataSource | Stream, config: RunConfig, world: World) -> Loader:
+def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader:
     """Return what reads the training data on this rank."""
     loader, batch = config.loader, config.batch
     drop_last = loader.drop_last or config.debug.overfit
@@ -130,7 +130,7 @@ def make_train_loader(source: DataSource | Stream, config: RunConfig, world: Wor
     return TrainLoader(source, order, **reading, skips=loader.on_bad_sample == "skip")
 
 
-def make_length_plan(source: DataSource | Stream, trainer: TrainerConfig) -> LengthPlan | None:
+def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | None:
     """Return how long windows of tokens are at each step, which the data has to be made of; None: always as long as they are."""
     if not trainer.length_schedule:
         return None
@@ -145,20 +145,21 @@ def make_length_plan(source: DataSource | Stream, trainer: TrainerConfig) -> Len
     return LengthPlan(whole, changes)
 
 
-def make_eval_loaders(sources: Mapping[str, DataSource | Stream], config: RunConfig, world: World) -> dict[str, EvaluationLoader]:
+def make_eval_loaders(sources: Mapping[str, Source], config: RunConfig, world: World) -> dict[str, EvaluationLoader]:
     """Return what reads each evaluation set on this rank, by its name: "" for `data.eval`."""
     return {set_name(key): _eval_loader(source, config, world, key=key) for key, source in sources.items()}
 
 
-def _eval_loader(source: DataSource | Stream, config: RunConfig, world: World, *, key: str) -> EvaluationLoader:
+def _eval_loader(source: Source, config: RunConfig, world: World, *, key: str) -> EvaluationLoader:
     loader, batch_size = config.loader, config.evaluation.batch_size
     limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
     most = min(limits, default=None)
     if isinstance(source, Stream):
         _require_plain(loader)
-        return StreamEvalLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, most=most)
+        return StreamEvaluationLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, most=most)
     require_samples(source, key=key)
-    return EvalLoader(source, batch_size=batch_size, **_reading(loader, world), skips=loader.on_bad_sample == "skip", most=most)
+    skips = loader.on_bad_sample == "skip"
+    return PositionedEvaluationLoader(source, batch_size=batch_size, **_reading(loader, world), skips=skips, most=most)
 
 
 def _reading(loader: LoaderConfig, world: World) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def _require_one_pass(config: RunConfig, stream: Stream) -> None:
         raise conflict("trainer.batch_size_schedule", happened, "null", expected="data with positions, or null")
 
 
-def place_data(sources: Iterable[DataSource | Stream], loader: LoaderConfig, world: World) -> None:
+def place_data(sources: Iterable[Source], loader: LoaderConfig, world: World) -> None:
     """Move data sets to the rank's device, if that is wanted; let images travel to a GPU as bytes, where they can."""
     for source in sources:
         if isinstance(source, Stream) or world.device.type == "meta":

@@ -18,7 +18,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import PrecisionConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import BorrowsWeights, Joint, Objective, Strategy, SupportsBindModel, plain_name
+from ddp_train.interfaces import AnyObjective, BorrowsWeights, Joint, Strategy, SupportsBindModel, plain_name
 from ddp_train.objective.supervised import as_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
@@ -61,7 +61,7 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, 
 
 def build_model_and_objective(
     config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy
-) -> tuple[nn.Module, Objective, nn.Module]:
+) -> tuple[nn.Module, AnyObjective, nn.Module]:
     """Return the model, the objective, and both in one module where the objective has a state of its own, else the model again."""
     model = build_model(config, world, answers, is_filled=strategy.shards_parameters and world.size > 1)
     with world.device if world.device.type == "meta" else nullcontext():
@@ -90,7 +90,7 @@ def _borrow(objective: BorrowsWeights, world: World) -> None:
             print(*lines, sep="\n", flush=True)
 
 
-def has_state(objective: Objective) -> bool:
+def has_state(objective: AnyObjective) -> bool:
     """Tell whether an objective has something to train, to share or to save. A part that evaluates keeps its buffers as they are.
 
     Raises ConfigError: it has parameters to train outside of any module.

@@ -28,7 +28,7 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError, one_line
-from ddp_train.interfaces import Batch, Indices, Objective, batch_size, describe, finished, map_tensors, tensors_of, whole_loss
+from ddp_train.interfaces import AnyObjective, Batch, Indices, batch_size, describe, finished, map_tensors, tensors_of, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.classification import Classification
@@ -127,7 +127,7 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
     return f"{name} {one_line(describe(trial.batch), _MAX_CHARACTERS)} on {device}{one_line(gives, _MAX_CHARACTERS)}{loss_text}"
 
 
-def _require_scores(objective: Objective, scores: object, world: World, *, counts: bool) -> None:
+def _require_scores(objective: AnyObjective, scores: object, world: World, *, counts: bool) -> None:
     if not isinstance(scores, Mapping):
         raise TypeError(f"score gives {describe(scores)}, and not a dict of sums")
     for name, value in scores.items():
@@ -175,7 +175,7 @@ def _mismatch_error(error: Exception, components: Components, trial: _Trial, for
     )
 
 
-def _refuse_labels(objective: Objective, forward: _ForwardShapes, trial: _Trial) -> None:
+def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Trial) -> None:
     """Refuse labels out of range, in the batch and in all of the data, before the loss gets them: on a GPU it would end the process."""
     loss, batch = getattr(objective, "loss_fn", None), trial.batch
     takes_classes = isinstance(objective, Classification) or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Objective, SupportsInfer, batch_size, describe
+from ddp_train.interfaces import AnyObjective, Batch, SupportsInfer, batch_size, describe
 from ddp_train.loader.device_copy import batch_on, copied_ahead
-from ddp_train.loader.loader import EvalLoader
+from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.objective.supervised import TARGETS, call_model
 from ddp_train.training.loop.evaluation import as_evaluated, in_lockstep
 from ddp_train.training.parts.components import EvaluationParts
@@ -26,7 +26,7 @@ def predict(components: EvaluationParts, world: World, folder: Path, *, begins_b
     each batch is read. Raises ConfigError: the data has no order to write them in. OSError: on every rank when one could not write.
     """
     loader, model = components.eval_loader, components.model
-    if not isinstance(loader, EvalLoader):
+    if not isinstance(loader, PositionedEvaluationLoader):
         expected = "data with positions, in whose order predictions are written"
         raise ConfigError(key="data", happened="is a stream, whose samples have no positions", expected=expected)
     files = PredictionFiles(folder, world, num_samples=loader.num_samples, first=loader.first)
@@ -57,7 +57,7 @@ def inputs_of(batch: Batch) -> Any:
     return (batch,)
 
 
-def infer(objective: Objective, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+def infer(objective: AnyObjective, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
     """Return one row per sample: the objective's `infer`, or, where it has none, the model's output."""
     if isinstance(objective, SupportsInfer):
         return objective.infer(model, inputs)

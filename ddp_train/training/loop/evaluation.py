@@ -18,7 +18,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MemoryKey, describe, is_sharded, local_rows, plain_name, shard_like
 from ddp_train.loader.device_copy import batch_on, copied_ahead
-from ddp_train.loader.loader import EvalLoader, EvaluationLoader
+from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components, EvaluationParts
@@ -136,7 +136,7 @@ def _evaluate_set(
     world.copy_from_main([buffer for module in modules for buffer in module.buffers()])
     files = None
     if predictions is not None:
-        assert isinstance(loader, EvalLoader)  # build refuses a stream, which has no order to write them in
+        assert isinstance(loader, PositionedEvaluationLoader)  # build refuses a stream, which has no order to write them in
         files = PredictionFiles(predictions, world, num_samples=loader.num_samples, first=loader.first)
     for metric_object in components.metrics.values():
         metric_object.reset()

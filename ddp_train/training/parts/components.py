@@ -14,7 +14,18 @@ from torch.optim import Optimizer
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Goal, Joint, Objective, Scheduler, Strategy, SupportsCompare, SupportsPredict, overrides
+from ddp_train.interfaces import (
+    AnyObjective,
+    Batch,
+    Goal,
+    Joint,
+    Scheduler,
+    Strategy,
+    SupportsCompare,
+    SupportsPredict,
+    SupportsTurnsAt,
+    overrides,
+)
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.reader import LengthPlan, MicroBatch
@@ -31,7 +42,7 @@ class EvaluationParts:
 
     model: nn.Module  # as the config says
     trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
-    objective: Objective
+    objective: AnyObjective
     amp: Amp
     eval_loaders: Mapping[str, EvaluationLoader]  # by the names of the evaluation sets, that without a name first; {}: nothing is evaluated
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
@@ -72,12 +83,12 @@ class EvaluationParts:
         return self.objective.score(self.model, batch), {}, None
 
 
-def with_loss(trained: nn.Module, objective: Objective) -> Joint:
+def with_loss(trained: nn.Module, objective: AnyObjective) -> Joint:
     """Return what computes the objective's loss of a batch with what is trained, for a strategy to wrap."""
     return trained if isinstance(trained, Joint) else Joint(trained, objective, has_state=False)
 
 
-def wrap(trained: nn.Module, objective: Objective, strategy: Strategy, world: World) -> tuple[nn.Module, Mapping[str, Turn]]:
+def wrap(trained: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> tuple[nn.Module, Mapping[str, Turn]]:
     """Return what computes the loss as the strategy wraps it, and the turns; with turns what is trained, as it is: each has its own."""
     turns = make_turns(trained, objective, strategy, world)
     return trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size), turns
@@ -122,10 +133,9 @@ class Components(EvaluationParts):
 
     def turns_at(self, step: int) -> list[Turn]:
         """Return the turns of the step that comes after `step` steps, one at least of those that the objective has."""
-        turns_at = getattr(self.objective, "turns_at", None)
-        if turns_at is None:
+        if not isinstance(self.objective, SupportsTurnsAt):
             return list(self.turns.values())
-        names = turns_at(step)
+        names = self.objective.turns_at(step)
         if not names or any(name not in self.turns for name in names):
             happened = f"{type(self.objective).__name__}.turns_at({step}) gives {list(names)}"
             raise ConfigError(key="objective", happened=happened, expected=f"one at least of {', '.join(self.turns)}")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Goal, Objective, SupportsCompare, describe, map_tensors
+from ddp_train.interfaces import AnyObjective, Goal, SupportsCompare, describe, map_tensors
 from ddp_train.training.instantiate import instantiate
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ Metric = KeptMetric | FunctionMetric
 """One metric of an evaluation, on one rank."""
 
 
-def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
+def build_metrics(nodes: Mapping[str, Any], objective: AnyObjective, world: World, answers: Mapping[str, Any]) -> dict[str, Metric]:
     """Make the metrics of `evaluation.metrics`, for an objective that says what they compare."""
     wanted = {name: node for name, node in nodes.items() if node}
     if wanted and not isinstance(objective, SupportsCompare):
@@ -140,7 +140,7 @@ def build_metrics(nodes: Mapping[str, Any], objective: Objective, world: World, 
     return {name: as_metric(each, name, world.device) for name, each in made.items()}
 
 
-def goals_of(objective: Objective, metrics: Mapping[str, Metric], sets: Iterable[str]) -> dict[str, Goal]:
+def goals_of(objective: AnyObjective, metrics: Mapping[str, Metric], sets: Iterable[str]) -> dict[str, Goal]:
     """Return which way each metric of the evaluation sets is better, where it has a direction."""
     goals = {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
     return {of_set(part, name): goal for part in sets for name, goal in goals.items()}

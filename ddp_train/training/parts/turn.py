@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
 
 from torch import nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import HasTurns, Joint, Strategy, join_few, matching, named_parameters
+from ddp_train.interfaces import AnyObjective, Joint, Strategy, TurnObjective, join_few, matching, named_parameters
 
 
 @dataclass(kw_only=True)
@@ -40,14 +39,9 @@ class Turn:
                 parameter.requires_grad_(True)
 
 
-def takes_turns(objective: object) -> bool:
-    """Tell whether the parts of an objective take turns."""
-    return isinstance(objective, HasTurns)
-
-
-def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: World) -> dict[str, Turn]:
+def make_turns(trained: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> dict[str, Turn]:
     """Return the turns of an objective that takes some, by their names. Each trains something, and each parameter is in one. Collective."""
-    if not takes_turns(objective):
+    if not isinstance(objective, TurnObjective):
         return {}
     named = named_parameters(trained)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
@@ -61,11 +55,11 @@ def make_turns(trained: nn.Module, objective: Any, strategy: Strategy, world: Wo
     if getattr(strategy, "static_graph", False) and sum(map(len, chosen.values())) > len(parameters):
         happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
         raise conflict("strategy.static_graph", happened, "false")
-    model, whole = trained.model if isinstance(trained, Joint) else trained, cast(Any, objective)
+    model = trained.model if isinstance(trained, Joint) else trained
     turns = {}
     for name, names in chosen.items():
         others = [parameter for each, parameter in parameters.items() if each not in names]
-        turn = Turn(name=name, module=Joint(model, whole, turn=name), others=others)
+        turn = Turn(name=name, module=Joint(model, objective, turn=name), others=others)
         with turn.alone():
             turn.module = strategy.prepare(turn.module, world.device, world.size)
         turns[name] = turn

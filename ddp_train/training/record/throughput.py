@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ddp_train import model_log
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Batch, HasTurns, Joint, Objective, batch_size, counted_as, map_tensors
+from ddp_train.interfaces import AnyObjective, Batch, HasUnit, Joint, TurnObjective, batch_size, counted_as, map_tensors
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -43,7 +43,7 @@ class Throughput:
     shapes: ShapeCopy | None = None  # model and objective, to count the operations of a step; None: they could not be copied
 
     def __post_init__(self) -> None:
-        self._counts_tokens = getattr(self.objective, "unit", "") in ("token", "next_token")
+        self._counts_tokens = isinstance(self.objective, HasUnit) and self.objective.unit in ("token", "next_token")
         self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
         self._num_samples, self._units = 0, 0.0  # in it; units are tokens or samples
         self._flops_per_unit: float | None = None
@@ -110,7 +110,7 @@ class ShapeCopy:
     """
 
     def __init__(self, trained: nn.Module, objective: Any) -> None:
-        if isinstance(objective, HasTurns):
+        if isinstance(objective, TurnObjective):
             raise ValueError("the parts of the objective take turns")
         shapes: dict[int, Any] = {}
         for module in (trained, objective):
@@ -143,7 +143,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
     return nn.Parameter(shape, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
-def measure(world: World, objective: Objective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
+def measure(world: World, objective: AnyObjective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
     """Return the throughput meter of a run, before the model is compiled or wrapped; `peak` is the device's, in FLOP/s."""
     has_lengths = getattr(source, "lengths", None) is not None  # a sample may be shorter than the longest
     window = None if has_lengths else source.facts.get("context_length")

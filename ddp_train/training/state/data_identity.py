@@ -26,11 +26,11 @@ from ddp_train.config.spelling import override
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import DataSource, join_few
+from ddp_train.interfaces import join_few
 from ddp_train.loader.loader import Loader
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
-from ddp_train.loader.stream import Stream
+from ddp_train.loader.stream import Source, Stream
 
 Identity = Mapping[str, Mapping[str, Any]]
 
@@ -44,7 +44,7 @@ _PROBED = 64  # positions of the order; a function of others' (`loader.sampler`)
 _SHOWN = 8
 
 
-def identity_of(source: DataSource | Stream, loader: Loader, config: RunConfig) -> Identity:
+def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
     """Return by what the training data and the order of its samples are known again. Its cost does not grow with the data."""
     order = {_BATCH: config.batch.global_batch_size, **{key: value_at(config.tree, key) for key in _ORDER}}
     if config.loader.sample_weights is not None:  # the file has been read: to hash it costs little beside that

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.loader.loader import EvalLoader, OneBatch, TrainLoader
+from ddp_train.loader.loader import OneBatch, PositionedEvaluationLoader, TrainLoader
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.loader.stream import Stream, StreamLoader
@@ -99,7 +99,7 @@ def test_augmentation_is_keyed_by_epoch_and_sample_not_by_batch() -> None:
 def test_evaluation_reads_every_sample_once(world_size: int) -> None:
     found: list[int] = []
     for rank in range(world_size):
-        for micro_batch in EvalLoader(Numbers(10), rank=rank, world_size=world_size, batch_size=3):
+        for micro_batch in PositionedEvaluationLoader(Numbers(10), rank=rank, world_size=world_size, batch_size=3):
             found += micro_batch.batch.tolist() if micro_batch.counts else []
     assert found == list(range(10))
 
@@ -109,7 +109,7 @@ def test_evaluation_reads_every_sample_once(world_size: int) -> None:
 def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> None:
     source, found, skipped = Damaged(10, bad=[0, 1, 2, 7]), [], []
     for rank in range(world_size):
-        loader = EvalLoader(source, rank=rank, world_size=world_size, batch_size=3, num_workers=workers, skips=True)
+        loader = PositionedEvaluationLoader(source, rank=rank, world_size=world_size, batch_size=3, num_workers=workers, skips=True)
         for micro_batch in loader:
             found += micro_batch.batch.tolist() if micro_batch.counts else []
             skipped += [bad.sample for bad in micro_batch.skipped]
@@ -119,7 +119,9 @@ def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> Non
 @pytest.mark.parametrize("world_size", [1, 2, 3, 9])
 @pytest.mark.parametrize(("most", "taken"), [(7, 7), (100, 20), (None, 20)])
 def test_an_evaluation_takes_the_first_samples_alone_on_any_number_of_ranks(world_size: int, most: int | None, taken: int) -> None:
-    loaders = [EvalLoader(Numbers(20), rank=rank, world_size=world_size, batch_size=3, most=most) for rank in range(world_size)]
+    loaders = [
+        PositionedEvaluationLoader(Numbers(20), rank=rank, world_size=world_size, batch_size=3, most=most) for rank in range(world_size)
+    ]
     found = [int(value) for loader in loaders for each in loader if each.counts for value in each.batch]
     assert sorted(found) == list(range(taken))
     assert {loader.num_samples for loader in loaders} == {taken}

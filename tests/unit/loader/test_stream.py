@@ -14,7 +14,7 @@ from ddp_train.config.check import ConfigErrors
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.loader.stream import Stream, StreamEvalLoader, StreamLoader, is_stream
+from ddp_train.loader.stream import Stream, StreamEvaluationLoader, StreamLoader, is_stream
 from tests.unit.loader.streams import Counting, Sharding, Stateful, hugging_face, make
 from tests.unit.parts import checked, components
 
@@ -144,7 +144,7 @@ def test_a_reader_without_a_sample_is_an_error_not_an_endless_loop() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 12])
 def test_evaluation_reads_every_sample_once(world_size: int) -> None:
-    loaders = [StreamEvalLoader(Stream(Stateful(10)), rank=rank, world_size=world_size, batch_size=3) for rank in range(world_size)]
+    loaders = [StreamEvaluationLoader(Stream(Stateful(10)), rank=rank, world_size=world_size, batch_size=3) for rank in range(world_size)]
     for _ in range(2):
         found = [micro_batch for each in loaders for micro_batch in each]
         assert sorted(chain.from_iterable(ids([micro_batch for micro_batch in found if micro_batch.counts]))) == list(range(10))
@@ -168,5 +168,5 @@ def test_epochs_are_those_of_a_length_in_whole_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_an_evaluation_takes_as_many_samples_as_it_is_told_to_over_all_ranks(world_size: int) -> None:
     stream = Stream(Counting(20), None)
-    loaders = [StreamEvalLoader(stream, rank=rank, world_size=world_size, batch_size=3, most=7) for rank in range(world_size)]
+    loaders = [StreamEvaluationLoader(stream, rank=rank, world_size=world_size, batch_size=3, most=7) for rank in range(world_size)]
     assert sum(len(each.batch) for loader in loaders for each in loader if each.counts) == 7

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.loader.dataset_adapter import DatasetSource
-from ddp_train.loader.loader import EvalLoader
+from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.objective.language_modeling import LanguageModeling
 from ddp_train.objective.supervised import LossObjective
 from ddp_train.run_folder.paths import RunFolder
@@ -57,7 +57,7 @@ def test_each_sample_has_its_row_and_they_say_what_the_metrics_say(tmp_path: Pat
 def test_a_language_model_tells_the_loss_and_the_tokens_of_each_sample(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11))
-    loader = EvalLoader(Ragged(), rank=0, world_size=1, batch_size=5)
+    loader = PositionedEvaluationLoader(Ragged(), rank=0, world_size=1, batch_size=5)
     parts = replace(components(), model=model, objective=LanguageModeling(ignore_index=-100), eval_loaders={"": loader})
     metrics = evaluated(parts, tmp_path / "p")
     losses, tokens = np.load(tmp_path / "p/loss.npy"), np.load(tmp_path / "p/tokens.npy")
@@ -70,7 +70,7 @@ def test_a_language_model_tells_the_loss_and_the_tokens_of_each_sample(tmp_path:
 def test_a_bare_loss_function_saves_what_the_model_gave_also_in_bfloat16(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     source = DatasetSource(TensorDataset(torch.rand(7, 3), torch.zeros(7, 2)))
-    loader = EvalLoader(source, rank=0, world_size=1, batch_size=4)
+    loader = PositionedEvaluationLoader(source, rank=0, world_size=1, batch_size=4)
     parts = replace(components("amp=bf16"), model=model, objective=LossObjective(torch.nn.functional.mse_loss), eval_loaders={"": loader})
     evaluated(parts, tmp_path / "p")
     output = np.load(tmp_path / "p/output.npy")
