@@ -181,8 +181,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
     Raises UserError: this machine has fewer GPUs than processes.
     """
     local_rank, local_size = torchrun_env.local_rank(), torchrun_env.local_world_size()
-    on_one_gpu = os.environ.get(handover.ONE_GPU)
-    is_shared = on_one_gpu == "shared"
+    is_shared = handover.shares_gpu()
     if device == "cuda" and torch.cuda.device_count() < (1 if is_shared else local_size):
         happened = f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs"
         expected = "a GPU for every process"
@@ -198,7 +197,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         _reach_out(store)
     if size > _MOST_CONNECTED:
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read when the group opens
-    if size > 1 or on_one_gpu == "group":
+    if world.has_group:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" and not is_shared else "gloo",
             store=dist.PrefixStore("process_group", store),

@@ -83,7 +83,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") 
             peers = Peers(world)
             stop = _watch_for_stop(job, world, peers, terminal)
             while (code := _work(job, world, state, stop, tracker)) is None:  # everything is built anew, and goes on from the checkpoint
-                vars(state).update(vars(TrainState()))
+                state.reset()
                 tracker.enter(Phase.START, 0)
                 job = replace(job, checkpoint=None)
             if watchdog is not None and watchdog.stdin is not None:

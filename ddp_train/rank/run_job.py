@@ -92,7 +92,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     stop.trains_after(state.steps_taken)
     began_at, halfway = state.step, job.config.debug.resume_after_steps
     is_done = trainer.train()
-    is_paused = not is_done and began_at < (halfway or 0) == state.step and not stop.comes_after(state.steps_taken)
+    is_halfway = halfway is not None and began_at < halfway == state.step
+    is_paused = is_halfway and not is_done and not stop.comes_after(state.steps_taken)
     unsaved = checkpoints.finish()
     profiler.close()  # what it writes may take a while, and a stop leaves little time to save
     if unsaved and (is_done or is_paused):

@@ -123,8 +123,10 @@ def _parameters(target: Any) -> Mapping[str, Parameter]:
 
 def refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -> None:
     """Refuse an argument that a class passed on (`**kwargs`) to something that does not take it."""
-    argument = re.search(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else None
-    for inner_key, value in dotted_items({key: node}) if argument else ():
-        if argument and inner_key.endswith(f".{argument[1]}"):
+    argument = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if argument is None or not isinstance(error, TypeError):
+        return
+    for inner_key, value in dotted_items({key: node}):
+        if inner_key.endswith(f".{argument[1]}"):
             fix = f"remove it: {removal(inner_key, value)}"
             raise ConfigError(key=inner_key, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error

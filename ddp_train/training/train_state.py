@@ -100,6 +100,10 @@ class TrainState:
         """All steps, also those that were undone: unlike `step` it only grows."""
         return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps) if self.jumps else self.step
 
+    def reset(self) -> None:
+        """Go back to the start of a run, in place."""
+        vars(self).update(vars(TrainState()))
+
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "window"}
 

@@ -131,7 +131,7 @@ def check_device(config: PartialConfig) -> Iterator[ConfigError]:
     is_here = cluster.launcher in ("local", "machines")
     if device == "cuda" and is_here and not is_torchrun_worker() and most_nodes(cluster) == 1:
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
-        if gpus < (min(wanted, 1) if os.environ.get(handover.ONE_GPU) == "shared" else wanted):
+        if gpus < (min(wanted, 1) if handover.shares_gpu() else wanted):
             why = "" if gpus else devices.why_none()
             happened = f"{wanted} processes want a GPU each; this machine shows {gpus}{why and f': {why}'}"
             fix = f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu"

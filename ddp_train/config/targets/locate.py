@@ -1,8 +1,9 @@
-"""Import the object that a `_target_` names, or read a stand-in for it from the source; tell its arguments and bases.
+"""Import the object that a `_target_` names, or read a stand-in for it from its source; tell its arguments and bases.
 
-A stand-in for a class or function of ddp_train or torch is read from its source when only its module, name, arguments and bases are needed
-(`target.py`): importing it would import torch, which takes seconds. Only plain source is read: a single definition by its name, perhaps
-re-exported by other modules, with literals as defaults of arguments. Everything else, and every other package, is imported.
+Importing a class of ddp_train or torch imports torch, which takes seconds (docs/decisions/0078-a-quick-start.md). So `stand_in` parses its
+source and makes an empty class or function of the same module, name, arguments and bases: `target.py` needs no more. It does so while torch
+is not imported, and where the source is plain: one definition of the name, perhaps re-exported by other modules, with literals as defaults.
+Everything else, and every other package, is imported.
 """
 
 from __future__ import annotations
