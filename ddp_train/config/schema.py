@@ -258,7 +258,7 @@ def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 
 
 _SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}
-EVENTS = ("start", "step", "evaluation", "save", "end")  # of callbacks (interfaces/run.py)
+EVENTS = ("start", "step", "evaluation", "save", "end")  # of callbacks (interfaces/run.py, which imports torch: the check does not)
 NAMED = {"metrics": "writer", "callbacks": "callback"}  # sections with one component for each name -> what they hold
 
 EVALUATION_METRICS = "evaluation.metrics"

@@ -31,7 +31,6 @@ class MetricWriter(Protocol):
 class Run(Protocol):
     """What a callback sees of its run on this rank, and what it may ask for."""
 
-    step: int  # steps taken
     total_steps: int
     is_log_step: bool  # in `step`: the record is written next
     model: nn.Module  # as the config says, without what the strategy has put around it
@@ -45,6 +44,10 @@ class Run(Protocol):
     world_size: int
     device: torch.device
     folder: Path  # the run's; rank 0 alone writes there
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Put a number into the next record, a tensor of one element without waiting for the device.

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from ddp_train.checkpoint import codec
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError
-from ddp_train.interfaces import Batch, named_parameters, overrides
+from ddp_train.interfaces import Batch, Goal, Run, named_parameters, overrides
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.training.loop.evaluation import as_evaluated, callback_errors
@@ -36,7 +36,8 @@ class RunView:
     def __init__(self, trainer: Trainer, *, folder: Path, show: Show, settings: Mapping[str, Any]) -> None:
         components, world = trainer.components, trainer.world
         self.components, self.state, self.world, self.logged = components, trainer.state, world, trainer.logged
-        self.model, self.optimizer, self.goals = components.model, components.optimizer, components.goals
+        self.model, self.optimizer = components.model, components.optimizer
+        self.goals: Mapping[str, Goal] = components.goals
         self.total_steps, self.forward_is_collective = components.total_steps, components.forward_is_collective
         self.data = components.train_loader.source
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
@@ -99,7 +100,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Mapping[str, Any], view: RunView) -> None:
         self._view = view
-        self._methods = {
+        self._methods: dict[str, list[tuple[str, Callable[Concatenate[Run, ...], object]]]] = {
             event: [(name, getattr(callback, event)) for name, callback in callbacks.items() if overrides(callback, event)]
             for event in EVENTS
         }
