@@ -9,12 +9,13 @@
 # make hydras: config, launch and sweep tests with each Hydra; HYDRAS="1.4.0rc3:2.4.1rc1" takes some of them, with their OmegaConf.
 # make reference: docs/reference.md anew, from conf/ and the schema.   make docs: the pages as a site, outputs/site/html; a broken link ends it.
 # make pictures: docs/pictures/ anew, from real runs.
+# make dist: outputs/dist with a release: sdist and wheel, checked; what they need with hashes, and as a CycloneDX SBOM.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: train test gpu clusters thirdparty faults soak check reference docs pictures benchmark torches hydras clean
+.PHONY: train test gpu clusters thirdparty faults soak check reference docs pictures dist benchmark torches hydras clean
 
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
@@ -58,6 +59,15 @@ docs: $(VENV)/.docs
 	@mv $(SITE)/pages/docs/zensical.toml $(SITE)/
 	@cd $(SITE) && $(CURDIR)/$(BIN)/zensical build --strict
 
+DIST := outputs/dist
+dist: $(VENV)/.release
+	@rm -rf $(DIST)
+	$(BIN)/python -m build --outdir $(DIST)
+	$(BIN)/twine check --strict $(DIST)/*
+	$(BIN)/uv pip compile pyproject.toml --extra image --extra text --extra optuna -c constraints.txt --generate-hashes --no-header \
+	    --no-annotate --quiet --output-file $(DIST)/requirements.txt
+	$(BIN)/cyclonedx-py requirements $(DIST)/requirements.txt --pyproject pyproject.toml --output-reproducible --output-file $(DIST)/sbom.cdx.json
+
 benchmark: $(READY)
 	$(BIN)/python -m tests.benchmark.whole_command $(ARGS)
 
@@ -86,6 +96,10 @@ $(READY): pyproject.toml constraints.txt
 
 $(VENV)/.docs: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.release: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[release]'
 	@touch $@
 
 $(VENV)/.thirdparty: $(READY)

@@ -21,7 +21,8 @@ _WITHIN_S = 300
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
     """Build the wheel, install it into a new environment beside this one's packages, and return the folder of its commands."""
-    pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install hatchling")
+    for package in ("hatchling", "hatch_fancy_pypi_readme"):
+        pytest.importorskip(package, reason="needs what builds the wheel: make train installs it")
     build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
     run([sys.executable, "-c", build, str(tmp_path)], FOLDER.parent)
     (wheel,) = tmp_path.glob("*.whl")
