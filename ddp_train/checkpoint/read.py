@@ -55,7 +55,7 @@ def read_shared(
     size = size_of(checkpoint, world)
     with ExitStack() as stack:
         files = cache(partial(_File, checkpoint, stack))  # a file is opened when something in it is read first
-        plain = world.from_main(files(0).plain(SHARED) if world.is_main else None)
+        plain = world.from_main(lambda: files(0).plain(SHARED))
         shared = _Shared(plain, size, files)
         if isinstance(state := plain.get("state"), dict) and "step" in state:
             require_origin(checkpoint, "its state", step=state["step"])
@@ -118,8 +118,7 @@ class _Shared:
 
 def size_of(checkpoint: Path, world: World) -> int:
     """Return how many ranks have written a verified checkpoint. Rank 0 alone reads its manifest. Collective."""
-    size: int = world.from_main(read_manifest(checkpoint)["world_size"] if world.is_main else 0)
-    return size
+    return world.from_main(lambda: int(read_manifest(checkpoint)["world_size"]))
 
 
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._buffer = StagingBuffer(self.world.device)
-        self._nonce: str = self.world.from_main(secrets.token_hex(4))
+        self._nonce = self.world.from_main(lambda: secrets.token_hex(4))
         store: Store = HashStore()  # of a world of one
         if self.world.size > 1:
             assert self.world.store is not None

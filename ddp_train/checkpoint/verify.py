@@ -66,8 +66,7 @@ def newest_good(folder: Path, world: World | None = None, *, on_progress: Callab
     Each rank reads some of the files (no world: this process reads them all), and meanwhile calls `on_progress`.
     """
     world = world or alone()
-    candidates: list[Path] = world.from_main(sorted(folder.glob(STEP_FOLDERS), reverse=True))
-    for candidate in candidates:
+    for candidate in world.from_main(lambda: sorted(folder.glob(STEP_FOLDERS), reverse=True)):
         problem = verify_together(candidate, world, on_progress=on_progress)
         if not problem:
             return candidate
@@ -80,10 +79,13 @@ def verify_together(checkpoint: Path, world: World, *, on_progress: Callable[[],
 
     Rank 0 alone reads the manifest and lists the folder: both are long for thousands of ranks; each rank gets the lines of its files.
     """
-    files: dict[str, Any] = {}
-    problem = _problem(lambda: files.update(_listed(checkpoint))) if world.is_main else ""
-    lines = list(files.items())
-    shares = [(problem, dict(lines[rank :: world.size])) for rank in range(world.size)] if world.is_main else []
+
+    def shares() -> list[tuple[str, Files]]:
+        files: dict[str, Any] = {}
+        problem = _problem(lambda: files.update(_listed(checkpoint)))
+        lines = list(files.items())
+        return [(problem, dict(lines[rank :: world.size])) for rank in range(world.size)]
+
     problem, own = world.each_from_main(shares)
     return problem or world.first_of(_problem(lambda: _compare(checkpoint, own, on_progress)))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from ddp_train.errors import UserError
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.network import address_towards, interface_of
 
+_T = TypeVar("_T")
 _TIMEOUT = timedelta(minutes=10)
 _LOOPBACK = "lo"  # Linux has no other name for it
 _MOST_CONNECTED = 512
@@ -109,7 +110,7 @@ class World:
         dist.all_gather(rows, values)
         return torch.stack(rows)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: _T) -> list[_T]:
         """Return every rank's value, by rank, on every rank. Pickles: not for the hot path. Collective."""
         if self.size == 1:
             return [value]
@@ -117,7 +118,7 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
-    def gather_to_main(self, value: Any) -> list[Any]:
+    def gather_to_main(self, value: _T) -> list[_T]:
         """Return every rank's value, by rank, on rank 0; [] on the others, which need no room for them. Pickles. Collective."""
         if self.size == 1:
             return [value]
@@ -125,21 +126,25 @@ class World:
         dist.gather_object(value, values if self.is_main else None)
         return values
 
-    def from_main(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Pickles: not for the hot path. Collective."""
-        if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+    def from_main(self, make: Callable[[], _T]) -> _T:
+        """Return on every rank what `make` returns on rank 0, which alone calls it. Pickles: not for the hot path. Collective.
 
-    def each_from_main(self, values: Sequence[Any]) -> Any:
-        """Return to each rank its own of the values that rank 0 has, by rank; each reads its own alone. Pickles. Collective."""
-        if self.size == 1:
-            return values[0]
-        box: list[Any] = [None]
-        dist.scatter_object_list(box, list(values) if self.is_main else None, src=0)
-        return box[0]
+        If it raises, the other ranks wait here until the error of rank 0 ends the attempt.
+        """
+        box: list[Any] = [make() if self.is_main else None]
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0)
+        value: _T = box[0]
+        return value
+
+    def each_from_main(self, make: Callable[[], Sequence[_T]]) -> _T:
+        """Return to each rank its own of the values, by rank, that `make` returns on rank 0 (`from_main`). Pickles. Collective."""
+        values = list(make()) if self.is_main else None
+        box: list[Any] = values or [None]
+        if self.size > 1:
+            dist.scatter_object_list(box, values, src=0)
+        value: _T = box[0]
+        return value
 
     def first_of(self, text: str) -> str:
         """Return, on every rank, the text of the first rank that has one; "": none has. Two messages more where one has. Collective."""

@@ -53,7 +53,7 @@ def recorded(job: Job, world: World) -> Iterator[None]:
         "torch": torch.__version__,
     }
     ranks = world.gather_to_main(this_rank)  # which alone writes them down: with thousands, each would have megabytes to read
-    problem: UserError | None = world.from_main(_problem(ranks, job))
+    problem = world.from_main(lambda: _problem(ranks, job))
     if problem is not None:
         raise problem
     if not world.is_main or job.run_folder.environment.exists():

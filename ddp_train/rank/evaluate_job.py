@@ -7,7 +7,7 @@ So it may run beside the training. A stop ends it at once: nothing is lost that 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -58,8 +58,8 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     with environment.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
-        known = known_meaning(Path(task.run if task.watches else task.checkpoint)) if world.is_main else {}
-        answers, meaning = world.from_main((answers_of(Path(task.run)), known) if world.is_main else None)
+        answers = world.from_main(lambda: answers_of(Path(task.run)))
+        meaning = world.from_main(lambda: known_meaning(Path(task.run if task.watches else task.checkpoint)))
         components = build_evaluation(job.config, world, answers, meaning)
     seen = {int(record["step"]) for record in read_records(job.run_folder.root)}  # by an attempt before this one
     last, metrics = max(seen, default=0), dict[str, float]()
@@ -131,45 +131,48 @@ def _load(
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
     Of a model that is sharded among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
-    found = components.modules
+    modules = components.modules
     problem = "" if is_verified else verify_together(checkpoint, world, on_progress=tracker.move)
-    if components.forward_is_collective:
-        if not problem:
-            weights = read_weights(checkpoint, world, found)
-            put_weights(checkpoint, weights, found)
-            state.samples = int(weights["state"]["samples"])
+    if problem:
         return problem
-    if world.is_main and not problem:
+
+    def put(weights: Mapping[str, Any]) -> None:
+        put_weights(checkpoint, weights, modules)
+        state.samples = int(weights["state"]["samples"])
+
+    def put_whole() -> str:
         try:
-            weights = read_weights(checkpoint)
-            put_weights(checkpoint, weights, found)
-            state.samples = int(weights["state"]["samples"])
+            put(read_weights(checkpoint))
         except CheckpointError as error:
-            problem = error.happened
+            return error.happened
         except OSError as error:
-            problem = f"{error.filename or checkpoint.name}: {error.strerror}"
-    problem = world.from_main(problem)
-    for module in found.values() if not problem else ():
-        own: dict[str, Any] = module.state_dict()
+            return f"{error.filename or checkpoint.name}: {error.strerror}"
+        return ""
+
+    if components.forward_is_collective:
+        put(read_weights(checkpoint, world, modules))
+        return ""
+    if problem := world.from_main(put_whole):
+        return problem
+    states: list[dict[str, Any]] = [module.state_dict() for module in modules.values()]
+    others = world.from_main(lambda: [{name: value for name, value in own.items() if not isinstance(value, Tensor)} for own in states])
+    for module, own, of_main in zip(modules.values(), states, others, strict=True):
         world.copy_from_main([value for value in own.values() if isinstance(value, Tensor)])
-        others = world.from_main({name: value for name, value in own.items() if not isinstance(value, Tensor)})
-        if others and not world.is_main:
-            module.load_state_dict({**own, **others})
-    return str(problem)
+        if of_main and not world.is_main:
+            module.load_state_dict({**own, **of_main})
+    return ""
 
 
 def _checkpoints(task: Task, seen: Collection[int], world: World, tracker: PhaseTracker) -> Iterator[Path]:
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
     if not task.watches:
-        yield world.from_main(
-            catalog.find(Path(task.checkpoint), partial(verify, on_progress=tracker.move), key="RUN") if world.is_main else None
-        )
+        yield world.from_main(lambda: catalog.find(Path(task.checkpoint), partial(verify, on_progress=tracker.move), key="RUN"))
         return
     watch = new_checkpoints(RunFolder(Path(task.run)), seen=seen)
     while True:
         tracker.move()
-        checkpoint = world.from_main(next(watch, "") if world.is_main else None)
-        if checkpoint == "":
+        checkpoint = world.from_main(lambda: next(watch, ""))
+        if isinstance(checkpoint, str):  # no more will come
             return
         if checkpoint is not None:
             yield checkpoint

@@ -59,7 +59,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     keep = retention(job.config.checkpoint, components)
     changed = _resume(job, components, state, world, tracker)
     is_over = state.step >= components.total_steps or state.stopped is not None
-    if is_over and world.from_main(run_folder.is_completed()):
+    if is_over and world.from_main(run_folder.is_completed):
         _make_up_for_predictions(job, components, state, world, tracker)
         if world.is_main:
             end_attempt(run_folder)
@@ -118,8 +118,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
 def _build(job: Job, world: World) -> tuple[Job, Components]:
     """Say what begins, and build what it is made of; the job then has the micro-batch that was found, if that was asked. Collective."""
     if job.config.batch.is_open:
-        before = answers_before(job.config, job.run_folder.root) if world.is_main else {}
-        job = _with_micro_batch(job, world.from_main(before))
+        config, folder = job.config, job.run_folder.root
+        job = _with_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
     keep = None
     if job.config.compile.mode is not None:
         sweep = sweep_of(job.run_folder.root)
@@ -182,7 +182,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:
     """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
     folder_of = partial(job.run_folder.predictions_of, state.step)
-    is_there = world.from_main(all(folder_of(part).exists() for part in components.eval_loaders))
+    is_there = world.from_main(lambda: all(folder_of(part).exists() for part in components.eval_loaders))
     if not job.config.evaluation.save_predictions or is_there:
         return
     with weights_to_evaluate(components):

@@ -95,7 +95,7 @@ class Profiler:
 
     def start_window(self, step: int) -> None:
         """Plan the window that was requested. Collective."""
-        request, problem = self._world.from_main(self._read() if self._world.is_main else None)
+        request, problem = self._world.from_main(self._read)
         ranks = [rank for rank in ((request and request.ranks) or self._config.ranks) if rank < self._world.size]
         if request is not None and self._window is not None:
             problem = "a window is to be recorded already"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ class _Rank(World):
             self.store.set(f"told/{number}", message)
         return bytes(self.store.get(f"told/{number}"))
 
-    def from_main(self, value: Any) -> Any:
-        return pickle.loads(self._told_by(0, pickle.dumps(value)))
+    def from_main(self, make: Callable[[], Any]) -> Any:
+        return pickle.loads(self._told_by(0, pickle.dumps(make() if self.is_main else None)))
 
 
 def worlds(size: int) -> list[World]:

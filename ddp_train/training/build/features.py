@@ -79,7 +79,7 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
     if isinstance(scheduler, Plateau):
         plateau = scheduler
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
-        hooks.after_evaluation.append(lambda metrics: plateau.follow(world.from_main(metrics)))
+        hooks.after_evaluation.append(lambda metrics: plateau.follow(world.from_main(lambda: metrics)))
     _add_to_record(trainer)
     if features.profiler is not None:
         features.profiler.register(hooks)

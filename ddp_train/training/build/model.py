@@ -47,7 +47,7 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, 
         with world.device if world.device.type == "meta" else nullcontext():
             model = make()
     if is_filled:  # without values nothing was drawn
-        set_random_state(world.from_main(random_state(_HOST)), _HOST)
+        set_random_state(world.from_main(lambda: random_state(_HOST)), _HOST)
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
             happened = f"{name or 'the model'} is an {type(module).__name__} with sparse=True"

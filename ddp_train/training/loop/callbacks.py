@@ -138,8 +138,9 @@ class Callbacks:
             check_logged(name, value, reserved=list(metrics))
             values.setdefault(name, []).append(float(value))
 
+        of_main = view.world.from_main(lambda: dict(metrics))  # a differing last bit could make ranks decide differently
         with as_evaluated(view.components):
-            self._call("evaluation", add, view.world.from_main(dict(metrics)))  # a differing last bit could make ranks decide differently
+            self._call("evaluation", add, of_main)
         view.logged.agree(view.world)
         by_rank = view.world.gather(values)
         names = dict.fromkeys(chain.from_iterable(by_rank))

@@ -200,21 +200,23 @@ def results(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
     """Return the values of all metrics over all ranks, the same on each, or raise a ConfigError on each. Collective."""
     if not metrics:
         return {}
-    gathered = world.gather_to_main({name: metric.state() for name, metric in metrics.items()})
-    found: dict[str, float] = {}
-    problem = None
-    for name, metric in metrics.items() if world.is_main else ():
-        try:
-            found |= _value(name, metric, [states[name] for states in gathered])
-        except ConfigError as error:  # all ranks must end alike
-            problem = error
-            break
-    found, problem = world.from_main((found, problem))
+    by_rank = world.gather_to_main({name: metric.state() for name, metric in metrics.items()})
+
+    def make_values() -> dict[str, float] | ConfigError:
+        values: dict[str, float] = {}
+        for name, metric in metrics.items():
+            try:
+                values |= _value(name, metric, [states[name] for states in by_rank])
+            except ConfigError as error:  # all ranks must end alike
+                return error
+        return values
+
+    values = world.from_main(make_values)
     for metric in metrics.values():
         metric.reset()  # what it holds grows with the evaluation set
-    if problem is not None:
-        raise problem
-    return found
+    if isinstance(values, ConfigError):
+        raise values
+    return values
 
 
 def _value(name: str, metric: Metric, states: Sequence[Any]) -> dict[str, float]:

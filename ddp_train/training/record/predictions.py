@@ -96,7 +96,7 @@ class PredictionFiles:
                     self._partial.rename(self._folder)
                     shutil.rmtree(earlier, ignore_errors=True)
             shutil.rmtree(self._partial, ignore_errors=True)  # else a full disk would stay full
-        problem = self._world.from_main(self._problem)
+        problem = self._world.from_main(lambda: self._problem)
         if keep and problem:
             raise OSError(f"{self._folder} was not saved (evaluation.save_predictions). {problem}")
         if keep and not is_complete:

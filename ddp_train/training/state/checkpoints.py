@@ -55,7 +55,7 @@ class Checkpoints:
             folder,
             self.world,
             config_hash=self.config.hash(),
-            run=self.world.from_main(self.run_folder.run_id()),  # a shared file system may show environment.json to others later
+            run=self.world.from_main(self.run_folder.run_id),  # a shared file system may show environment.json to others later
             asynchronous=settings.asynchronous,
             remove_old=lambda saved: remove_old(saved, self.keep),
             on_progress=self.tracker.move,
@@ -129,8 +129,7 @@ class Checkpoints:
 
     def _saved(self) -> list[CatalogEntry]:
         """Return the checkpoints that there are, the same on all ranks. Collective."""
-        saved: list[CatalogEntry] = self.world.from_main(catalog.saved(self.run_folder.checkpoints) if self.world.is_main else None)
-        return saved
+        return self.world.from_main(lambda: catalog.saved(self.run_folder.checkpoints))
 
 
 def retention(settings: CheckpointConfig, components: Components) -> Retention:
@@ -155,9 +154,7 @@ def find_checkpoint(run_folder: RunFolder, named: str | None, world: World, *, o
     """Return the checkpoint to resume from, verified: the named one, or the newest good one of the run; None: there is none. Collective."""
     if named is None:
         return newest_good(run_folder.checkpoints, world, on_progress=on_progress)
-    path, check = Path(named), partial(verify, on_progress=on_progress)
-    chosen: Path | None = world.from_main(catalog.find(path, check, key="resume") if world.is_main else None)
-    return chosen
+    return world.from_main(lambda: catalog.find(Path(named), partial(verify, on_progress=on_progress), key="resume"))
 
 
 def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:

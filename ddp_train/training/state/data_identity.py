@@ -104,16 +104,19 @@ def require_same(checkpoint: Path, now: Identity, world: World, config: RunConfi
 
     Rank 0 decides: `require_alike` has compared the ranks.
     """
-    found: list[str] = []
-    if before := saved_identity(checkpoint) if world.is_main else {}:
+
+    def accepted_changes() -> list[str]:
+        before = saved_identity(checkpoint)
+        if not before:
+            print(f"{checkpoint.name} does not say on which data it was trained: it is not compared", flush=True)
+            return []
         happened = f"{checkpoint} was saved with other data than there is now: samples would come twice or never, or mean something else"
-        found = _accept(before, now, accepted=config.accept_changed_data, key="resume", happened=happened)
-    elif world.is_main:
-        world.print(f"{checkpoint.name} does not say on which data it was trained: it is not compared")
-    if found:
-        print(f"{_KEY}: the run goes on with what has changed:", *found, sep="\n    ", flush=True)
-    accepted: list[str] = world.from_main(found)  # where the others wait when rank 0 refuses
-    return accepted
+        changes = _accept(before, now, accepted=config.accept_changed_data, key="resume", happened=happened)
+        if changes:
+            print(f"{_KEY}: the run goes on with what has changed:", *changes, sep="\n    ", flush=True)
+        return changes
+
+    return world.from_main(accepted_changes)
 
 
 def require_alike(identity: Identity, world: World) -> None:
@@ -121,7 +124,7 @@ def require_alike(identity: Identity, world: World) -> None:
     own = {name: xxhash.xxh3_64_hexdigest(json.dumps(value).encode()) for part in identity.values() for name, value in part.items()}
     ranks = enumerate(world.gather_to_main(own))
     differing = [(rank, name) for rank, each in ranks for name in sorted(own.keys() | each.keys()) if own.get(name) != each.get(name)]
-    if first := world.from_main(differing[:_SHOWN]):
+    if first := world.from_main(lambda: differing[:_SHOWN]):
         happened = f"other ranks have other data than rank 0: {', '.join(f'rank {rank} {name}' for rank, name in first)}"
         raise UserError(key="data", happened=happened, expected="the same data on every machine", fix="copy it again")
 

@@ -37,7 +37,7 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
     Raises UserError: the file cannot be read safely, or does not fit (rank 0).
     """
     fitting, lines = fit(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
-    names = set(world.from_main(list(fitting)))  # here the others wait when rank 0 refuses
+    names = set(world.from_main(lambda: list(fitting)))  # here the others wait when rank 0 refuses
     for name, tensor in _tensors(model).items():
         if not is_sharded(tensor):
             if name in fitting:

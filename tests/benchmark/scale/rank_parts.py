@@ -125,7 +125,7 @@ def restoring(size: int) -> tuple[int, list[Cost]]:
             found.append(cost("checkpoint verified", world, lambda: verify_together(checkpoint, world)))
         own = {rank_file(size // 2): files[rank_file(size // 2)]}
         with fake_world(size // 2, size) as world:
-            object.__setattr__(world, "each_from_main", lambda values: ("", own))  # the fake backend brings nothing from rank 0
+            object.__setattr__(world, "each_from_main", lambda make: ("", own))  # the fake backend brings nothing from rank 0
             found.append(cost("checkpoint verified", world, lambda: verify_together(checkpoint, world)))
         return (checkpoint / "manifest.json").stat().st_size, found
     finally:

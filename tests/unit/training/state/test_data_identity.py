@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +198,8 @@ def test_ranks_with_other_data_are_named() -> None:
         def gather_to_main(self, value: dict[str, str]) -> list[dict[str, str]]:
             return [value, {**value, "data.bytes": "0"}]
 
-        def from_main(self, value: Any) -> Any:
-            return value
+        def from_main(self, make: Callable[[], Any]) -> Any:
+            return make()
 
     world: Any = Two()
     with pytest.raises(UserError, match=r"other data than rank 0: rank 1 data\.bytes"):
