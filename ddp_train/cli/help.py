@@ -205,7 +205,7 @@ def _read_option(file: Path, group: str) -> Option:
     prefix = "" if is_global or not group else f"{group.replace('/', '.')}."
     keys = [*_keys(tree, prefix, lines, file)]
     target = next((match[1] for line in lines if (match := re.match(r"\s*_target_: (\S+)", line))), "")
-    meaning = " ".join(line for line in top if line != "@package _global_")
+    meaning = " ".join(line for line in top if not line.startswith(("@package", "yaml-language-server:")))
     return Option(group=group, name=file.stem, file=file, meaning=meaning, target=target, keys=keys)
 
 

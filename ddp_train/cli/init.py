@@ -6,6 +6,8 @@ import importlib.util
 import keyword
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from ddp_train import FOLDER
@@ -15,8 +17,8 @@ from ddp_train.launch.launcher import Launcher
 USAGE = """ddp-train init DIR
 
   Makes a project in the new folder DIR: a package of the same name with a model, a data set, a metric and a callback; conf/ with their
-  YAML over that of ddp_train; an experiment; a test; a README with what to type. It trains as it is. Inside it commands find conf/
-  without flags: pyproject.toml names it.
+  YAML over that of ddp_train, and .schema/, by which editors complete and check it; an experiment; a test; a README with what to type. It
+  trains as it is. Inside it commands find conf/ without flags: pyproject.toml names it.
 """
 
 _PACKAGE, _DISTRIBUTION = "my_project", "my-project"  # the names in the starter
@@ -34,6 +36,7 @@ def init(arguments: list[str], launcher: Launcher) -> int:
             state = "has files in it" if folder.is_dir() else "is a file"
             raise UserError(happened=f"{folder} is there already, and {state}", expected="a new folder, or an empty one", fix=_FIX)
         _write(folder, package)
+        subprocess.run([sys.executable, "-m", "ddp_train", "schema", ".schema"], cwd=folder, check=True)  # it imports the new package
     except OSError as error:
         happened = f"{folder} cannot be made here: {error.strerror}"
         raise UserError(happened=happened, expected="a place where you may write", fix="ddp-train init ELSEWHERE/NAME") from None

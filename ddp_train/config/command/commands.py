@@ -35,6 +35,7 @@ COMMANDS = {
     "prepare": Command("prepare", "prepare", overrides="all"),
     "init": Command("init", "init"),
     "completion": Command("completion", "complete", reads_yaml=True),
+    "schema": Command("schema", "write", reads_yaml=True),
 }
 
 _SHOWS_TEXT = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
