@@ -11,11 +11,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from threading import main_thread
 
-from torch.distributed import DistError, PrefixStore, Store
+from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.distributed.store import add_line, lines_of, wait_for
 from ddp_train.distributed.world import World
@@ -27,28 +27,37 @@ logger = logging.getLogger(__name__)
 
 ANSWERS_S = 1.0  # how long a rank waits for the answers of the others: some may be gone
 
-_POLL_S, _FIRST_POLL_S = 0.02, 0.001
-_LATER_S = 0.25  # between two looks of the ranks that do not ask, of which there may be thousands
-_TELLS_S = 0.1  # within which the rank that has heard the others has written its report
+_POLL_S = 0.02
+_FIRST_POLL_S = 0.001
+_LATE_POLL_S = 0.25  # of the ranks that do not ask themselves, of which there may be thousands
+_RECORDS_S = 0.1  # within this time the rank that has heard the others records its failure
 
 
 class Peers:
-    """This rank's end of the line. The main thread of every rank makes one for each job. Collective."""
+    """This rank's end of the line; `connect` makes it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, store: Store, reading_store: Store, neighbours: Mapping[int, int]) -> None:
         self._world = world
-        self._asks = False  # what the others are doing
-        self.doing: Callable[[], str] = _what_the_main_thread_does  # or what this rank has reported
-        self.is_lost = False  # another rank is gone, and this one only waits to be ended
-        self._neighbours: dict[int, int] = {}  # rank -> pid, of those that we can see, and whose agent, which is ours, says how they ended
+        self.store = store
+        self._reading_store = reading_store  # a connection serves one request at a time, and reading waits
+        self._neighbours = neighbours  # rank -> pid, of the others on this machine: their agent is ours, and says how they ended
         self.is_alone = world.size == 1
-        if not self.is_alone:  # a connection serves one request at a time, and reading waits on its own
-            self.store, self._line = _connect(world), _connect(world)
-            self.store.set(f"pid/{world.rank}", f"{os.getpid()}")
-            first = world.rank - world.local_rank  # torchrun counts a machine's ranks one after another
-            ranks = range(first, first + world.local_size)
-            pids = map(int, self.store.multi_get([f"pid/{rank}" for rank in ranks]))
-            self._neighbours = {rank: pid for rank, pid in zip(ranks, pids, strict=True) if rank != world.rank}
+        self.activity: Callable[[], str] = _what_the_main_thread_does  # or what this rank has reported
+        self.has_lost_rank = False  # another rank is gone, and this one only waits to be ended
+        self._is_asking = False  # what the others are doing
+
+    @classmethod
+    def connect(cls, world: World) -> Peers:
+        """Open this rank's end. The main thread of every rank calls it, once for each job. Collective."""
+        if world.size == 1:
+            return cls(world, HashStore(), HashStore(), {})
+        store = _connection(world)
+        store.set(f"pid/{world.rank}", f"{os.getpid()}")
+        first = world.rank - world.local_rank  # torchrun counts a machine's ranks one after another
+        ranks = range(first, first + world.local_size)
+        pids = map(int, store.multi_get([f"pid/{rank}" for rank in ranks]))
+        neighbours = {rank: pid for rank, pid in zip(ranks, pids, strict=True) if rank != world.rank}
+        return cls(world, store, _connection(world), neighbours)
 
     def send(self, message: str) -> None:
         """Send a message to every rank, this one too."""
@@ -60,29 +69,30 @@ class Peers:
         Raises DistError: the store is gone.
         """
         for number in count(1):
-            message = wait_for(self._line, f"message/{number}")
+            message = wait_for(self._reading_store, f"message/{number}")
             if message == "closed":
                 return
-            if message == "ask" and self._asks:
+            if message == "ask" and self._is_asking:
                 continue
             if message == "ask":
-                add_line(self.store, "doing", [self._world.rank, self.doing()])
+                add_line(self.store, "doing", [self._world.rank, self.activity()])
                 self.store.add("answers", 1)
             else:
                 yield number, message
 
     def close(self) -> None:
         """Close the line. Every rank may call it; rank 0 closes it for all."""
-        if not self.is_alone and self._world.is_main:
+        if self._world.is_main:
             self.send("closed")
 
-    def report_activity(self, doing: Callable[[], str], *, is_lost: bool = False) -> None:
+    def report_activity(self, activity: Callable[[], str], *, has_lost_rank: bool = False) -> None:
         """Answer this, from now on, when another rank asks what this one is doing.
 
-        Where `is_lost`, another rank is gone, and this one only waits to be ended: the next signal ends it.
+        If it `has_lost_rank`, this rank only waits to be ended: the next signal ends it.
         """
-        self.doing, self.is_lost = doing, is_lost  # before anything that takes its time: others may be asking already
-        logger.info(f"{failure.WAS}%s", os.getpid(), doing())
+        self.activity = activity  # before anything that takes its time: others may be asking already
+        self.has_lost_rank = has_lost_rank
+        logger.info(f"{failure.WAS}%s", os.getpid(), activity())
 
     def ask_others(self) -> dict[int, str]:
         """Return what the other ranks are doing, by rank, those left out that have ended. Waits `ANSWERS_S` at most.
@@ -98,10 +108,10 @@ class Peers:
         try:
             if self.store.add("asked", 1) > 1:
                 # Not by the store's own wait: the reading thread answers over this connection.
-                wait_until(lambda: self.store.check(["heard"]), within_s=ANSWERS_S, every_s=_LATER_S, first_s=_POLL_S)
-                time.sleep(_TELLS_S)
+                wait_until(lambda: self.store.check(["heard"]), within_s=ANSWERS_S, every_s=_LATE_POLL_S, first_s=_POLL_S)
+                time.sleep(_RECORDS_S)
                 return {}
-            self._asks = True
+            self._is_asking = True
             self.send("ask")
             wait_until(lambda: self.store.add("answers", 0) >= len(others), within_s=ANSWERS_S, every_s=_POLL_S, first_s=_FIRST_POLL_S)
             answers = dict(lines_of(self.store, "doing"))
@@ -118,7 +128,7 @@ class Peers:
         """Say that this rank ends now. Rank 0 waits for the others, because the store may end with it."""
         if not self._world.is_main:
             self.store.add("left", 1)
-        elif not self.is_alone:
+        else:
             wait_until(lambda: self.store.add("left", 0) >= self._world.size - 1, within_s=ANSWERS_S, every_s=_POLL_S)
 
 
@@ -126,6 +136,6 @@ def _what_the_main_thread_does() -> str:
     return failure.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
 
 
-def _connect(world: World) -> Store:
+def _connection(world: World) -> Store:
     assert world.store is not None
     return PrefixStore("stop", world.store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it

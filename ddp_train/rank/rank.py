@@ -71,7 +71,9 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") 
         store: empty at the beginning.
         remark: for the job's log; "": none.
     """
-    state, tracker, started = TrainState(), PhaseTracker(), time.monotonic()
+    started = time.monotonic()
+    state = TrainState()
+    tracker = PhaseTracker()
     write_heartbeats(tracker)
     peers: Peers | None = None
     with rank_log(job.run_folder, rank, shows=not job.in_sweep) as terminal:
@@ -80,15 +82,15 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") 
         try:
             watchdog = _start_watchdog(job, store, rank, size, terminal)
             world = _open_world(job, store, rank, size)
-            peers = Peers(world)
-            stop = _watch_for_stop(job, world, peers, terminal)
-            while (code := _work(job, world, state, stop, tracker)) is None:  # everything is built anew, and goes on from the checkpoint
-                state.reset()
-                tracker.enter(Phase.START, 0)
-                job = replace(job, checkpoint=None)
-            if watchdog is not None and watchdog.stdin is not None:
-                watchdog.stdin.close()
-            stop.close()
+            peers = Peers.connect(world)
+            stop = _make_stop(job, world, peers, terminal)
+            with stop.listening():
+                while (code := _work(job, world, state, stop, tracker)) is None:  # all is built anew, and goes on from the checkpoint
+                    state.reset()
+                    tracker.enter(Phase.START, 0)
+                    job = replace(job, checkpoint=None)
+                if watchdog is not None and watchdog.stdin is not None:
+                    watchdog.stdin.close()
         except BaseException as error:  # sys.exit in a component is no way to leave either
             is_a_peers = _comes_from_a_peer(error)
             found = _describe(error, job, state, peers, rank=rank)
@@ -144,8 +146,8 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
     return world
 
 
-def _watch_for_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> Stop:
-    """Return what stops the ranks of a job together, from now on."""
+def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> Stop:
+    """Return what stops the ranks of a job together."""
 
     def report(rank: int, pid: int, doing: dict[int, str]) -> None:
         _show(failure.from_exit(rank=rank, pid=pid, exit_code=None).with_others(doing), job, terminal)
@@ -154,16 +156,16 @@ def _watch_for_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> S
     return Stop(
         world,
         peers,
-        leave=partial(_leave_untrained, job.run_folder),
-        report=report if is_users_agent else None,
-        at=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
-        at_by_now=partial(stops_at, job.config.cluster, asks_slurm=True),
+        on_untrained_stop=partial(_record_untrained_stop, job.run_folder),
+        report_lost_rank=report if is_users_agent else None,
+        deadline=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
+        ask_deadline=partial(stops_at, job.config.cluster, asks_slurm=True),
         ends_agent=is_users_agent,
     )
 
 
-def _leave_untrained(run_folder: RunFolder, number: signal.Signals) -> None:
-    """Say that a stop came before the first step (rank 0)."""
+def _record_untrained_stop(run_folder: RunFolder, number: signal.Signals) -> None:
+    """Record and print that a stop came before the first step (rank 0)."""
     end_attempt(run_folder, is_saved=False)
     if not run_folder.is_completed():
         Result(status=status_of(number)).write(run_folder.result)
@@ -196,7 +198,7 @@ def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | 
     """Find out who is to blame for an error on this rank, and what the others were doing."""
     is_a_peers = _comes_from_a_peer(error)
     if peers is not None:
-        peers.report_activity(lambda: failure.describe_error(error, is_a_peers=is_a_peers), is_lost=is_a_peers)
+        peers.report_activity(lambda: failure.describe_error(error, is_a_peers=is_a_peers), has_lost_rank=is_a_peers)
     logger.exception("rank %d failed", rank)
     if is_a_peers:
         error.add_note(f"{LOST}: see the logs of the other ranks.")

@@ -43,7 +43,7 @@ def late(real, seconds):
 if os.environ.get("RANK") == "0":  # not where the config is checked
     from ddp_train.rank import peers; from ddp_train.rank import rank as worker
     peers.Peers.dead_neighbour = late(peers.Peers.dead_neighbour, 0.3)  # the thread that takes the signal finds the other rank gone,
-    worker._leave_untrained = late(worker._leave_untrained, 0.6)  # and the one that has let it go has not said so yet
+    worker._record_untrained_stop = late(worker._record_untrained_stop, 0.6)  # and the one that has let it go has not said so yet
 """
 
 

@@ -80,7 +80,7 @@ def failing(size: int) -> Traffic:
     store = CountedStore()
 
     def fail(rank: int) -> None:
-        peers = Peers(world_of(rank, size, store))
+        peers = Peers.connect(world_of(rank, size, store))
         reader = Thread(target=lambda: list(peers.messages()))
         peers.report_activity(lambda: "failed with ValueError, forward, model.py:12 in forward")
         reader.start()

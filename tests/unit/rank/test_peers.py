@@ -53,11 +53,11 @@ def test_every_rank_gets_all_messages_in_the_same_order() -> None:
 
 def test_the_others_say_what_they_are_doing_and_who_cannot_is_named() -> None:
     with three_lines(reading=(0, 2)) as (lines, heard):
-        lines[2].report_activity(lambda: "in backward", is_lost=True)
+        lines[2].report_activity(lambda: "in backward", has_lost_rank=True)
         started = time.monotonic()
         assert lines[0].ask_others() == {1: "gave no answer", 2: "in backward"}
         assert peers_module.ANSWERS_S <= time.monotonic() - started < 5 * peers_module.ANSWERS_S
-    assert lines[2].is_lost and not lines[0].is_lost
+    assert lines[2].has_lost_rank and not lines[0].has_lost_rank
     assert heard == {0: [], 2: []}  # the line answers by itself
 
 
@@ -93,7 +93,7 @@ def test_rank_0_leaves_when_the_others_have_left() -> None:
 
 
 def test_alone_there_is_nobody_to_ask() -> None:
-    line = Peers(alone())
+    line = Peers.connect(alone())
     assert line.is_alone
     assert line.ask_others() == {}
     assert line.dead_neighbour() is None

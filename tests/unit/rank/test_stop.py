@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -24,43 +24,42 @@ from tests.unit.rank.together import three_ends, three_worlds
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_closing_puts_everything_back(number: signal.Signals) -> None:
-    before = [signal.getsignal(each) for each in STOP_SIGNALS]
+def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_afterwards_everything_is_put_back(number: signal.Signals) -> None:
+    before = [signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS]
     descriptors = len(os.listdir("/proc/self/fd"))
-    stop = Stop(alone(), Peers(alone()))
-    stop.trains_after(0)
-    assert not stop.comes_after(1)
-    os.kill(os.getpid(), number)
-    assert stop.cause() == number
-    assert stop.is_asked()
-    assert stop.comes_after(2)
-    stop.close()
-    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
+    stop = Stop(alone(), Peers.connect(alone()))
+    with stop.listening():
+        stop.trains_after(0)
+        assert not stop.comes_after(1)
+        os.kill(os.getpid(), number)
+        assert stop.cause() == number
+        assert stop.is_asked()
+        assert stop.comes_after(2)
+    assert [signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stop")]
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_it_stops_by_itself_when_the_time_is_up() -> None:
-    stop = Stop(alone(), Peers(alone()), at=time.time() + 0.2)
-    stop.trains_after(0)
-    assert not stop.is_asked()
-    assert stop.cause() is WALLTIME
-    assert stop.comes_after(1)
-    stop.close()
+    stop = Stop(alone(), Peers.connect(alone()), deadline=time.time() + 0.2)
+    with stop.listening():
+        stop.trains_after(0)
+        assert not stop.is_asked()
+        assert stop.cause() is WALLTIME
+        assert stop.comes_after(1)
 
 
 def test_a_time_that_was_moved_is_waited_for() -> None:
     end = time.time() + 0.2
-    stop = Stop(alone(), Peers(alone()), at=end, at_by_now=lambda: end + 0.4)
-    stop.trains_after(0)
-    assert stop.cause() is WALLTIME and time.time() >= end + 0.4
-    stop.close()
+    stop = Stop(alone(), Peers.connect(alone()), deadline=end, ask_deadline=lambda: end + 0.4)
+    with stop.listening():
+        stop.trains_after(0)
+        assert stop.cause() is WALLTIME and time.time() >= end + 0.4
 
 
 def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
-    stop = Stop(alone(), Peers(alone()))
-    stop.trains_after(0)
+    stop = Stop(alone(), Peers.connect(alone()))
     noticed_after_s: list[float] = []
 
     def send() -> None:
@@ -71,24 +70,25 @@ def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
         noticed_after_s.append(time.monotonic() - started)
 
     sending = threading.Thread(target=send)
-    sending.start()
-    started = time.monotonic()
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 1_500_000)  # one call of C that lets other threads run, as a collective
-    in_c_s = time.monotonic() - started
-    sending.join()
-    stop.close()
+    with stop.listening():
+        stop.trains_after(0)
+        sending.start()
+        started = time.monotonic()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_500_000)  # one call of C that lets other threads run, as a collective
+        in_c_s = time.monotonic() - started
+        sending.join()
     assert noticed_after_s[0] < in_c_s / 2
 
 
 @contextmanager
 def _three_ranks(name: str) -> Iterator[list[Stop]]:
     worlds = three_worlds()
-    stops = [Stop(world, end) for world, end in reversed(list(zip(worlds, three_ends(worlds, name=name), strict=True)))][::-1]
-    for stop in stops:
-        stop.trains_after(0)
-    yield stops
-    for stop in stops:  # rank 0 first, whose word ends the others' threads; it was made last, and each puts back what it found
-        stop.close()
+    stops = [Stop(world, end) for world, end in zip(worlds, three_ends(worlds, name=name), strict=True)]
+    with ExitStack() as listening:
+        for stop in reversed(stops):  # rank 0 last: it is left first, and ends the others' threads
+            listening.enter_context(stop.listening())
+            stop.trains_after(0)
+        yield stops
 
 
 def _train_apart(stops: list[Stop], take_steps: Callable[[Stop, Callable[[], None]], Any]) -> list[Any]:

@@ -25,4 +25,4 @@ def three_ends(worlds: list[World], *, name: str = "") -> list[Peers]:
         name: of the line: a store may have several, one after another.
     """
     with ThreadPoolExecutor(len(worlds)) as pool:
-        return list(pool.map(lambda world: Peers(replace(world, store=PrefixStore(f"line_{name}", world.store))), worlds))
+        return list(pool.map(lambda world: Peers.connect(replace(world, store=PrefixStore(f"line_{name}", world.store))), worlds))
