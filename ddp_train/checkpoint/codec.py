@@ -134,7 +134,7 @@ def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names:
             happened=f"{path} is a {tensor.layout} tensor of {tensor.dtype} on {tensor.device.type}, which a checkpoint cannot hold",
             expected="a dense tensor with values",
         )
-    # Of rows what holds their memory counts, which is there, too, on a rank that has none of them.
+    # Rows of a sharded tensor are known by their storage: it exists even on a rank with no rows.
     address = local_rows(tensor).untyped_storage()._cdata if is_sharded(tensor) else tensor.data_ptr()
     same = (address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
     name = names.get(same) if tensor.numel() else None

@@ -55,26 +55,23 @@ class Content:
 
 @dataclass
 class Saver:
-    """Saves one run's checkpoints, one at a time. Every rank makes one. Collective."""
+    """Saves one run's checkpoints, one at a time. Every rank has one."""
 
     folder: Path  # where the checkpoints lie, on a file system that all ranks share
     world: World
     _: KW_ONLY
     config_hash: str  # for the manifest
-    run: str | None = None  # likewise: the run's id
+    run: str | None = None  # for the manifest: the run's id
     asynchronous: bool = True  # False: `save` returns when the checkpoint is there, or has failed
-    remove_old: Callable[[Path], None] = lambda folder: None  # called with the folder when a new one is there, on rank 0, in a thread
-    on_progress: Callable[[], None] = lambda: None  # called while this rank waits for a disk that is slow, but goes on writing
+    remove_old: Callable[[Path], None] = lambda folder: None  # called with the folder after each save, on rank 0, in a thread
+    on_progress: Callable[[], None] = lambda: None  # called while this rank waits for a slow disk that goes on writing
 
     def __post_init__(self) -> None:
         self._buffer = StagingBuffer(self.world.device)
-        self._nonce = self.world.from_main(lambda: secrets.token_hex(4))
-        store: Store = HashStore()  # of a world of one
-        if self.world.size > 1:
-            assert self.world.store is not None
-            store = self.world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-        self._mailbox = PrefixStore(f"checkpoint/{self._nonce}", store)
-        self._count = self._parts_written = 0
+        self._nonce = ""  # of all ranks, from the first save on
+        self._mailbox: Store = HashStore()  # where there is more than one rank, replaced at the first save
+        self._num_saves = 0
+        self._parts_written = 0
         self._under_way: tuple[Thread, PendingSave] | None = None
         self._problem = ""
         self._error: Exception | None = None
@@ -84,19 +81,22 @@ class Saver:
         self._buffer.make_room(num_bytes)
 
     def save(self, content: Content, *, scores: Mapping[str, Any] | None = None) -> None:
-        """Save a state, and `scores` (`Schedule.scores`) in its manifest, the same on all ranks. Collective.
+        """Save a state, and `scores` (`CheckpointSchedule.scores`) in its manifest, the same on all ranks. Collective.
 
-        Later changes of the state are not in the checkpoint. Waits for the save before it. Raises StateError: a checkpoint cannot hold the
-        state.
+        Later changes of the state are not in the checkpoint. Waits for the save before it.
+
+        Raises StateError: a checkpoint cannot hold the state.
         """
         self.finish()
+        if not self._nonce:
+            self._open_mailbox()
         origin = {"step": content.step, "run": self.run}
         staged = self._buffer.copy_state(content.shared, content.own, rank=self.world.rank, size=self.world.size, origin=origin)
-        self._count += 1
+        self._num_saves += 1
         pending = PendingSave(
-            number=self._count,
+            number=self._num_saves,
             folder=self.folder,
-            partial=self.folder / f".partial_{step_folder(content.step)}_{self._nonce}_{self._count}",
+            partial=self.folder / f".partial_{step_folder(content.step)}_{self._nonce}_{self._num_saves}",
             step=content.step,
             staged=staged,
             may_be_infinite=content.may_be_infinite,
@@ -129,6 +129,14 @@ class Saver:
             raise self._error
         return self._problem
 
+    def _open_mailbox(self) -> None:
+        """Open this rank's connection for the writing threads, at a place that no earlier saver has used. Collective."""
+        self._nonce = self.world.from_main(lambda: secrets.token_hex(4))
+        if self.world.size > 1:
+            assert self.world.store is not None
+            store = self.world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+            self._mailbox = PrefixStore(f"checkpoint/{self._nonce}", store)
+
     def _count_part(self) -> None:
         self._parts_written += 1
 
@@ -139,7 +147,7 @@ class Saver:
             self._problem = write_together(pending, self._mailbox, self.world)
         except Exception as error:
             logger.exception("the checkpoint of step %d was not saved", pending.step)
-            self._error = error  # of the main thread too, which knows what to make of a lost store
+            self._error = error  # `finish` raises it in the main thread, which knows what to make of a lost store
             return
         finally:
             pending.is_written.set()
@@ -155,7 +163,7 @@ class Saver:
 class PendingSave:
     """What one save is to write."""
 
-    number: int  # counts the saves of a run
+    number: int  # counts the saves of one saver, from 1
     folder: Path
     partial: Path  # where it is written, until it is complete
     step: int
@@ -164,7 +172,7 @@ class PendingSave:
     manifest: Mapping[str, Any]  # what is known of it before the files are written
     remove_old: Callable[[Path], None]
     on_progress: Callable[[], None]  # called after each part that is written
-    is_written: Event = field(default_factory=Event)  # this rank's part is, or never will be
+    is_written: Event = field(default_factory=Event)  # set when this rank's part is written, or has failed
 
 
 @dataclass(frozen=True)
@@ -227,7 +235,7 @@ def _conclude(pending: PendingSave, reports: list[_Report]) -> str:
                 logger.warning("old checkpoints were not removed: %s", problem)
             return ""
         problems, needs_room = [f"rank 0: {problem}"], True
-    shutil.rmtree(pending.partial, ignore_errors=True)  # it would keep a full disk full; what cannot be removed goes at the next start
+    shutil.rmtree(pending.partial, ignore_errors=True)  # it would keep a full disk full; the next start removes what is left
     if needs_room:
         problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(pending.folder)}")
     return ". ".join(problems)
@@ -268,7 +276,7 @@ def _other_tensors(reports: Sequence[_Report]) -> list[str]:
 
 
 def _problem_of(action: Callable[[], None]) -> str:
-    """Do something, and return what went wrong, or "": the other ranks wait for a report of every failure."""
+    """Call `action`, and return what went wrong, or "": the other ranks wait for a report of every failure."""
     try:
         action()
     except DistError:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddp_train.checkpoint import catalog
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.saved import answers_before, record_answers
@@ -66,7 +67,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
             print(summary.over(job, state), flush=True)
         return DONE
     if world.is_main:
-        probe(run_folder, components, keep, world)  # the other ranks wait for it where `Checkpoints` are made
+        probe(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
         run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_folder.predictions, state.step)
     records = Records(run_folder, world, partial(_writers, job, components, state, tracker) if world.is_main else list)
@@ -79,6 +80,8 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         state=state,
         world=world,
         keep=keep,
+        run_id=world.from_main(run_folder.run_id),
+        saved=world.from_main(lambda: catalog.saved(run_folder.checkpoints)),
         records=records,
         tracker=tracker,
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class RewindError(RunError):
 
 @dataclass(kw_only=True)
 class Checkpoints:
-    """Saves one run, and rewinds it. The constructor is collective."""
+    """Saves one run, and rewinds it."""
 
     config: RunConfig
     run_folder: RunFolder
@@ -45,19 +45,21 @@ class Checkpoints:
     state: TrainState
     world: World
     keep: Retention  # which checkpoints stay (`retention`)
+    run_id: InitVar[str | None]  # as rank 0 reads it: a shared file system may show environment.json to others later
+    saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, likewise
     records: Records
     tracker: PhaseTracker
-    agree: Callable[[bool], bool]  # gets on rank 0 whether one is due by the clock; tells whether all ranks save after this step
+    agree: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns whether all ranks save after this step
 
-    def __post_init__(self) -> None:
-        settings, folder = self.config.checkpoint, self.run_folder.checkpoints
+    def __post_init__(self, run_id: str | None, saved: Sequence[CatalogEntry]) -> None:
+        settings = self.config.checkpoint
         self._saver = Saver(
-            folder,
+            self.run_folder.checkpoints,
             self.world,
             config_hash=self.config.hash(),
-            run=self.world.from_main(self.run_folder.run_id),  # a shared file system may show environment.json to others later
+            run=run_id,
             asynchronous=settings.asynchronous,
-            remove_old=lambda saved: remove_old(saved, self.keep),
+            remove_old=lambda folder: remove_old(folder, self.keep),
             on_progress=self.tracker.move,
         )
         if self.world.device.type == "cuda":
@@ -67,7 +69,7 @@ class Checkpoints:
             every_steps=settings.every_steps,
             every_minutes=settings.every_minutes,
             keep=self.keep,
-            saved=self._saved(),
+            saved=saved,
             agree=self.agree,
         )
         self.records.listen(self._schedule.note)
@@ -78,8 +80,8 @@ class Checkpoints:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
         self._saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as aside:
-            saved = content(self.components, self.state, window, self.world, aside)
-            self._saver.save(saved, scores=self._schedule.scores(self.state.step))
+            state = content(self.components, self.state, window, self.world, aside)
+            self._saver.save(state, scores=self._schedule.scores(self.state.step))
 
     def finish(self) -> str:
         """Wait until the newest checkpoint is complete; return its error, or "". Collective."""
@@ -124,12 +126,8 @@ class Checkpoints:
             {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
             f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
         )
-        self._schedule.go_back(self._saved())
+        self._schedule.go_back(self.world.from_main(lambda: catalog.saved(self.run_folder.checkpoints)))
         self.records.reopen()
-
-    def _saved(self) -> list[CatalogEntry]:
-        """Return the checkpoints that there are, the same on all ranks. Collective."""
-        return self.world.from_main(lambda: catalog.saved(self.run_folder.checkpoints))
 
 
 def retention(settings: CheckpointConfig, components: Components) -> Retention:
