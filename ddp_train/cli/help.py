@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ from ddp_train.config.targets.locate import hints_of, look_up
 from ddp_train.errors import DONE, ConfigError, UserError
 from ddp_train.launch.launcher import Launcher
 
-USAGE = """ddp-train help KEY | GROUP | GROUP=OPTION     [--config-dir=FOLDER]
+USAGE = """ddp-train help KEY | GROUP | GROUP=OPTION     [--config-dir=FOLDER] [--json]
 
   ddp-train help optimizer.lr      a key: what it is, its type and range, its value, the options that have it, the line where it stands
   ddp-train help optimizer         a group: its options
   ddp-train help optimizer=muon    an option: all of its keys
   ddp-train help trainer           a section: all of its keys
+  ddp-train help optimizer --json  the same as JSON, one object a line: an option with its keys, or a key of an option
   ddp-train help docs/data.md      a page of the documentation; `ddp-train help docs` lists them
 
   docs/reference.md has everything at once; `ddp-train --help` has the commands.
@@ -46,7 +48,7 @@ _DOCS = next((path for path in (FOLDER / "docs", FOLDER.parent / "docs") if path
 
 def explain(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train help KEY`: show the comments of the configuration files on it. Starts nothing."""
-    args = parse(arguments)
+    args = parse([word for word in arguments if word != "--json"])
     if len(args.overrides) != 1:
         print(USAGE)
         return DONE
@@ -55,7 +57,12 @@ def explain(arguments: list[str], launcher: Launcher) -> int:
         _show_page(topic)
         return DONE
     of_project = options(Path(args.config_dir).absolute()) if args.config_dir is not None else []
-    answer = "\n".join(_answer(topic, [*of_project, *options(CONF)]))
+    matching, places = _find(topic, [*of_project, *options(CONF)])
+    if "--json" in arguments:
+        found = [*map(asdict, matching), *({"group": option.group, "option": option.name, **asdict(key)} for option, key in places)]
+        print(*(json.dumps(entry, default=str) for entry in found), sep="\n")
+        return DONE
+    answer = "\n".join(_text(matching, places))
     print(answer)
     for page in dict.fromkeys(re.findall(r"\bdocs/[\w/]+\.md", answer)):
         print(f"\n`ddp-train help {page}` shows that page.")
@@ -83,21 +90,24 @@ def _show_page(topic: str) -> None:
         print(text, end="")
 
 
-def _answer(topic: str, all_options: Sequence[Option]) -> Iterator[str]:
-    defaults = default_options(CONF)
-    name, equals, value = topic.partition("=")
-    of_group = [option for option in all_options if option.group == name]
-    if of_group:
-        matching = [option for option in of_group if option.name == value] if equals else of_group
-        if not matching:
-            raise _unknown(f"{name} has no option {value!r}", value, [option.name for option in of_group], f"{name}=")
-        yield from _option(matching[0]) if len(matching) == 1 else _group(name, matching, defaults)
-        return
-    places = [(option, key) for option in all_options for key in option.keys if key.name == name]
-    if not places:
+def _find(topic: str, all_options: Sequence[Option]) -> tuple[list[Option], list[tuple[Option, Key]]]:
+    """Return the options of a group that a word names, or the places of a key. ConfigError: it is neither."""
+    group, equals, name = topic.partition("=")
+    of_group = [option for option in all_options if option.group == group]
+    matching = [option for option in of_group if option.name == name] if equals else of_group
+    places = [(option, key) for option in all_options for key in option.keys if key.name == group and not of_group]
+    if of_group and not matching:
+        raise _unknown(f"{group} has no option {name!r}", name, [option.name for option in of_group], f"{group}=")
+    if not of_group and not places:
         names = [key.name for option in all_options for key in option.keys]
-        raise _unknown(f"there is no key {name!r}", name, dict.fromkeys([*names, *defaults]), "")
-    yield from _key(places, defaults)
+        raise _unknown(f"there is no key {group!r}", group, dict.fromkeys([*names, *default_options(CONF)]), "")
+    return matching, places
+
+
+def _text(matching: Sequence[Option], places: Sequence[tuple[Option, Key]]) -> Iterator[str]:
+    if places:
+        return _key(places, default_options(CONF))
+    return _option(matching[0]) if len(matching) == 1 else _group(matching[0].group, matching, default_options(CONF))
 
 
 def _group(name: str, of_group: Sequence[Option], defaults: dict[str, str]) -> Iterator[str]:

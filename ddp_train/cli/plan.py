@@ -41,11 +41,12 @@ from ddp_train.sweep.sweeper import planned_overrides
 from ddp_train.system import devices, handover
 from ddp_train.system.folder_lock import is_held
 
-USAGE = """ddp-train plan key=value group=option ... [-m]
+USAGE = """ddp-train plan key=value group=option ... [-m] [--json]
 
   The same words without `plan` would start something. With it they say what: who chose each option and gave each value, the sizes of the
   batch, the model and the checkpoints, the steps and how long they take, where the run goes, and every command and file.
   Nothing is started or submitted, and nothing is written. Exit code 0, or 2 where the configuration is wrong.
+  --json: the same as one JSON object, docs/howto/programs.md.
 """
 
 _WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, logs, checkpoints and result.json in each run folder"
@@ -54,7 +55,10 @@ _WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, l
 def plan(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train plan key=value ...`: show what the same words without `plan` would do."""
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
-    sys.argv[1:] = options_first(arguments)  # as they would be typed; the explanation of Hydra's errors reads them, too
+    is_json = "--json" in arguments
+    sys.argv[1:] = options_first(
+        [word for word in arguments if word != "--json"]
+    )  # as they would be typed; the explanation of Hydra's errors reads them, too
     refuse_unknown_options(sys.argv[1:])
     args = parse(sys.argv[1:])
     version.setbase("1.3")
@@ -65,7 +69,7 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
     screen = Screen()
     screen.fact("plan", command(["ddp-train", *sys.argv[1:]]), "This is what it would do. Nothing is started, nothing is written.")
     (_plan_sweep if args.multirun else _plan_run)(screen, loader, composed)
-    screen.show()  # only a complete plan
+    (screen.show_json if is_json else screen.show)()  # only a complete plan
     return DONE
 
 

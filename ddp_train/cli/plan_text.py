@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,7 @@ from ddp_train.system import devices
 from ddp_train.system.files import tail
 from ddp_train.system.redaction import redact
 
+_BLOCK = "text"  # the label of the text of a file
 _LABEL = 9  # characters, as in the lines that a run begins with
 _JOBS_SHOWN = 40
 _RUNS_READ = 20  # the newest ones: for each a YAML is read
@@ -42,37 +44,57 @@ _RECORDS = 20  # the newest ones of training; their median counts
 _TAIL_BYTES = 1 << 16
 
 
+@dataclass
+class _Fact:
+    label: str
+    lines: list[str]
+
+
+@dataclass
+class _Heading:
+    heading: str  # "": of what comes before the first
+    facts: list[_Fact] = field(default_factory=list)
+
+
 class Screen:
-    """Collects the lines of a plan, and prints them at the end, without secrets and control characters."""
+    """Collects the facts of a plan, without secrets and control characters, and prints them at the end."""
 
     def __init__(self) -> None:
-        self._lines: list[Text] = []
+        self._headings = [_Heading("")]
 
     def fact(self, label: str, *lines: str) -> None:
         """Add lines behind one label. They are not wrapped: a command can be pasted."""
-        for number, line in enumerate(lines):
-            self._lines.append(Text.assemble((f"{'' if number else label:<{_LABEL}}", "bold"), _safe(line)))
+        self._headings[-1].facts.append(_Fact(label, [*map(_safe, lines)]))
 
     def heading(self, text: str) -> None:
         """Begin a part."""
-        self._lines += [Text(), Text(_safe(text), style="bold")]
+        self._headings.append(_Heading(_safe(text)))
 
     def table(self, rows: Iterable[Sequence[str]]) -> None:
         """Add rows in columns. They are not wrapped: they can be searched, and pasted."""
         safe_rows = [[_safe(cell) for cell in row] for row in rows]
         widths = [max(map(cell_len, column)) for column in zip(*safe_rows, strict=True)]
-        for row in safe_rows:
-            self.fact("", "  ".join(set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        cells = ((set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True)) for row in safe_rows)
+        self.fact("", *("  ".join(row).rstrip() for row in cells))
 
     def block(self, text: str) -> None:
         """Add the text of a file."""
-        self._lines += [Text(f"  | {_safe(line)}", style="dim") for line in text.splitlines()]
+        self.fact(_BLOCK, *text.splitlines())
 
     def show(self) -> None:
-        """Print it."""
+        """Print it for a person."""
         console = Console(file=sys.stdout, highlight=False)
-        for line in self._lines:
-            console.print(line, soft_wrap=True)
+        for part in self._headings:
+            for line in ("", part.heading) if part.heading else ():
+                console.print(Text(line, style="bold"), soft_wrap=True)
+            for fact in part.facts:
+                for number, line in enumerate(fact.lines):
+                    label = (f"{'' if number else fact.label:<{_LABEL}}", "bold")
+                    console.print(Text(f"  | {line}", "dim") if fact.label == _BLOCK else Text.assemble(label, line), soft_wrap=True)
+
+    def show_json(self) -> None:
+        """Print it for a program."""
+        print(json.dumps({"headings": [asdict(part) for part in self._headings]}))
 
 
 def command(words: Iterable[str]) -> str:

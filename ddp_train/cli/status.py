@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,10 @@ from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict
 from ddp_train.sweep.table import show, update
 from ddp_train.system.folder_lock import hold, holder_of, is_held
 
-USAGE = """ddp-train status RUN
+USAGE = """ddp-train status RUN [--json]
 
   RUN            a run folder, or the folder of a sweep: is it queued and why, where does it run, how far is it, how did it end
+  --json         one JSON object a line for each run: docs/howto/programs.md
 """
 
 LOGS_USAGE = """ddp-train logs RUN [-f]
@@ -36,17 +39,19 @@ LOGS_USAGE = """ddp-train logs RUN [-f]
   RUN            a run folder, or the folder of a sweep: the end of what it has said; RUN/logs has all of it, and a log of each rank
   -f             go on with what it says, until it ends
 """
-RUNS_USAGE = """ddp-train runs SWEEP
+RUNS_USAGE = """ddp-train runs SWEEP [--json]
 
   SWEEP          the folder of a sweep: its table is shown, the best job first; exit code 1 when a job has failed, else 0
+  --json         one JSON object a line for each job, the best first
 """
 
-VERDICT_USAGE = """ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]
+VERDICT_USAGE = """ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE] [--json]
 
   RUN            a run folder: says `done`, `again: why` or `never: why`, for batch scripts and people
   --begins       the run is just about to be started: count it, so that it is not started for ever
   --job=ID       who asks, by the engine's name of it: never for one job while another one has the run
   --ended=CODE   the machines have ended with this exit code: 2, 78, 93, 126 and 127 of one that left no report mean never
+  --json         as one JSON object: outcome, reason, exit_code
 
 Exit code: 0 done; 75 again; never has the code of its failure (1, 2, 78, 93), or 130 when a person stopped the run.
 """
@@ -58,8 +63,13 @@ _CHECK_EVERY = 10  # polls; whether the run has ended is asked of the engine
 
 def show_status(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train status RUN-or-SWEEP`: show its state. Starts nothing."""
-    _, (path,) = parse_words(arguments, USAGE)
+    options, (path,) = parse_words(arguments, USAGE)
     for run_folder, name in runs_of(Path(path)):
+        if "--json" in options:
+            facts = {"run": str(run_folder.root), "name": name, "state": state_of(run_folder), **verdict_of(run_folder)._asdict()}
+            result = run_folder.read_result()
+            print(json.dumps({**facts, "record": newest_record(run_folder), "result": None if result is None else vars(result)}))
+            continue
         print(f"{name}: {state_of(run_folder)}")
         for line in _details(run_folder):
             print(f"  {line}")
@@ -159,7 +169,7 @@ def may_go_on(run_folder: RunFolder) -> bool:
 
 def show_sweep(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train runs SWEEP`: show the table of a sweep. Starts nothing."""
-    _, (path,) = parse_words(arguments, RUNS_USAGE)
+    options, (path,) = parse_words(arguments, RUNS_USAGE)
     sweep = Sweep.load(Path(path).absolute())
     runs_here = {job.number for job in sweep.jobs if job.status == Status.RUNNING} if is_held(sweep.root) else set()
     engines = update(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or no command waits
@@ -169,18 +179,23 @@ def show_sweep(arguments: list[str], launcher: Launcher) -> int:
     with suppress(ConfigError, OSError):  # the process that holds the folder keeps its table
         hold(sweep.root, key="SWEEP")
         sweep.save()
-    show(sweep, engines.alive)
+    if "--json" in options:
+        for job in sweep.ranked():
+            values = {key: sweep.value(job, key) for key in sweep.swept()}
+            print(json.dumps({**asdict(job), "folder": str(sweep.run_folder(job).root), "values": values}))
+    else:
+        show(sweep, engines.alive)
     for problem in engines.problems:
         print(problem, file=sys.stderr)
     return FAILED if any(job.status == Status.FAILED for job in sweep.jobs) else DONE
 
 
 def show_verdict(arguments: list[str], launcher: Launcher) -> int:
-    """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE]`: print the verdict on a run, and return it. Starts nothing."""
+    """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE] [--json]`: print the verdict on a run, and return it. Starts nothing."""
     options, (path,) = parse_words(arguments, VERDICT_USAGE)
     run_folder, job, ended = RunFolder(run_of(Path(path))), options.get("--job"), int(options.get("--ended") or DONE)
     if job and (other := _other_job(run_folder, job)):
-        print(f"never: job {other} has this run")
+        _print_verdict(Verdict(Outcome.NEVER, f"job {other} has this run", DONE), options)
         return DONE
     if ended != DONE:
         note_refusal(run_folder, ended, logs=f"the logs {run_folder.as_typed()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
@@ -197,8 +212,12 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
                 count_attempt(run_folder, by_engine=True)
         except OSError as error:
             verdict = Verdict(Outcome.NEVER, f"{run_folder.as_typed()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
-    print(verdict)
+    _print_verdict(verdict, options)
     return verdict.exit_code
+
+
+def _print_verdict(verdict: Verdict, options: Mapping[str, str]) -> None:
+    print(json.dumps(verdict._asdict()) if "--json" in options else verdict)
 
 
 def _is_elastic(run_folder: RunFolder) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -63,3 +64,24 @@ def test_a_release_passes_the_check_of_the_package_index(wheel: Path) -> None:
     pytest.importorskip("twine", reason="needs twine: make dist installs it")
     files = [str(path) for path in wheel.parent.iterdir() if path.is_file()]
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True)
+
+
+def test_help_shows_every_page_and_file_that_a_message_names(wheel: Path, tmp_path: Path) -> None:
+    assert wheel.stat().st_size < 1_500_000
+    with ZipFile(wheel) as content:
+        content.extractall(tmp_path / "there")
+    there = tmp_path / "there/ddp_train"
+    named = {
+        name
+        for file in (*there.rglob("*.py"), *(there / "conf").rglob("*.yaml"))
+        for name in re.findall(r"(?<![\w/-])docs/[\w/-]+\.md", file.read_text())
+    }
+    assert len(named) > 10 and [name for name in sorted(named) if not (there / name).exists()] == []
+    words = [sys.executable, "-m", "ddp_train", "help"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | {"PYTHONPATH": str(there.parent)}
+    page, key = (
+        subprocess.run([*words, asked], cwd=tmp_path, env=kept, capture_output=True, text=True, check=True).stdout
+        for asked in ("docs/data.md", "optimizer.lr")
+    )
+    assert page == (there / "docs/data.md").read_text()
+    assert "defined in there/ddp_train/conf/optimizer/adamw.yaml:" in key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -28,3 +29,11 @@ def test_every_page_is_in_one_list() -> None:
     names = {str(page.relative_to(ROOT)) for page in pages}
     assert sorted(shown) == sorted(name for name in names if name.rpartition("/")[0] not in FREE)
     assert [next(iter(entry)) for entry in nav] == ["Home", "Learn", "How to", "Reference", "Operate"]
+
+
+def test_llms_txt_names_every_page_by_a_link_that_leads_somewhere() -> None:
+    index = ROOT / "docs/llms.txt"
+    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", index.read_text())}
+    assert [str(path) for path in linked if not path.exists()] == []
+    nav = tomllib.loads((ROOT / "docs/zensical.toml").read_text())["project"]["nav"]
+    assert [page for page in pages_of(nav) if ROOT / page not in linked] == []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
+import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -44,6 +42,13 @@ def test_a_group_has_its_options_and_an_option_its_keys(capsys: pytest.CaptureFi
     assert "trainer.max_epochs=6" in shown(capsys, "trainer")
 
 
+def test_a_program_gets_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [json.loads(line) for line in shown(capsys, "optimizer.lr", "--json").splitlines()]
+    assert {(key["group"], key["option"], key["value"]) for key in keys} >= {("optimizer", "adamw", "1.0e-3"), ("optimizer", "sgd", "0.1")}
+    (option,) = (json.loads(line) for line in shown(capsys, "--json", "model=mlp").splitlines())
+    assert option["name"] == "mlp" and "model.width" in {key["name"] for key in option["keys"]}
+
+
 def test_ones_own_folder_is_explained_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/mine.yaml").write_text("# Of my own.\n_target_: my.Model\ndepth: 3  # layers\n")
@@ -76,31 +81,6 @@ def test_a_page_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`ddp-train help docs/bad_numbers.md` shows that page." in shown(capsys, "health")
     with pytest.raises(UserError, match=r"no page 'docs/dta.md'[^$]*ddp-train help docs/data.md"):
         shown(capsys, "docs/dta.md")
-
-
-def test_the_wheel_has_every_page_and_file_that_a_message_names(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install hatchling")
-    build = "import hatchling.build, sys; hatchling.build.build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=FOLDER.parent, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.stat().st_size < 1_500_000
-    with zipfile.ZipFile(wheel) as content:
-        content.extractall(tmp_path / "there")
-    there = tmp_path / "there/ddp_train"
-    named = {
-        name
-        for file in (*there.rglob("*.py"), *(there / "conf").rglob("*.yaml"))
-        for name in re.findall(r"(?<![\w/-])docs/[\w/-]+\.md", file.read_text())
-    }
-    assert len(named) > 10 and [name for name in sorted(named) if not (there / name).exists()] == []
-    words = [sys.executable, "-m", "ddp_train", "help"]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | {"PYTHONPATH": str(there.parent)}
-    page, key = (
-        subprocess.run([*words, asked], cwd=tmp_path, env=kept, capture_output=True, text=True, check=True).stdout
-        for asked in ("docs/data.md", "optimizer.lr")
-    )
-    assert page == (there / "docs/data.md").read_text()
-    assert "defined in there/ddp_train/conf/optimizer/adamw.yaml:" in key
 
 
 def test_every_key_of_our_own_sections_is_found_with_its_kind() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -86,6 +87,13 @@ def test_it_says_what_runs_how_large_it_is_and_how_it_starts(plan: Plan) -> None
     assert fact(shown, "time") == ["not known: no run of this name has had this model, data and precision"]
     (agent, *_) = fact(shown, "agent")
     assert "--nproc-per-node=2 --max-restarts=0 -m ddp_train" in agent and "/outputs/default/20" in agent
+
+
+def test_a_program_gets_the_same_as_json(plan: Plan) -> None:
+    first, *others = json.loads(plan("cluster=cpu", "--json"))["headings"]
+    assert [fact["label"] for fact in first["facts"]][:2] == ["plan", "run"]
+    labels = {fact["label"] for part in others for fact in part["facts"]}
+    assert {"batch", "model", "steps", "saves", "agent"} <= labels and all(part["heading"] for part in others)
 
 
 def test_sixteen_machines_get_a_line_each_that_differs_by_its_number(plan: Plan) -> None:

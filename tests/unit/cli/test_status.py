@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -53,6 +54,19 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path, capsys: pytest.CaptureF
     assert status(tmp_path, capsys)[1] == "job 17 ended on node1: out_of_memory"
     Result(status=Status.COMPLETED, step=100, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
     assert status(tmp_path, capsys)[0] == "done" and status(tmp_path, capsys)[-1] == "eval/loss 0.25"
+
+
+def test_a_program_gets_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder = a_run(tmp_path)
+    run_folder.metrics.write_text('{"split": "train", "step": 40, "loss": null}\n')
+    assert show_status([str(tmp_path), "--json"], LAUNCHER) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["run"], facts["outcome"], facts["exit_code"], facts["result"]) == (str(tmp_path), "again", 75, None)
+    assert facts["record"] == {"split": "train", "step": 40, "loss": None}
+    Result(status=Status.COMPLETED, step=100, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
+    assert show_status(["--json", str(tmp_path)], LAUNCHER) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["state"], facts["outcome"], facts["result"]["metrics"]["last"]) == ("done", "done", {"eval/loss": 0.25})
 
 
 def test_what_went_wrong_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

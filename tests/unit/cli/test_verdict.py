@@ -34,6 +34,8 @@ def test_it_prints_one_line_and_says_the_same_with_its_code(run_folder: RunFolde
     assert show_verdict([str(run_folder.root)], LAUNCHER) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("again: ") and second == "done"
+    assert show_verdict([str(run_folder.root), "--json"], LAUNCHER) == 0
+    assert json.loads(capsys.readouterr().out) == {"outcome": "done", "reason": "", "exit_code": 0}
 
 
 def starts(run_folder: RunFolder) -> int:
