@@ -31,6 +31,7 @@ import torch
 from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.schedule import in_units
 from ddp_train.checkpoint.staging import StagedShare, StagingBuffer
 from ddp_train.checkpoint.verify import FORMAT, rank_file
 from ddp_train.distributed.store import add_line, lines_of, wait_for, wait_for_thread
@@ -237,7 +238,7 @@ def _conclude(pending: PendingSave, reports: list[_Report]) -> str:
         problems, needs_room = [f"rank 0: {problem}"], True
     shutil.rmtree(pending.partial, ignore_errors=True)  # it would keep a full disk full; the next start removes what is left
     if needs_room:
-        problems.append(f"It needs {_megabytes(sum(report.bytes for report in reports))}, {_free(pending.folder)}")
+        problems.append(f"It needs {in_units(sum(report.bytes for report in reports))}, {_free(pending.folder)}")
     return ". ".join(problems)
 
 
@@ -291,15 +292,11 @@ def _problem_of(action: Callable[[], None]) -> str:
 
 def _free(folder: Path) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    limited = "" if limit == resource.RLIM_INFINITY else f"; `ulimit -f` allows a file {_megabytes(limit)}"
+    limited = "" if limit == resource.RLIM_INFINITY else f"; `ulimit -f` allows a file {in_units(limit)}"
     try:
-        return f"{_megabytes(shutil.disk_usage(folder).free)} are free{limited}"
+        return f"{in_units(shutil.disk_usage(folder).free)} are free{limited}"
     except OSError as error:
         return f"the free space is unknown ({error.strerror}){limited}"
-
-
-def _megabytes(number: int) -> str:
-    return f"{number / 1e6:,.1f} MB"
 
 
 def _sync(folder: Path) -> None:

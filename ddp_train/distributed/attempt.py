@@ -37,13 +37,14 @@ class Attempt:
 def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | None, within_s: float = MEET_WITHIN_S) -> Attempt:
     """Agree with the other ranks on this attempt's place in the store, and on the folder to continue. Collective.
 
-    Each rank says hello, with a name that nobody had before; rank 0 answers every name that it finds, also one that a dead rank has left,
-    until all ranks have confirmed. So nobody takes a dead rank's word, and nobody is answered by a dead rank 0. All hellos are lines of one
-    key, and are counted: whoever waits for thousands asks one thing, and not one for each (docs/scale.md).
+    Each rank says hello, with a name that no rank had before. Rank 0 answers every name that it finds, also one that a dead rank has left,
+    until all ranks have confirmed. So a dead rank is not taken for a living one, and no rank takes the answer of a dead rank 0. All hellos
+    are lines of one key, and are counted: rank 0 waits for thousands of ranks with one request, and not with one for each (docs/scale.md).
 
     Raises UserError: a rank did not come.
     """
-    name, store = uuid.uuid4().hex, PrefixStore("ddp_train", store)
+    name = uuid.uuid4().hex
+    store = PrefixStore("ddp_train", store)
     add_line(store, "hellos", {"rank": rank, "name": name, "remembered": str(remembered or "")})
     store.add("hellos/count", 1)
     if rank == 0:
@@ -63,39 +64,36 @@ def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | N
 def leave(store: Store, rank: int, size: int, *, within_s: float = LEAVE_WITHIN_S) -> None:
     """Wait until every rank has come to its end, then leave, rank 0 last: the attempt's store may live in its process.
 
-    Collective, but no failure when somebody is gone already.
+    Collective, but no failure when another rank is gone already.
     """
     deadline = time.monotonic() + within_s
-    try:
-        if rank == 0:
-            for last_word, answer in (("all_done", "over"), ("all_left", "")):
-                with suppress(DistStoreError):  # somebody is gone
-                    if size > 1 and (left_s := deadline - time.monotonic()) > 0:
-                        wait_for(store, last_word, within_s=left_s)
-                if answer:
-                    store.set(answer, "")
-        else:
+    with suppress(DistError, RuntimeError):  # the others are gone, and the store with them
+        if rank != 0:
             if store.add("done", 1) == size - 1:
                 store.set("all_done", "")
             wait_for(store, "over", within_s=within_s)
             if store.add("left", 1) == size - 1:
                 store.set("all_left", "")
-    except (DistError, RuntimeError):  # the others are gone, and the store with them
-        return
+        elif size > 1:
+            with suppress(DistStoreError):  # another rank is gone
+                wait_for(store, "all_done", within_s=within_s)
+            store.set("over", "")
+            if (left_s := deadline - time.monotonic()) > 0:
+                wait_for(store, "all_left", within_s=left_s)
 
 
 def _welcome(store: Store, size: int, within_s: float) -> Attempt:
     """Answer every hello until all ranks have confirmed (rank 0)."""
     prefix = uuid.uuid4().hex
     place = PrefixStore(prefix, store)
-    remembered: dict[int, str] = {}  # by whom it was said last
+    remembered: dict[int, str] = {}  # rank -> the folder in its newest hello
     answered = set[str]()
-    count = 0
+    num_read = 0
 
     def is_complete() -> bool:
-        nonlocal count
-        if (found := store.add("hellos/count", 0)) > max(count, size - 1):  # nobody goes on before all are there
-            count = found
+        nonlocal num_read
+        if (num_hellos := store.add("hellos/count", 0)) > max(num_read, size - 1):  # nobody goes on before all are there
+            num_read = num_hellos
             hellos = lines_of(store, "hellos")
             remembered.update({hello["rank"]: hello["remembered"] for hello in hellos})
             new = [name for hello in hellos if (name := hello["name"]) not in answered]
@@ -113,10 +111,12 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
 
 
 def _attempt_at(rank: int, size: int, place: Store, prefix: str, folder: str) -> Attempt:
-    store, whole = PrefixStore("attempt", place), f"ddp_train/{prefix}/attempt"
-    return Attempt(rank=rank, size=size, store=store, prefix=whole, remembered=Path(folder) if folder else None)
+    remembered = Path(folder) if folder else None
+    store = PrefixStore("attempt", place)
+    return Attempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", remembered=remembered)
 
 
 def _missing(rank: int, happened: str, within_s: float) -> UserError:
-    happened, fix = f"rank {rank} waited {within_s:.0f} s for the others: {happened}", "the logs of the ranks that are missing"
-    return UserError(key="cluster", happened=happened, expected="all ranks, started by torchrun agents of the same rendezvous", fix=fix)
+    happened = f"rank {rank} waited {within_s:.0f} s for the others: {happened}"
+    expected = "all ranks, started by torchrun agents of the same rendezvous"
+    return UserError(key="cluster", happened=happened, expected=expected, fix="the logs of the ranks that are missing")

@@ -72,13 +72,11 @@ class Peers:
             message = wait_for(self._reading_store, f"message/{number}")
             if message == "closed":
                 return
-            if message == "ask" and self._is_asking:
-                continue
-            if message == "ask":
+            if message != "ask":
+                yield number, message
+            elif not self._is_asking:
                 add_line(self.store, "doing", [self._world.rank, self.activity()])
                 self.store.add("answers", 1)
-            else:
-                yield number, message
 
     def close(self) -> None:
         """Close the line. Every rank may call it; rank 0 closes it for all."""

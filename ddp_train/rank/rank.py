@@ -93,11 +93,11 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") 
                     watchdog.stdin.close()
         except BaseException as error:  # sys.exit in a component is no way to leave either
             is_a_peers = _comes_from_a_peer(error)
-            found = _describe(error, job, state, peers, rank=rank)
+            report = _describe(error, job, state, peers, rank=rank)
             if not job.in_sweep and (file := torchrun_env.error_file()):
-                found.tell_torchrun(file, is_a_peers=is_a_peers)
-            _show(found, job, terminal, seconds=time.monotonic() - started, is_a_peers=is_a_peers)
-            first = failure.load(job.run_folder.failure) or found  # on another machine there is an agent that knows no other reason
+                report.tell_torchrun(file, is_a_peers=is_a_peers)
+            _show(report, job, terminal, seconds=time.monotonic() - started, is_a_peers=is_a_peers)
+            first = failure.load(job.run_folder.failure) or report  # on another machine there is an agent that knows no other reason
             os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
     if code in STOPPED.values():
         stop.end_agent()
@@ -111,10 +111,11 @@ def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: Text
     if torchrun_env.local_rank() != 0 or not HAS_SHARED_MEMORY:  # else a process cannot see what another one does
         return None
     ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a machine's ranks one after another
-    deadline, settings = time.monotonic() + _MEET_WITHIN_S, job.config.cluster
+    deadline = time.monotonic() + _MEET_WITHIN_S
+    settings = job.config.cluster
     request = WatchRequest(
         run_folder=str(job.run_folder.root),
-        pids=[(each, int(wait_for(store, f"watch/{each}", within_s=deadline - time.monotonic()))) for each in ranks],
+        pids=[(watched, int(wait_for(store, f"watch/{watched}", within_s=deadline - time.monotonic()))) for watched in ranks],
         world_size=size,
         start_timeout_s=settings.start_timeout_s,
         step_timeout_s=settings.step_timeout_s,
@@ -126,7 +127,8 @@ def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: Text
 
 def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
     """Prepare this process for the job, open the process group, and return the ranks. Collective."""
-    config, device = job.config, resolve_device(job.config.cluster.device)
+    config = job.config
+    device = resolve_device(config.cluster.device)
     # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
     os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, inherited=os.environ))
     if config.deterministic:
@@ -149,7 +151,7 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
 def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> Stop:
     """Return what stops the ranks of a job together."""
 
-    def report(rank: int, pid: int, doing: dict[int, str]) -> None:
+    def show_lost_rank(rank: int, pid: int, doing: dict[int, str]) -> None:
         _show(failure.from_exit(rank=rank, pid=pid, exit_code=None).with_others(doing), job, terminal)
 
     is_users_agent = handover.JOB not in os.environ and not job.in_sweep
@@ -157,7 +159,7 @@ def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> Stop:
         world,
         peers,
         on_untrained_stop=partial(_record_untrained_stop, job.run_folder),
-        report_lost_rank=report if is_users_agent else None,
+        report_lost_rank=show_lost_rank if is_users_agent else None,
         deadline=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
         ask_deadline=partial(stops_at, job.config.cluster, asks_slurm=True),
         ends_agent=is_users_agent,
@@ -210,12 +212,12 @@ def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | 
             fix = "look for os._exit in the code that this run uses"
             left = failure.Failure(rank=departed, pid=pid, step=state.step, error="EarlyExit", message=message, fix=fix)
             return left.with_others(doing)
-    found = failure.from_exception(error, rank=rank, step=state.step or None)
+    report = failure.from_exception(error, rank=rank, step=state.step or None)
     if is_out_of_memory(error):
         part = part_short_of_memory(error)
-        message = f"{part or 'the run'} has no memory left: {found.message}"
-        found = replace(found, key="", message=message, fix=settings_for_less_memory(job.config, part))
-    return found if peers is None or job.run_folder.failure.exists() else found.with_others(peers.ask_others())
+        message = f"{part or 'the run'} has no memory left: {report.message}"
+        report = replace(report, key="", message=message, fix=settings_for_less_memory(job.config, part))
+    return report if peers is None or job.run_folder.failure.exists() else report.with_others(peers.ask_others())
 
 
 def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
@@ -238,11 +240,11 @@ def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
     return None
 
 
-def _show(found: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0, is_a_peers: bool = False) -> None:
+def _show(report: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0, is_a_peers: bool = False) -> None:
     """Record a failure, and show it unless another one was earlier. A sweep shows its jobs' failures itself.
 
     Where it `is_a_peers` and no report can be written, as on a full disk, that rank has shown its own.
     """
-    is_first = found.record(job.run_folder, seconds=seconds) and not (is_a_peers and not job.run_folder.failure.exists())
-    if is_first and not job.in_sweep and (is_last_attempt() or found.exit_code in FINAL):
-        print(found.screen(job.run_folder), file=terminal, flush=True)
+    is_first = report.record(job.run_folder, seconds=seconds) and not (is_a_peers and not job.run_folder.failure.exists())
+    if is_first and not job.in_sweep and (is_last_attempt() or report.exit_code in FINAL):
+        print(report.screen(job.run_folder), file=terminal, flush=True)

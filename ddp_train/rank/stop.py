@@ -140,15 +140,15 @@ class Stop:
     def _on_signal(self, number: signal.Signals) -> None:
         """Send the stop to all ranks; if another rank is gone, end this one at once: it waits in a broken collective."""
         lost = self.peers.dead_neighbour()
-        with suppress(DistError):  # the store is gone
-            if lost is not None and self.peers.store.check(["leaving"]):  # it has left because rank 0 told all to
-                return
-        if lost is not None or self.peers.has_lost_rank:
-            if lost is not None:
-                activity = self.peers.activity()
-                self.peers.report_activity(lambda: activity, has_lost_rank=True)
-                if self.report_lost_rank is not None:
-                    self.report_lost_rank(*lost, {self.world.rank: activity} | self.peers.ask_others())
+        if lost is not None:
+            with suppress(DistError):  # the store is gone
+                if self.peers.store.check(["leaving"]):  # it has left because rank 0 told all to
+                    return
+            activity = self.peers.activity()
+            self.peers.report_activity(lambda: activity, has_lost_rank=True)
+            if self.report_lost_rank is not None:
+                self.report_lost_rank(*lost, {self.world.rank: activity} | self.peers.ask_others())
+        if self.peers.has_lost_rank:
             exit_at_once(128 + number)
         if self.peers.is_alone:
             self._on_stop(number)
@@ -280,10 +280,8 @@ def end_agent(was_signalled_here: Callable[[], bool]) -> None:
     """End a user's torchrun after a stop: the last thing that the first rank of each machine does.
 
     torchrun takes its ranks' exit code 0 for a run that is finished, and waits minutes for those of other machines, which may be gone;
-    any other code it takes for a failure, and starts the ranks again. Ended by SIGTERM it exits with 1.
-
-    Args:
-        was_signalled_here: tells whether this process has had a signal, which torchrun passes on from itself.
+    any other code it takes for a failure, and starts the ranks again. Ended by SIGTERM it exits with 1. If `was_signalled_here`, torchrun
+    has passed its own signal on to this process, and ends by itself.
     """
     agent = os.getppid()
     if torchrun_env.local_rank() != 0 or not handles_signal(agent, signal.SIGTERM):

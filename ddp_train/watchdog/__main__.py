@@ -51,52 +51,56 @@ def main() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the ranks handle them; this process ends with the ranks
     die_with_parent(int(sys.argv[1]))
-    watched, polled = _Job(WatchRequest(**json.loads(sys.argv[2]))), time.monotonic()
-    while not watched.is_over:
-        wait_s = watched.next_check_s()
+    ranks = _WatchedRanks(WatchRequest(**json.loads(sys.argv[2])))
+    checked_at = time.monotonic()
+    while not ranks.is_over:
+        wait_s = ranks.next_check_s()
         if select.select([0], [], [], wait_s)[0]:  # it is closed
             return
         now = time.monotonic()
-        if now - polled > wait_s + _GAP_S:
-            watched.clocks_began = now
-        watched.check(now)
-        polled = time.monotonic()
+        if now - checked_at > wait_s + _GAP_S:
+            ranks.watched_since = now
+        ranks.check(now)
+        checked_at = time.monotonic()
 
 
-class _Job:
+class _WatchedRanks:
     """The job's ranks on this machine."""
 
     def __init__(self, request: WatchRequest) -> None:
-        self._request, self._run_dir = request, RunFolder(Path(request.run_folder))
-        self._began = self.clocks_began = time.monotonic()  # no rank can hang before clocks_began
+        self._request = request
+        self._run_folder = RunFolder(Path(request.run_folder))
+        self._began = time.monotonic()
+        self.watched_since = self._began  # a standstill counts from here: set anew after this machine or the job was suspended
         self._heartbeats = {rank: HeartbeatReader(pid) for rank, pid in request.pids}
-        self._cleared: dict[int, float] = {}  # rank -> the time of its last beat when a check found it waiting for others
+        self._innocent_since: dict[int, float] = {}  # rank -> the time of its last beat when a check found it waiting for others
         self._is_failing = False  # another process has reported a failure, and the agent ends the ranks
-        self._left_s = 0.0  # until the first rank is overdue, at the last check
+        self._until_overdue_s = 0.0  # of the first rank that will be, at the last check
         self.is_over = False
 
     def next_check_s(self) -> float:
         """Return the seconds until the next check: the nearer a rank is to its limit, the sooner."""
-        return min(max(self._left_s / 2, _POLL_S), _CALM_POLL_S)
+        return min(max(self._until_overdue_s / 2, _POLL_S), _CALM_POLL_S)
 
     def check(self, now: float) -> None:
         """End the job if ranks have not moved for too long and are to blame for it."""
         pids = {rank: pid for rank, pid in self._request.pids if is_alive(pid)}
-        if not self._is_failing and (len(pids) < len(self._request.pids) or self._run_dir.failure.exists()):
-            self._is_failing, self.clocks_began = True, now
-            reported = failure.load(self._run_dir.failure)
+        if not self._is_failing and (len(pids) < len(self._request.pids) or self._run_folder.failure.exists()):
+            self._is_failing = True
+            self.watched_since = now
+            reported = failure.load(self._run_folder.failure)
             if reported is not None and reported.error == ERROR:  # of another machine, whose report needs this one's collectives, too
-                Request(pids, self._run_dir.logs)
+                Request(pids, self._run_folder.logs)
         if not pids or self._is_suspended(list(pids.values())):
-            self.clocks_began = now
+            self.watched_since = now
             return
         heartbeats = {rank: self._heartbeats[rank].last(since=self._began) for rank in pids}
-        still_s = {rank: now - max(heartbeat.time, self.clocks_began) for rank, heartbeat in heartbeats.items()}
-        self._left_s = min(self._limit(heartbeats[rank]) - still_s[rank] for rank in pids)
+        still_s = {rank: now - max(heartbeat.time, self.watched_since) for rank, heartbeat in heartbeats.items()}
+        self._until_overdue_s = min(self._limit(heartbeats[rank]) - still_s[rank] for rank in pids)
         overdue = [rank for rank in pids if still_s[rank] > self._limit(heartbeats[rank])]
         waits_elsewhere = len(overdue) == len(pids) and self._request.world_size > len(self._request.pids)
-        gives_up = waits_elsewhere and all(still_s[rank] > OTHER_MACHINES * self._limit(heartbeats[rank]) for rank in overdue)
-        if not gives_up and all(self._cleared.get(rank) == heartbeats[rank].time for rank in overdue):
+        blames_elsewhere = waits_elsewhere and all(still_s[rank] > OTHER_MACHINES * self._limit(heartbeats[rank]) for rank in overdue)
+        if not blames_elsewhere and all(self._innocent_since.get(rank) == heartbeats[rank].time for rank in overdue):
             return
         running = [pid for pid in pids.values() if state_of(pid) not in STOPPED]
         texts = stack_dump.ask(running)
@@ -105,12 +109,12 @@ class _Job:
         culprits = find_culprits(ranks, overdue)
         if not culprits and len(overdue) == len(pids) and not waits_elsewhere:
             culprits = [find_any_culprit(ranks)]
-        if not culprits and gives_up:
+        if not culprits and blames_elsewhere:
             culprits = [suspect_other_machine(ranks)]
         if culprits:
             self._end(culprits, ranks, texts)
         else:
-            self._cleared |= {rank: heartbeats[rank].time for rank in overdue}
+            self._innocent_since |= {rank: heartbeats[rank].time for rank in overdue}
 
     def _limit(self, heartbeat: Heartbeat) -> float:
         limit = self._request.step_timeout_s if heartbeat.has_taken_a_step else self._request.start_timeout_s
@@ -126,7 +130,8 @@ class _Job:
     def _view(self, rank: int, pid: int, heartbeat: Heartbeat, still_s: float, text: str, is_in_native_code: bool) -> RankView:
         workers = []
         for child in descendants(pid):
-            state, note = state_of(child), stack_dump.note_of(child)
+            state = state_of(child)
+            note = stack_dump.note_of(child)
             if child != os.getpid() and (note or state in (*STOPPED, IN_KERNEL)):
                 answer = "" if state in STOPPED else stack_dump.ask([child], within_s=0.5).get(child, "")
                 workers.append(LoaderWorker(pid=child, state=state, reads=note, frames=stack_dump.main_thread(answer)))
@@ -145,7 +150,7 @@ class _Job:
     def _end(self, culprits: Sequence[Culprit], ranks: Sequence[RankView], texts: dict[int, str]) -> None:
         """Report the hang, and kill the culprits; the agent ends the others, or else this process does."""
         self.is_over = True
-        records = Request({view.rank: view.pid for view in ranks}, self._run_dir.logs)
+        records = Request({view.rank: view.pid for view in ranks}, self._run_folder.logs)
         if not self._is_failing:
             self._report(culprits, ranks, texts, has_records=records.has_ranks)
         outlive_parent()  # which may be a culprit
@@ -158,17 +163,17 @@ class _Job:
     def _report(self, culprits: Sequence[Culprit], ranks: Sequence[RankView], texts: dict[int, str], *, has_records: bool) -> None:
         hang = to_failure(culprits, ranks, limit_s=self._limit(culprits[0].view.heartbeat))
         with suppress(OSError):  # a full disk, say, which may be the very reason
-            self._run_dir.logs.mkdir(parents=True, exist_ok=True)
+            self._run_folder.logs.mkdir(parents=True, exist_ok=True)
             for view in ranks:
                 if view.pid in texts:
-                    self._run_dir.stacks(view.rank).write_text(texts[view.pid])
+                    self._run_folder.stacks(view.rank).write_text(texts[view.pid])
             if texts:
-                files = f"{self._run_dir.logs.name}/stacks_*.txt"
+                files = f"{self._run_folder.logs.name}/stacks_*.txt"
                 hang = replace(hang, stacks=f"{files}, flight_recorder_rank_*" if has_records else files)
-        is_first = hang.record(self._run_dir, seconds=time.monotonic() - self._began)
+        is_first = hang.record(self._run_folder, seconds=time.monotonic() - self._began)
         if is_first and self._request.shows and is_last_attempt():
             with suppress(OSError):  # the terminal is closed
-                print(hang.screen(self._run_dir), file=sys.stderr, flush=True)
+                print(hang.screen(self._run_folder), file=sys.stderr, flush=True)
 
 
 def _kill(pids: Sequence[int]) -> None:

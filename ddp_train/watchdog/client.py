@@ -25,11 +25,11 @@ from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
 OTHER_MACHINES = 2  # if no rank of this machine is to blame, another machine has this many time-outs to name one of its ranks
-_REPORTS_S = 60
+_REPORT_MARGIN_S = 60
 _NAME = "ddp_train_beat"
-_LAYOUT = struct.Struct("=dqqq")
-_DEVICE = struct.Struct("=q?")  # after _LAYOUT
-_BOTH = struct.Struct("=dqqqq?")
+_PHASE_FIELDS = struct.Struct("=dqqq")
+_DEVICE_FIELDS = struct.Struct("=q?")  # after _PHASE_FIELDS
+_ALL_FIELDS = struct.Struct("=dqqqq?")
 _PHASES = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
 """In their order within one step."""
 
@@ -61,7 +61,7 @@ def start_watchdog(request: WatchRequest, terminal: TextIO) -> subprocess.Popen[
 def collective_timeout(*timeouts_s: float | None) -> timedelta:
     """Return how long a collective may take: longer than the watchdog waits, or innocent ranks would fail before it names the culprit."""
     longest = max(timeout_s or math.inf for timeout_s in timeouts_s)
-    return timedelta(days=1) if longest == math.inf else timedelta(seconds=OTHER_MACHINES * longest + _REPORTS_S)
+    return timedelta(days=1) if longest == math.inf else timedelta(seconds=OTHER_MACHINES * longest + _REPORT_MARGIN_S)
 
 
 class Heartbeat(NamedTuple):
@@ -82,7 +82,8 @@ class Heartbeat(NamedTuple):
 
 def write_heartbeats(tracker: PhaseTracker) -> None:
     """Write a heartbeat at each phase of a job (in a rank)."""
-    descriptor, first_step = -1, -1  # -1: private memory, if no other process can watch; first_step < 0: not begun
+    descriptor = -1  # private memory, if no other process can watch
+    first_step = -1  # not begun
     if HAS_SHARED_MEMORY:
         descriptor = os.memfd_create(_NAME)  # stays open: the watchdog opens it by its name
         os.ftruncate(descriptor, mmap.PAGESIZE)
@@ -92,10 +93,10 @@ def write_heartbeats(tracker: PhaseTracker) -> None:
         nonlocal first_step
         if first_step < 0 and phase is Phase.DATA:
             first_step = step
-        _LAYOUT.pack_into(memory, 0, time.monotonic(), step, 0 <= first_step < step, _PHASES.index(phase))
+        _PHASE_FIELDS.pack_into(memory, 0, time.monotonic(), step, 0 <= first_step < step, _PHASES.index(phase))
 
     def see_device(step: int, is_awaited: bool) -> None:
-        _DEVICE.pack_into(memory, _LAYOUT.size, step, is_awaited)
+        _DEVICE_FIELDS.pack_into(memory, _PHASE_FIELDS.size, step, is_awaited)
 
     see_device(-1, False)
     tracker.listen(beat)
@@ -114,7 +115,7 @@ class HeartbeatReader:
     def last(self, *, since: float) -> Heartbeat:
         """Return the last heartbeat; if there is none after `since`, a start at that time."""
         if self._memory is not None:
-            moment, step, has_taken_a_step, number, device_step, waits_for_device = _BOTH.unpack_from(self._memory)
+            moment, step, has_taken_a_step, number, device_step, waits_for_device = _ALL_FIELDS.unpack_from(self._memory)
             if moment >= since:
                 return Heartbeat(moment, _PHASES[number], step, bool(has_taken_a_step), device_step, waits_for_device)
         return Heartbeat(time=since, phase=Phase.START, step=0, has_taken_a_step=False)

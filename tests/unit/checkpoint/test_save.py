@@ -251,7 +251,7 @@ def test_a_disk_that_fails_at_any_point_is_no_success(
     assert os.strerror(number) in problem
     assert "It needs" in problem
     assert "are free" in problem
-    assert ("`ulimit -f` allows a file 1,000.0 MB" in problem) == (number == errno.EFBIG)
+    assert ("`ulimit -f` allows a file 1.0 GB" in problem) == (number == errno.EFBIG)
     assert f"the checkpoint of step 2 was NOT saved, earlier ones are untouched. {problem}" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     assert newest_good(tmp_path) == tmp_path / "step_00000001"

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.watchdog.__main__ import _Job
+from ddp_train.watchdog.__main__ import _WatchedRanks
 from ddp_train.watchdog.client import WatchRequest
 from ddp_train.watchdog.flight_recorder import FlightRecorder, Request
 
@@ -61,7 +61,7 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
             uses_device=True,
             shows=False,
         )
-        watched = _Job(orders)
+        watched = _WatchedRanks(orders)
         time.sleep(0.2)
         watched.check(time.monotonic())
         assert process.wait(10) == -9

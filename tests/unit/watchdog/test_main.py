@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.watchdog.__main__ import _Job
+from ddp_train.watchdog.__main__ import _WatchedRanks
 from ddp_train.watchdog.client import WatchRequest
 
 
@@ -28,7 +28,7 @@ def test_it_looks_the_sooner_the_nearer_a_rank_is_to_its_limit(
             pids=[(0, rank.pid)],
             world_size=1,
         )
-        job = _Job(request)
+        job = _WatchedRanks(request)
         job.check(job._began + still_s)
         rank.kill()
     assert job.next_check_s() == pytest.approx(next_in_s, abs=0.01)
