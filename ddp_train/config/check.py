@@ -27,6 +27,7 @@ from ddp_train.config.spelling import CALLED_HERE, meant, nearest, override, rem
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
 from ddp_train.config.tree import dotted_items, leaves, texts, value_at
+from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
@@ -186,7 +187,7 @@ def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> 
         except OmegaConfBaseException:
             errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=f"a value of type {_kind(fields[name])}"))
             continue
-        errors += _check_range(key, merged[name], fields[name].metadata)
+        errors += _check_value(key, merged[name], fields[name].metadata)
     for name, item in fields.items():
         if name not in values and OmegaConf.is_missing(merged, name):
             errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {_kind(item)}"))
@@ -203,7 +204,7 @@ def _kind(item: dataclasses.Field[Any]) -> str:
     return str(item.type).replace(" | None", " or null")
 
 
-def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _check_value(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[ConfigError]:
     if value is None:
         return
     if "parse" in rule:
@@ -211,10 +212,8 @@ def _check_range(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[Conf
             rule["parse"](value)
         except ValueError as error:
             yield ConfigError(key=key, happened=f"is {value!r}", expected=str(error))
-    if "min" in rule and value < rule["min"]:
-        yield ConfigError(key=key, happened=f"is {value}", expected=f"at least {rule['min']}")
-    if "above" in rule and not value > rule["above"]:
-        yield ConfigError(key=key, happened=f"is {value}", expected=f"more than {rule['above']}, or null")
+    if missed := missed_range(value, rule):
+        yield ConfigError(key=key, happened=f"is {value}", expected=missed + ", or null" * ("above" in rule))
     if "one_of" in rule and value not in rule["one_of"]:
         close, options = nearest(str(value), rule["one_of"]), ", ".join(rule["one_of"])
         yield ConfigError(key=key, happened=f"is {value!r}", expected=f"one of {options}", fix=f"{key}={close}" if close else "")

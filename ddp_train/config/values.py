@@ -1,12 +1,20 @@
-"""Parsers for values with several forms. For any other value each raises a ValueError with what was expected."""
+"""Ranges of values, and parsers for values with several forms; for any other value a parser raises a ValueError with what was expected."""
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 EVERY_ATTEMPT = "every"
+_BOUNDS = {"min": ("at least", operator.ge), "above": ("more than", operator.gt), "below": ("less than", operator.lt)}
+
+
+def missed_range(value: float, rule: Mapping[str, Any]) -> str:
+    """Return the range of a rule (`min`, `above`, `below`) that a number is not in, as `at least 1`; "": it is in it."""
+    bounds = {f"{words} {rule[name]}": is_inside(value, rule[name]) for name, (words, is_inside) in _BOUNDS.items() if name in rule}
+    return "" if all(bounds.values()) else " and ".join(bounds)
 
 
 def node_range(nodes: Any) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,21 +50,26 @@ class Strategy:
     backward gave each rank: the loop multiplies its loss by their number.
     """
 
-    # Facts of the class, which the check before the start reads from its source: plain constants.
+    # Constants of the class, which the check before the start reads from its source: literals.
     shards_parameters = False  # each forward is a collective then, a gradient is final within backward; `prepare` takes rank 0's values
     shards_optimizer = False  # the optimizer steps some rows of each parameter: it must not need whole matrices
     has_buckets = False  # the first backwards decide in which order the ranks' values are added: a run that resumes takes two first
-    has_error_feedback = False  # what one exchange of gradients leaves out is added to the next one: `state_dict` is each rank's own
+    state_is_per_rank = False  # `state_dict` is each rank's own, and saved for each; else it is the same on all ranks, and saved once
     has_local_weights = False  # ranks step weights of their own and synchronise now and then
+    refuses_loss_scale = ""  # why it cannot train with fp16's loss scale on several ranks; "": it can
+    period_argument = ""  # with `has_local_weights`: the argument that says how many steps the ranks take between two synchronisations
+    argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
 
     # What every strategy has.
 
+    graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Return the module to train, on `device`, with rank 0's weights. Collective.
 
-        Called again with the same model when other parameters of it are to be trained than before (`requires_grad`).
+        Called again with the same model when other parameters of it are to be trained than before (`requires_grad`). One rank alone has
+        no process group (`torch.distributed.is_initialized()`).
 
         Args:
             model: what computes the loss: the model and the objective in one module (`Joint`), whose forward takes a batch and returns the
@@ -97,11 +102,16 @@ class Strategy:
         return RankMemory()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next exchange needs: the same on all ranks, or with `has_error_feedback` this rank's own."""
+        """Return what the next exchange needs, which `start_training` gets back."""
         return {}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Load the state of a checkpoint; {}: it has none, or it is the own one of another number of ranks."""
+    def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
+        """Training starts, or goes on from a checkpoint, after which this is called again. The weights are in place.
+
+        Args:
+            state: what `state_dict` gave when the checkpoint was saved; {}: there is none, or each rank's own of another number of ranks.
+            weights_are_equal: all ranks have the same weights; False with `has_local_weights` alone.
+        """
 
     # Gradients that are exchanged after backward.
 
@@ -112,15 +122,12 @@ class Strategy:
             step: how many the run has taken.
         """
 
-    # Ranks with weights of their own (`has_local_weights`): each rank's gradient is its share of what the global batch's is the mean of.
-    # Nothing else of a step tells ranks apart. Weights and optimizer of a rank are saved as its own; what is evaluated, and what others
-    # read of a checkpoint, is the mean (`mean_over_ranks`).
+    # Ranks with weights of their own (`has_local_weights`): the ranks' gradients, averaged over the ranks, are the global batch's gradient.
+    # Each rank's weights and optimizer are saved as its own. The mean of the weights (`mean_over_ranks`) is evaluated, and saved for
+    # runs on another number of ranks.
 
     has_local_steps: bool = False  # in some steps the ranks exchange nothing: a rank does not know what the others' batches weigh
-    weights_are_equal: bool = True  # now, on all ranks, with the buffers; set when a checkpoint is loaded
-
-    def start_training(self, trained: nn.Module) -> None:
-        """Training starts, or goes on, from the weights as they are now, and from the state that was loaded last, if any."""
+    weights_are_equal: bool = True  # now, on all ranks, with the buffers; the strategy keeps it up to date
 
     def after_step(self, step: int) -> None:
         """Called after each optimizer step. Collective where the ranks synchronise after it."""

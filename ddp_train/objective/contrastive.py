@@ -32,6 +32,7 @@ class Contrastive(ByCompare):
     Source: Oord et al. 2018, arXiv:1807.03748 (InfoNCE); Radford et al. 2021, arXiv:2103.00020 (both ways, the others of the batch).
     """
 
+    compares_samples = True  # of a micro-batch: `loader.micro_batch_size=auto` is refused, or results would depend on the device
     goals: Mapping[str, Goal] = {}
 
     def __init__(self, *, temperature: float = 0.1, towers: Literal[1, 2] = 1) -> None:

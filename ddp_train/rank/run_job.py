@@ -173,6 +173,8 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
         lines = initial_weights.load(begun, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
         if world.is_main:
             print(*lines, sep="\n", flush=True)
+    if checkpoint is None:
+        components.strategy.start_training(components.trained, {}, weights_are_equal=True)
     if job.checkpoint is not None:
         remember_run(job.run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
         if world.is_main and job.run_folder.launch.is_dir():  # also for the next start of what was submitted

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train.errors import conflict
 from ddp_train.interfaces import Strategy, join_few, named_parameters
-from ddp_train.system import handover
 
 
 class DDP(Strategy):
@@ -45,13 +45,13 @@ class DDP(Strategy):
         sync_batchnorm: bool = False,
     ) -> None:
         self.gradient_as_bucket_view, self.bucket_cap_mb = gradient_as_bucket_view, bucket_cap_mb
-        self.static_graph, self.find_unused_parameters = static_graph, find_unused_parameters
+        self.graph_is_static, self.find_unused_parameters = static_graph, find_unused_parameters
         self.reduce_dtype, self.sync_batchnorm = reduce_dtype, sync_batchnorm
         self._nothing_to_skip: AbstractContextManager[None] = nullcontext()
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         model = model.to(device)
-        if world_size == 1 and not handover.opens_group():
+        if world_size == 1 and not dist.is_initialized():
             return model
         if self.sync_batchnorm:
             model = _synchronised(model)
@@ -59,7 +59,7 @@ class DDP(Strategy):
             model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
-            static_graph=self.static_graph,
+            static_graph=self.graph_is_static,
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
         )
@@ -75,7 +75,7 @@ class DDP(Strategy):
         """
         if not isinstance(module, DistributedDataParallel):
             return self._nothing_to_skip
-        if self.static_graph:
+        if self.graph_is_static:
             happened = "is true, and the step accumulates micro-batches, whose gradients torch reduces wrongly (pytorch issue 143580)"
             raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
         context: AbstractContextManager[None] = module.no_sync()

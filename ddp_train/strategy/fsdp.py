@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Joint, RankMemory, Strategy, blocks_of, is_sharded
 from ddp_train.strategy.means import copy_from_main
-from ddp_train.system import handover
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,7 @@ class FSDP(Strategy):
 
     shards_parameters = True
     shards_optimizer = True
+    argument_ranges: ClassVar = {"prefetch": {"min": 1}}
 
     def __init__(
         self,
@@ -59,8 +59,6 @@ class FSDP(Strategy):
     ) -> None:
         if isinstance(blocks, str) and blocks != "auto":
             raise ConfigError(key="strategy.blocks", happened=f"is {blocks!r}", expected="auto, or a list of class names, as [Block]")
-        if prefetch is not None and prefetch < 1:
-            raise ConfigError(key="strategy.prefetch", happened=f"is {prefetch}", expected="a number of blocks, or null")
         self._blocks = blocks
         self._offloads, self._prefetch = cpu_offload, prefetch
         self._reshards, self._replicas = reshard_after_forward, replicas
@@ -70,7 +68,7 @@ class FSDP(Strategy):
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Cut the model's parameters in place, with rank 0's values. Collective."""
-        if world_size == 1 and not handover.opens_group():
+        if world_size == 1 and not dist.is_initialized():
             return model.to(device)
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -115,7 +113,7 @@ class FSDP(Strategy):
                 reshard()
 
     def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
-        count, on_host = world_size // self._replicas, self._offloads and (world_size > 1 or handover.opens_group())
+        count, on_host = world_size // self._replicas, self._offloads and (world_size > 1 or dist.is_initialized())
         return RankMemory(parameter_shards=count, gradient_shards=count, optimizer_shards=count, on_host=on_host)
 
     def _mesh(self, device: torch.device, world_size: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ class LocalSGD(Strategy):
     """
 
     has_local_weights = True
+    refuses_loss_scale = "with strategy=local_sgd each rank would skip steps by a loss scale of its own"
+    period_argument = "every_steps"
+    argument_ranges: ClassVar = {"every_steps": {"min": 1}, "outer_lr": {"above": 0}, "outer_momentum": {"min": 0, "below": 1}}
 
     def __init__(self, *, every_steps: int = 20, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
         self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
@@ -49,14 +52,15 @@ class LocalSGD(Strategy):
         self._size = world_size
         return model
 
-    def start_training(self, trained: nn.Module) -> None:
-        self._trained = trained
+    def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
+        self._trained, self.weights_are_equal = trained, weights_are_equal
         if not self._synchronises:
             return
-        self._last = last = {name: _own_copy(self._last.get(name, wide(held)), held) for name, held in _averageable(trained).items()}
+        last, velocity = state.get("last", {}), state.get("velocity", {})
+        self._last = {name: _own_copy(last.get(name, wide(held)), held) for name, held in _averageable(trained).items()}
         if self._momentum:
-            names = [plain_name(name) for name, _ in trained.named_parameters()]
-            self._velocity = {name: _own_copy(self._velocity.get(name, torch.zeros_like(last[name])), last[name]) for name in names}
+            now = {name: self._last[name] for name in (plain_name(name) for name, _ in trained.named_parameters())}
+            self._velocity = {name: _own_copy(velocity.get(name, torch.zeros_like(value)), value) for name, value in now.items()}
 
     def after_step(self, step: int) -> None:
         is_time = step % self._every_steps == 0
@@ -90,9 +94,6 @@ class LocalSGD(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         return {"last": dict(self._last), "velocity": dict(self._velocity)}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        self._last, self._velocity = dict(state_dict.get("last", {})), dict(state_dict.get("velocity", {}))
 
     def setup_optimizer(self, optimizer: Optimizer) -> Mapping[Tensor, Tensor]:
         """Let each rank step alone. What an optimizer keeps to evaluate other weights, no synchronisation would put together."""

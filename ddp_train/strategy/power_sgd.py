@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,9 @@ class PowerSGD(DDP):
     Source: Vogels, Karimireddy & Jaggi 2019, arXiv:1905.13727 (algorithms 1 and 2; warm start).
     """
 
-    has_error_feedback = True
+    state_is_per_rank = True
+    refuses_loss_scale = "with strategy=power_sgd a step adds what the one before has left out, under another loss scale"
+    argument_ranges: ClassVar = {"rank": {"min": 1}, "from_step": {"min": 0}}
 
     def __init__(self, *, rank: int = 4, from_step: int = 1000, sync_batchnorm: bool = False) -> None:
         super().__init__(sync_batchnorm=sync_batchnorm)
@@ -70,9 +72,8 @@ class PowerSGD(DDP):
     def state_dict(self) -> dict[str, Any]:
         return {"left_out": dict(self._left_out), "bases": dict(self._bases)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Go on from what this rank had left out; from nothing where it is not known."""
-        self._left_out, self._bases = dict(state_dict.get("left_out", {})), dict(state_dict.get("bases", {}))
+    def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
+        self._left_out, self._bases = dict(state.get("left_out", {})), dict(state.get("bases", {}))
 
     def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
         """Return what this rank has left out at most, with the bases."""

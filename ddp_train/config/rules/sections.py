@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from ddp_train.config import schema
 from ddp_train.config.cluster import most_nodes
-from ddp_train.config.rules.strategy import class_flag
+from ddp_train.config.rules.strategy import class_constant
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.targets.locate import look_up_or_none
 from ddp_train.errors import ConfigError, conflict
@@ -146,7 +146,7 @@ def check_device(config: PartialConfig) -> Iterator[ConfigError]:
 
 def check_precision(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and a memory format that cannot be sharded."""
-    if config.precision.channels_last and class_flag(config.strategy, "shards_parameters"):
+    if config.precision.channels_last and class_constant(config.strategy, "shards_parameters"):
         yield conflict("precision.channels_last", "is true, and strategy=fsdp shards contiguous weights only", "false")
     if config.precision.cudnn_benchmark and config.tree.get("deterministic") is True:
         happened = "is true, and deterministic is true: cuDNN would choose by what it measures"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import PartialConfig
@@ -28,7 +28,7 @@ def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
         expected = "a number that divides that of the ranks"
         yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
     named = [(key, str(value)) for key, value in dotted_items({"optimizer": config.optimizer}) if key.endswith("._target_")]
-    for key, path in named if class_flag(strategy, "shards_optimizer") else ():
+    for key, path in named if class_constant(strategy, "shards_optimizer") else ():
         if needs_whole_matrices(class_of(path)):
             yield whole_matrices_error(key.removesuffix("._target_"), path.rpartition(".")[2])
 
@@ -50,15 +50,18 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)
-    if world_size > 1 and class_flag(strategy, "shards_parameters"):
+    if world_size > 1 and class_constant(strategy, "shards_parameters"):
         happened = f"is {mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
 
 
-def class_flag(strategy: Mapping[str, Any], name: str) -> bool:
-    """Tell whether a flag of `interfaces.strategy.Strategy` is set in a strategy's class."""
-    return bool(getattr(class_of(str(strategy.get("_target_"))), name, False))
+_Constant = Literal["shards_parameters", "shards_optimizer", "has_buckets", "refuses_loss_scale", "period_argument"]
+
+
+def class_constant(strategy: Mapping[str, Any], name: _Constant) -> Any:
+    """Return a constant of a strategy's class (`interfaces.Strategy`); None: the class lacks it."""
+    return getattr(class_of(str(strategy.get("_target_"))), name, None)
 
 
 def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
@@ -81,18 +84,17 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
     if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
         expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
         yield conflict("optimizer", f"is {target}, which may need all parameters in a step, {with_it}", "adamw", expected=expected)
-    if batch.world_size > 1 and not class_flag(strategy, "shards_parameters"):
+    if batch.world_size > 1 and not class_constant(strategy, "shards_parameters"):
         expected = "strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back"
         yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
-    for name in (name for name, value in strategy.items() if "offload" in name and value):
-        happened = f"is {strategy[name]}: gradients leave the device by themselves, {with_it}"
-        yield ConfigError(key=f"strategy.{name}", happened=happened, expected="one of the two", fix="trainer.optimizer_in_backward=false")
+    if strategy.get("cpu_offload"):
+        yield conflict("strategy.cpu_offload", f"is true: gradients leave the device by themselves, {with_it}", "false")
 
 
 def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to let the device decide on a micro-batch where results depend on it, or where it may need accumulation that cannot be."""
     batch = config.batch
-    if batch.is_open and str(config.objective.get("_target_")).endswith(".Contrastive"):
+    if batch.is_open and getattr(class_of(str(config.objective.get("_target_"))), "compares_samples", False):
         happened = "is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device"
         yield conflict(MICRO_BATCH, happened, 32, expected="a number")
     if batch.is_open and batch.world_size > 1 and config.strategy.get("static_graph"):
@@ -100,42 +102,22 @@ def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
         yield conflict("strategy.static_graph", happened, "false")
 
 
-def check_local_sgd(config: PartialConfig) -> Iterator[ConfigError]:
-    """Refuse ranks that take steps of their own with a loss scale of their own, and where a step is to be what it is not."""
-    strategy = config.strategy
-    if not class_flag(strategy, "has_local_weights"):
-        return
-    every, lr, momentum = strategy.get("every_steps"), strategy.get("outer_lr"), strategy.get("outer_momentum")
-    if isinstance(every, int) and every < 1:
-        yield ConfigError(key="strategy.every_steps", happened=f"is {every}", expected="at least 1")
-    if isinstance(lr, (int, float)) and lr <= 0:
-        yield ConfigError(key="strategy.outer_lr", happened=f"is {lr}", expected="above 0")
-    if isinstance(momentum, (int, float)) and not 0 <= momentum < 1:
-        yield ConfigError(key="strategy.outer_momentum", happened=f"is {momentum}", expected="at least 0 and below 1")
-    world_size = config.batch.world_size
-    if world_size > 1 and config.amp.get("dtype") == "float16":
-        happened = "is float16, and with strategy=local_sgd each rank would skip steps by a loss scale of its own"
-        yield ConfigError(key="amp.dtype", happened=happened, expected="a type that needs no loss scale", fix="amp=bf16")
-    name = str(config.optimizer.get("_target_")).rpartition(".")[2]
-    if world_size > 1 and every == 1 and (name != "SGD" or config.trainer.clip_grad_norm is not None):
-        what = f"the optimizer is {name}" if name != "SGD" else "trainer.clip_grad_norm is given"
+def check_loss_scale(config: PartialConfig) -> Iterator[ConfigError]:
+    """Refuse fp16, which needs a loss scale, with a strategy that cannot have one."""
+    why = class_constant(config.strategy, "refuses_loss_scale")
+    if why and config.batch.world_size > 1 and config.amp.get("dtype") == "float16":
+        yield ConfigError(key="amp.dtype", happened=f"is float16, and {why}", expected="a type that needs no loss scale", fix="amp=bf16")
+
+
+def check_local_weights(config: PartialConfig) -> Iterator[ConfigError]:
+    """Refuse to synchronise the ranks' weights after every step where that costs as much as DDP and learns worse."""
+    argument, is_clipped = class_constant(config.strategy, "period_argument"), config.trainer.clip_grad_norm is not None
+    optimizer = str(config.optimizer.get("_target_")).rpartition(".")[2]
+    if config.batch.world_size > 1 and config.strategy.get(argument) == 1 and (optimizer != "SGD" or is_clipped):
+        what = f"the optimizer is {optimizer}" if optimizer != "SGD" else "trainer.clip_grad_norm is given"
         happened = f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean"
         expected = "2 or more; 1 is the same as ddp for SGD without clipping"
-        yield ConfigError(key="strategy.every_steps", happened=happened, expected=expected, fix="strategy=ddp")
-
-
-def check_power_sgd(config: PartialConfig) -> Iterator[ConfigError]:
-    """Refuse products of no columns, and a loss scale, by which what was left out would be another number in the next step."""
-    strategy = config.strategy
-    if not class_flag(strategy, "has_error_feedback"):
-        return
-    for key, least in (("rank", 1), ("from_step", 0)):
-        value = strategy.get(key)
-        if isinstance(value, int) and value < least:
-            yield ConfigError(key=f"strategy.{key}", happened=f"is {value}", expected=f"at least {least}")
-    if config.batch.world_size > 1 and config.amp.get("dtype") == "float16":
-        happened = "is float16, and with strategy=power_sgd a step adds what the one before has left out, under another loss scale"
-        yield ConfigError(key="amp.dtype", happened=happened, expected="a type that needs no loss scale", fix="amp=bf16")
+        yield ConfigError(key=f"strategy.{argument}", happened=happened, expected=expected, fix="strategy=ddp")
 
 
 def check_on_cpu(config: PartialConfig) -> Iterator[ConfigError]:
@@ -146,6 +128,6 @@ def check_on_cpu(config: PartialConfig) -> Iterator[ConfigError]:
     if strategy.get("sync_batchnorm") is True:
         happened = "is true, and torch's SyncBatchNorm computes on GPUs alone"
         yield conflict("strategy.sync_batchnorm", happened, "false", expected="false on a CPU")
-    if strategy.get("reduce_dtype") == "bfloat16" and class_flag(strategy, "has_buckets"):
+    if strategy.get("reduce_dtype") == "bfloat16" and class_constant(strategy, "has_buckets"):
         happened = "is bfloat16, in which torch's DDP reduces on GPUs alone"
         yield conflict("strategy.reduce_dtype", happened, "null", expected="null or float16 on a CPU")

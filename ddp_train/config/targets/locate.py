@@ -239,10 +239,13 @@ def _definition(module: _Module, name: str, *, reexports: int = 0) -> tuple[_Mod
 
 
 def _derived(module: _Module, node: ast.ClassDef, members: dict[str, Any]) -> type:
-    """Return a class with its plain attributes and its bases; bases of torch have none themselves: their names are enough."""
+    """Return a class with its attributes that are literals, and its bases; bases of torch have none themselves: their names are enough."""
     bases = tuple(_lineage(module, base) for base in node.bases[:1])  # only the first: others are mixins
-    plain = [statement for statement in node.body if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)]
-    attributes = {name: line.value.value for line in plain for name in _names_of(line) if isinstance(line.value, ast.Constant)}
+    attributes: dict[str, Any] = {}
+    for line in node.body:
+        if isinstance(line, (ast.Assign, ast.AnnAssign)) and line.value is not None:
+            with suppress(ValueError, TypeError):
+                attributes |= dict.fromkeys(_names_of(line), ast.literal_eval(line.value))
     return type(node.name, bases, {**attributes, **members, "__module__": module.name, "__qualname__": node.name})
 
 

@@ -22,6 +22,7 @@ from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, KEYS_BE
 from ddp_train.config.spelling import meant, override, removal, without_secrets
 from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, look_up_or_none, takes
 from ddp_train.config.tree import leaves
+from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
 
 AUTO = "auto"  # a value that only the data or the run knows (auto.py)
@@ -128,6 +129,10 @@ def _check_arguments(
             expected = f"a value of type {_spell(hints[name])}"
             fix = f"""'{key}.{name}="{value}"'""" if wants_text else ""
             yield ConfigError(key=f"{key}.{name}", happened=f"is {without_secrets(f'{key}.{name}', value)!r}", expected=expected, fix=fix)
+    for name, bounds in getattr(target, "argument_ranges", {}).items():
+        number = arguments.get(name)
+        if isinstance(number, (int, float)) and (missed := missed_range(number, bounds)):
+            yield ConfigError(key=f"{key}.{name}", happened=f"is {number}", expected=missed)
 
 
 def _wraps(target: Callable[..., Any]) -> bool:

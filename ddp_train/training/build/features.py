@@ -64,7 +64,6 @@ def add_features(trainer: Trainer, features: Features) -> Trainer:
     _before_training(trainer, features)
     if isinstance(scheduler, EveryEpoch):
         _count_epochs(trainer, scheduler)
-    hooks.at_start.append(lambda: strategy.start_training(components.trained))
     if strategy.has_local_weights:
         hooks.after_step.append(strategy.after_step)
     if world.device.type == "cuda":

@@ -16,10 +16,11 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.staging import SHARED, divide_shared
 from ddp_train.config.run_config import RunConfig
+from ddp_train.config.targets.locate import class_of
 from ddp_train.config.targets.target import AUTO
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import is_sharded, local_rows, shard_range
+from ddp_train.interfaces import is_sharded, local_rows, overrides, shard_range
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
@@ -108,7 +109,7 @@ def settings_for_less_memory(config: RunConfig, part: str) -> str:
         metrics = [f"~evaluation.metrics.{name}" for name, node in config.evaluation.metrics.items() if node]
         settings = [*([f"evaluation.batch_size={evaluated // 2}"] if evaluated > 1 else []), *precision, *chunks, *shards, *metrics]
     elif part == "the optimizer's step":
-        averages = [name for name, node in config.callbacks.items() if node and str(node.get("_target_", "")).endswith(".EMA")]
+        averages = [name for name, node in config.callbacks.items() if node and overrides(class_of(node["_target_"]), "evaluation_weights")]
         settings = [*shards, *(f"~callbacks.{name}" for name in averages), *step]
     elif part == "the build of model and data":
         loader = ["loader.on_device=false"] if config.loader.on_device else []
@@ -152,7 +153,7 @@ def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
     of_weights, of_optimizer, of_callbacks = sum(weights.values()), _bytes(optimizer), _bytes(callbacks)
     strategy = components.strategy
     of_exchange = strategy.rank_memory(components.trained, num_ranks).exchange_bytes
-    of_ranks = num_ranks * _BYTES_PER_RANK + (num_ranks if strategy.has_error_feedback else 1) * of_exchange
+    of_ranks = num_ranks * _BYTES_PER_RANK + (num_ranks if strategy.state_is_per_rank else 1) * of_exchange
     if strategy.has_local_weights and num_ranks > 1:  # each rank saves its own weights
         of_ranks += num_ranks * (of_weights + of_callbacks) + (num_ranks - 1) * of_optimizer
     return of_weights + both_modes + of_optimizer + of_callbacks + of_ranks
@@ -195,7 +196,7 @@ def memory_by_part(components: Components, *, num_ranks: int) -> dict[str, int]:
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
         "gradients": sum(_shard_bytes(parameter, memory.gradient_shards) for parameter in gradients),
         "optimizer": sum(_shard_bytes(value, memory.optimizer_shards) for state in states for value in state.values()),
-        "error feedback" if components.strategy.has_error_feedback else "synchronisation": memory.exchange_bytes,
+        "exchange": memory.exchange_bytes,
         "callbacks": sum(
             _shard_bytes(value, memory.parameter_shards if name.split(".")[1] == components.averaging else 1)
             for name, value in _callback_tensors(components).items()

@@ -52,7 +52,7 @@ def make_turns(trained: nn.Module, objective: AnyObjective, strategy: Strategy, 
     if left := [name for name in parameters if not any(name in names for names in chosen.values())]:
         happened = f"{len(left)} parameters are in no turn of {type(objective).__name__}: {join_few(left)}"
         raise ConfigError(key="objective", happened=happened, expected="each in one at least, or requires_grad=False")
-    if getattr(strategy, "static_graph", False) and sum(map(len, chosen.values())) > len(parameters):
+    if strategy.graph_is_static and sum(map(len, chosen.values())) > len(parameters):
         happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
         raise conflict("strategy.static_graph", happened, "false")
     model = trained.model if isinstance(trained, Joint) else trained

@@ -88,7 +88,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
     }
     if kept := strategy.state_dict():
-        (own if strategy.has_error_feedback else shared)["strategy"] = kept
+        (own if strategy.state_is_per_rank else shared)["strategy"] = kept
     buffers = {f"{part}.{name}" for part, module in modules for name, _ in module.named_buffers(remove_duplicate=False)}  # or masks
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
 
@@ -119,9 +119,8 @@ def load(
     if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights):
         world.print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's")
     _restore(checkpoint, shared | replica, components, state, world)
-    strategy.weights_are_equal = replica.keys().isdisjoint(components.modules)
-    strategy.load_state_dict((own if strategy.has_error_feedback else shared).get("strategy", {}))
-    strategy.start_training(components.trained)
+    kept = (own if strategy.state_is_per_rank else shared).get("strategy", {})
+    strategy.start_training(components.trained, kept, weights_are_equal=replica.keys().isdisjoint(components.modules))
     if saved_size == world.size:
         state.window = WindowSums(**own["window"])
         components.train_loader.load_state_dict(own["data"])

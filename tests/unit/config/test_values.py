@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_train.config.values import node_range, seconds_of
+from ddp_train.config.values import missed_range, node_range, seconds_of
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "missed"),
+    [
+        (0, {"min": 1}, "at least 1"),
+        (0.0, {"above": 0}, "more than 0"),
+        (1.0, {"min": 0, "below": 1}, "at least 0 and less than 1"),
+        (float("nan"), {"min": 0}, "at least 0"),
+        (1, {"min": 1}, ""),
+        (0.5, {"above": 0, "below": 1}, ""),
+    ],
+)
+def test_a_value_out_of_its_range_is_told_the_range(value: float, rule: dict[str, float], missed: str) -> None:
+    assert missed_range(value, rule) == missed
 
 
 def test_a_range_of_nodes() -> None:

@@ -143,8 +143,6 @@ def test_the_weights_of_the_next_blocks_are_asked_for_ahead(ahead: int | None, i
 def test_to_ask_ahead_needs_blocks() -> None:
     with rank_of(0, 2), pytest.raises(ConfigError, match="the weights of 0 blocks"):
         FSDP(prefetch=1).prepare(nn.Sequential(nn.Linear(2, 2)), torch.device("cpu"), 2)
-    with pytest.raises(ConfigError, match="is 0"):
-        FSDP(prefetch=0)
 
 
 def test_shards_lie_in_the_hosts_memory_where_they_are_to() -> None:

@@ -38,7 +38,7 @@ def moved(net: Net, rank: int, by: float = 1.0) -> None:
 def make(**settings: Any) -> tuple[Net, LocalSGD]:
     net, strategy = Net(), LocalSGD(**(MEAN | settings))
     strategy.prepare(net, torch.device("cpu"), SIZE)
-    strategy.start_training(net)
+    strategy.start_training(net, {}, weights_are_equal=True)
     return net, strategy
 
 
@@ -130,8 +130,9 @@ def test_it_goes_on_from_its_state_as_if_nothing_had_been(ranks: Any) -> None:
         again, other = Net(), LocalSGD(**settings)  # type: ignore[arg-type]
         other.prepare(again, torch.device("cpu"), SIZE)
         again.load_state_dict(net.state_dict())
-        other.load_state_dict({kind: {name: each.clone() for name, each in part.items()} for kind, part in strategy.state_dict().items()})
-        other.start_training(again)
+        state = {kind: {name: each.clone() for name, each in part.items()} for kind, part in strategy.state_dict().items()}
+        other.start_training(again, state, weights_are_equal=False)
+        assert not other.weights_are_equal
         first, second = (steps(rank, *each, range(4, 9)).state_dict() for each in ((net, strategy), (again, other)))
         return all(torch.equal(value, second[name]) for name, value in first.items())
 
@@ -155,7 +156,7 @@ def test_one_rank_alone_trains_the_plain_model_unless_there_is_an_outer_optimize
     for settings, way in (({}, 1.0), ({"outer_lr": 0.5}, 0.5)):
         net, strategy = Net(), LocalSGD(every_steps=1, **(MEAN | settings))
         strategy.prepare(net, torch.device("cpu"), 1)
-        strategy.start_training(net)
+        strategy.start_training(net, {}, weights_are_equal=True)
         assert bool(strategy.state_dict()["last"]) == bool(settings)
         with torch.no_grad():
             net.weight += torch.tensor([1.0, 0.0, 0.0])

@@ -104,7 +104,7 @@ def test_it_goes_on_from_what_was_saved_to_the_bit(ranks: Ranks) -> None:
         whole, first, second = strategy_of(), strategy_of(), strategy_of()
         expected = reduced(whole, rank, steps=6)[3:]
         reduced(first, rank, steps=3)
-        second.load_state_dict(first.state_dict())
+        second.start_training(Net(), first.state_dict(), weights_are_equal=True)
         found = reduced(second, rank, steps=3, first=3)
         return [torch.equal(mine[name], theirs[name]) for mine, theirs in zip(found, expected, strict=True) for name in mine]
 

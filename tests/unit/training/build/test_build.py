@@ -216,6 +216,7 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
         ([*APART, "strategy.every_steps=1", "optimizer=adamw"], r"strategy\.every_steps: is 1, and the optimizer is AdamW"),
         ([*APART, "strategy.every_steps=1", "optimizer=sgd", "trainer.clip_grad_norm=1.0"], "and trainer.clip_grad_norm is given"),
         ([*APART, "amp=fp16"], r"amp\.dtype: is float16, and with strategy=local_sgd"),
+        (["strategy=fsdp", "strategy.prefetch=0"], r"strategy\.prefetch: is 0"),
         ([*THIN, "strategy.rank=0"], r"strategy\.rank: is 0"),
         ([*THIN, "strategy.from_step=-1"], r"strategy\.from_step: is -1"),
         ([*THIN, "amp=fp16"], r"amp\.dtype: is float16, and with strategy=power_sgd"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import verify
@@ -44,24 +44,25 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert json.loads((path / "manifest.json").read_text())["world_size"] == 1
 
 
-@pytest.mark.parametrize("has_error_feedback", [False, True])
-def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Path, has_error_feedback: bool) -> None:
+@pytest.mark.parametrize("state_is_per_rank", [False, True])
+def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Path, state_is_per_rank: bool) -> None:
     class Counting(Strategy):
         def __init__(self) -> None:
-            self.has_error_feedback = has_error_feedback
-            self.kept: dict[str, Any] = {}
+            self.state_is_per_rank = state_is_per_rank
+            self.kept: Mapping[str, Any] = {}
 
         def state_dict(self) -> dict[str, Any]:
-            return self.kept
+            return dict(self.kept)
 
-        def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-            self.kept = dict(state_dict)
+        def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
+            self.kept = state
+            assert weights_are_equal
 
     parts, other = components(), components()
     parts.strategy, other.strategy = Counting(), Counting()
-    parts.strategy.load_state_dict({"last": torch.ones(2)})
+    parts.strategy.start_training(parts.trained, {"last": torch.ones(2)}, weights_are_equal=True)
     held = content(parts, TrainState(), WindowSums(), alone())
-    assert ("strategy" in held.own, "strategy" in held.shared) == (has_error_feedback, not has_error_feedback)
+    assert ("strategy" in held.own, "strategy" in held.shared) == (state_is_per_rank, not state_is_per_rank)
     saved_state.load(saved(tmp_path, 3, parts), other, TrainState(), alone())
     assert torch.equal(other.strategy.state_dict()["last"], torch.ones(2))
 
