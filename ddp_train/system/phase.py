@@ -1,4 +1,4 @@
-"""The phase and the step that this rank is in. The loop calls the listeners (the watchdog, the fault injector).
+"""The phase and the step that this rank is in, for those who watch it: heartbeats, the console, the profiler, the fault injector.
 
     start -> data -> step -> data -> step -> evaluation -> save -> data -> ... -> end
 
@@ -26,11 +26,11 @@ DeviceListener = Callable[[int, bool], None]
 
 
 class PhaseTracker:
-    """Calls the listeners of one rank at each phase."""
+    """Knows the phase and the step of one rank, and calls its listeners whenever the rank reports progress."""
 
     def __init__(self) -> None:
         self.phase, self.step = Phase.START, 0
-        self.count = 0  # of calls: a change of it is progress
+        self.count = 0  # of reports: it changes whenever the rank makes progress
         self._listeners: list[Listener] = []
         self._device_listeners: list[DeviceListener] = []
 
@@ -44,21 +44,21 @@ class PhaseTracker:
         self._listeners.remove(listener)
 
     def move(self) -> None:
-        """Say that this rank is at work in the phase that it is in."""
+        """Report progress within the present phase: reading a large file is no hang."""
         self.enter(self.phase, self.step)
 
     def enter(self, phase: Phase, step: int) -> None:
-        """Say that a phase begins, after so many steps."""
+        """Report that a phase begins, after so many steps."""
         self.phase, self.step = phase, step
         self.count += 1
         for listener in self._listeners:
             listener(phase, step)
 
     def listen_to_device(self, listener: DeviceListener) -> None:
-        """Call `listener` whenever the device's progress is seen; never on the CPU."""
+        """Call `listener` at each `see_device`, which is called for GPUs alone."""
         self._device_listeners.append(listener)
 
     def see_device(self, step: int, *, is_awaited: bool) -> None:
-        """Say how many steps the device has finished, and whether the host waits for one more."""
+        """Report how many steps the device has finished, and whether the host waits for one more."""
         for listener in self._device_listeners:
             listener(step, is_awaited)
