@@ -25,8 +25,8 @@ from ddp_train.system.folder_lock import holder_of, is_held, is_here
 
 USAGE = """ddp-train cancel RUN [--at-once]
 
-  RUN            a run folder, or the folder of a sweep: what is queued is taken out, what runs saves and ends
-  --at-once      do not wait for it to save
+  RUN            a run folder, or the folder of a sweep: queued jobs are removed from the queue, running ones save and end
+  --at-once      end it now, without waiting for a save
 """
 
 _POLL_S = 1.0

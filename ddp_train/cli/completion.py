@@ -14,7 +14,7 @@ from ddp_train.launch.launcher import Launcher
 
 USAGE = """ddp-train completion bash|zsh|fish     [--config-dir=FOLDER]
 
-  Prints what the shell needs to complete commands, groups and keys. Again after an update; in a project with its own conf/, there:
+  Prints the completion script for commands, groups and keys. Run it again after an update. For a project with its own conf/, run it there:
 
   bash   ddp-train completion bash > ~/.local/share/bash-completion/completions/ddp-train
          or in ~/.bashrc: eval "$(ddp-train completion bash)"

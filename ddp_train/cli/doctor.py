@@ -19,11 +19,11 @@ from ddp_train.system.files import read_json
 
 USAGE = """ddp-train doctor [--full] [key=value group=option ...]
 
-  key=value      as for the run that is to come: the machines that it would use are examined, with its data and its folder.
-                 By hand the same command on each machine, as for the run itself; with cluster=slurm a short job examines them
-  --full         also how fast each rank computes, and how fast the machines send to each other; takes up to a minute more
+  key=value      the words of the planned run: doctor examines the machines that it would use, its data and its folder.
+                 By hand, type the same command on each machine, as for the run itself; with cluster=slurm a short job examines them
+  --full         also measure how fast each rank computes and how fast the machines send to each other; takes up to a minute more
 
-Nothing is trained and nothing is left. The exit code is 0 when the machines are fit, 78 when something is wrong with one of them.
+doctor trains nothing and leaves no files. The exit code is 0 if the machines are fit, 78 if something is wrong with one of them.
 """
 
 _FULL = "--full"

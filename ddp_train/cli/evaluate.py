@@ -37,27 +37,27 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 
 USAGE = """ddp-train evaluate RUN [--watch] [--set=NAME] [key=value group=option ...]
 
-  RUN            the folder of a run: its newest good checkpoint is evaluated; or one of its checkpoints (RUN/checkpoints/step_00001000,
+  RUN            the folder of a run: evaluates its newest good checkpoint; or one of its checkpoints (RUN/checkpoints/step_00001000,
                  RUN/checkpoints/best)
-  --watch        every checkpoint, those that are there and those that come, until the run is done: while it trains
-  --trust        what another user has written may run as you: without it, it is only shown
-  --set=NAME     that one of evaluation.sets alone, as if it were the run's evaluation data
-  key=value      what differs from the run, also with another group: data.split=test, data=mnist, cluster=cpu, cluster.processes_per_node=1,
+  --watch        evaluate every checkpoint, existing and new ones, until the run is done: while it trains
+  --trust        allow code that another user has written to run as you; without it, the code is only shown
+  --set=NAME     only this one of evaluation.sets, as if it were the run's evaluation data
+  key=value      what differs from the run, also another group: data.split=test, data=mnist, cluster=cpu, cluster.processes_per_node=1,
                  evaluation.batch_size=512, evaluation.save_predictions=true; + adds a key
 
-The evaluation data is that of the run, with its evaluation.sets; `data.` and `data.eval.` both mean that without a name, which is
-evaluated alone then. The numbers are in RUN/evaluations/<time>: result.json, metrics.jsonl. Nothing of the run is touched.
+The evaluation data and evaluation.sets are those of the run. `data.` and `data.eval.` both change the evaluation set without a name;
+then only that set is evaluated. The numbers are in RUN/evaluations/<time>: result.json, metrics.jsonl. The run itself is not changed.
 """
 
 PREDICT_USAGE = """ddp-train predict RUN [--set=NAME] [key=value group=option ...]
 
   RUN            the folder of a run, or one of its checkpoints: RUN/checkpoints/best
   --trust        as for `ddp-train evaluate`
-  --set=NAME     of that one of evaluation.sets
+  --set=NAME     predict for this one of evaluation.sets
   key=value      as for `ddp-train evaluate`: data.root=. data.split=photos data.labelled=false, images of data=image_folder
 
-No targets are needed, and none are read. The predictions are in RUN/evaluations/<time>/predictions: NAME.npy with one row for each sample,
-in the data set's order, and samples.txt with the samples' names, where the data has names.
+predict needs no targets and reads none. The predictions are in RUN/evaluations/<time>/predictions: NAME.npy with one row for each sample,
+in the data set's order, and samples.txt with the samples' names if the data has names.
 """
 
 _WITHOUT_EFFECT = (

@@ -13,15 +13,15 @@ from ddp_train.run_folder.paths import RunFolder
 
 USAGE = """ddp-train export RUN [--format=FORMAT] [to=PATH]
 
-  RUN            the folder of a run: its newest good checkpoint; or one of its checkpoints, RUN/checkpoints/best
-  --format       safetensors   one plain file of the model's weights (the default); nothing of the run is instantiated
+  RUN            the folder of a run: exports its newest good checkpoint; or one of its checkpoints, RUN/checkpoints/best
+  --format       safetensors   one plain file with the model's weights (the default); no class of the run is instantiated
                  pt            a state_dict for torch.load(FILE, weights_only=True); likewise
                  dcp           a folder for torch.distributed.checkpoint: dcp.load({"model": model.state_dict()}, checkpoint_id=FOLDER)
-                 hf            a folder for from_pretrained, where the model has save_pretrained
+                 hf            a folder for from_pretrained, if the model has save_pretrained
                  torch_export  a program for torch.export.load(FILE); traced with two samples of the evaluation data, for any number of them
-                 onnx          a graph for other run times, traced likewise
+                 onnx          a graph for other runtimes, traced likewise
   to=PATH        a new file, or a new folder for dcp and hf; default: RUN/export/model.safetensors, or with the suffix of the format
-  --trust        what another user has written may run as you; asked for hf, torch_export and onnx
+  --trust        allow code that another user has written to run as you; needed for hf, torch_export and onnx
 
 Without ddp_train: model.load_state_dict(safetensors.torch.load_file(FILE)).
 """

@@ -30,14 +30,14 @@ from ddp_train.launch.launcher import Launcher
 
 USAGE = """ddp-train help KEY | GROUP | GROUP=OPTION     [--config-dir=FOLDER] [--json]
 
-  ddp-train help optimizer.lr      a key: what it is, its type and range, its value, the options that have it, the line where it stands
+  ddp-train help optimizer.lr      a key: its meaning, type, range and value, the options that have it, its file and line
   ddp-train help optimizer         a group: its options
   ddp-train help optimizer=muon    an option: all of its keys
   ddp-train help trainer           a section: all of its keys
   ddp-train help optimizer --json  the same as JSON, one object a line: an option with its keys, or a key of an option
   ddp-train help docs/data.md      a page of the documentation; `ddp-train help docs` lists them
 
-  docs/reference.md has everything at once; `ddp-train --help` has the commands.
+  docs/reference.md lists all keys; `ddp-train --help` lists the commands.
 """
 _WIDTH = 110
 _COMMENT = re.compile(r"(?:^|\s)#\s+(.*)$")

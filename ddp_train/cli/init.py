@@ -16,9 +16,9 @@ from ddp_train.launch.launcher import Launcher
 
 USAGE = """ddp-train init DIR
 
-  Makes a project in the new folder DIR: a package of the same name with a model, a data set, a metric and a callback; conf/ with their
-  YAML over that of ddp_train, and .schema/, by which editors complete and check it; an experiment; a test; a README with what to type. It
-  trains as it is. Inside it commands find conf/ without flags: pyproject.toml names it.
+  Creates a project in the new folder DIR: a package of the same name with a model, a data set, a metric and a callback; conf/ with their
+  YAML on top of ddp_train's, and .schema/, with which editors complete and check it; an experiment; a test; a README with the commands.
+  The project trains as it is. Commands typed inside it find its conf/ without flags, because pyproject.toml names it.
 """
 
 _PACKAGE, _DISTRIBUTION = "my_project", "my-project"  # the names in the starter

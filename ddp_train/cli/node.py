@@ -29,12 +29,12 @@ from ddp_train.system.folder_lock import hold
 USAGE = """ddp-train node SPEC [--index=N] [--launch=WORD] [--meeting=HOST:PORT]
 
   SPEC                 RUN/launch/spec.json, which every machine sees
-  --index=N            which machine this is, from 0; else as SLURM says, or NODE_RANK
-  --launch=WORD        the same word on all machines, and no other launch of the run has it; else job, step and restart of SLURM
-  --trust              a spec that another user has written may run as you: without it, it is only shown
-  --meeting=HOST:PORT  where machine 0 is found; else it takes a free port, and says in the run folder which
+  --index=N            number of this machine, from 0; default: from SLURM, or NODE_RANK
+  --launch=WORD        a word that is the same on all machines and new for every launch; default: job, step and restart of SLURM
+  --trust              allow a spec that another user has written to run as you; without it, the spec is only shown
+  --meeting=HOST:PORT  address of machine 0; default: it takes a free port and writes it to the run folder
 
-Engines start this; by hand `ddp-train cluster=machines ...` does the same. Exit code: 0 when the run is completed or saved
+Engines start this; by hand `ddp-train cluster=machines ...` does the same. Exit code: 0 if the run is completed or saved
 (`ddp-train verdict RUN` says which), else that of its failure.
 """
 

@@ -43,9 +43,9 @@ from ddp_train.system.folder_lock import is_held
 
 USAGE = """ddp-train plan key=value group=option ... [-m] [--json]
 
-  The same words without `plan` would start something. With it they say what: who chose each option and gave each value, the sizes of the
-  batch, the model and the checkpoints, the steps and how long they take, where the run goes, and every command and file.
-  Nothing is started or submitted, and nothing is written. Exit code 0, or 2 where the configuration is wrong.
+  Shows what the same words without `plan` would start: the source of each option and value, the sizes of the batch, the model and the
+  checkpoints, the number of steps and their time, the run folder, and every command and file.
+  plan starts, submits and writes nothing. Exit code 0, or 2 if the configuration is wrong.
   --json: the same as one JSON object, docs/howto/programs.md.
 """
 

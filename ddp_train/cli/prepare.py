@@ -25,18 +25,18 @@ from ddp_train.system.folder_lock import hold
 
 _WEIGHTS = """ddp-train prepare weights FOLDER to=FILE.safetensors --unpickle
 
-  FOLDER         of torch.distributed.checkpoint (DCP), as torchtitan and FSDP scripts write them; its weights below "model", or all
-  to             new file, for init_from= of the runs; one tensor at a time is in memory
-  --unpickle     read the folder's metadata, a pickle: it runs whatever its writer has put there. Only for who trusts the writer
+  FOLDER         a folder of torch.distributed.checkpoint (DCP), as torchtitan and FSDP scripts write it; weights below "model", or all
+  to             new file, for init_from= of later runs; only one tensor at a time is in memory
+  --unpickle     read the folder's metadata, a pickle: this runs any code that its writer has put there. Use it only if you trust the writer
 """
 USAGE = f"""ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
 
   FILE           text: the whole file is one document; .jsonl: every line is one, {{"text": "..."}}; either with .gz.
-                 A folder stands for all .txt and .jsonl files below it, in the order of their names.
-  to             new folder for the tokens; data.root of the runs
+                 A folder means all .txt and .jsonl files below it, in the order of their names.
+  to             new folder for the tokens; the data.root of later runs
   tokenizer      byte (256 byte values, nothing to install) | tiktoken:NAME, as tiktoken:gpt2      default: byte
-  val_fraction   of the documents, evenly spread, go to the split val; of a single text file its end; 0: none      default: 0.01
-  shard_tokens   a file of tokens ends with the document in which it gets this many      default: 268435456
+  val_fraction   share of the documents, evenly spread, for the split val; of a single text file its end; 0: none      default: 0.01
+  shard_tokens   start a new file of tokens after the document that reaches this number      default: 268435456
 
 {_WEIGHTS}"""
 

@@ -17,10 +17,10 @@ from ddp_train.system.folder_lock import is_held
 
 USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]
 
-  RUN            the folder of a run that goes on: after its next training record it records some steps, into RUN/profile
+  RUN            the folder of a run in progress: after its next training record it records some steps into RUN/profile
   --kind         trace: what runs when, and a table of what takes longest (the default); memory: what is allocated when
-  --steps        how many; without it profile.steps of the run
-  --ranks        which ranks record, each into files of its own; without it profile.ranks of the run
+  --steps        number of steps; default: profile.steps of the run
+  --ranks        ranks that record, each into its own files; default: profile.ranks of the run
 
 `touch RUN/profile.request` does the same as the command without options.
 """

@@ -25,10 +25,10 @@ USAGE = """ddp-train resume RUN [key=value ...] [~callbacks.X ...]
 
   RUN            the folder of a run: it continues from its newest good checkpoint, under its own configuration;
                  one of its checkpoints (RUN/checkpoints/step_00001000, RUN/checkpoints/best): it continues from there;
-                 the folder of a sweep: what it has not finished is run
-  key=value      single values to change, as trainer.max_steps=2000; for a sweep those of sweep and cluster
-  ~callbacks.X   a callback that goes; writers, too: ~metrics.X
-  --trust        what another user has written may run as you: without it, it is only shown
+                 the folder of a sweep: its unfinished jobs are run
+  key=value      single values to change, e.g. trainer.max_steps=2000; for a sweep only those of sweep and cluster
+  ~callbacks.X   a callback to remove; also a metric writer: ~metrics.X
+  --trust        allow code that another user has written to run as you; without it, the code is only shown
 """
 
 _UNLOCKED_WITHIN_S = 120.0  # after a rank has died: at once on one machine, with the lease of a network file system on another

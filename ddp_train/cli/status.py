@@ -36,24 +36,24 @@ USAGE = """ddp-train status RUN [--json]
 
 LOGS_USAGE = """ddp-train logs RUN [-f]
 
-  RUN            a run folder, or the folder of a sweep: the end of what it has said; RUN/logs has all of it, and a log of each rank
-  -f             go on with what it says, until it ends
+  RUN            a run folder, or the folder of a sweep: shows the end of its output; RUN/logs has all of it, and a log of each rank
+  -f             follow the output until the run ends
 """
 RUNS_USAGE = """ddp-train runs SWEEP [--json]
 
-  SWEEP          the folder of a sweep: its table is shown, the best job first; exit code 1 when a job has failed, else 0
+  SWEEP          the folder of a sweep: shows its table, the best job first; exit code 1 if a job has failed, else 0
   --json         one JSON object a line for each job, the best first
 """
 
 VERDICT_USAGE = """ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE] [--json]
 
-  RUN            a run folder: says `done`, `again: why` or `never: why`, for batch scripts and people
-  --begins       the run is just about to be started: count it, so that it is not started for ever
-  --job=ID       who asks, by the engine's name of it: never for one job while another one has the run
-  --ended=CODE   the machines have ended with this exit code: 2, 78, 93, 126 and 127 of one that left no report mean never
+  RUN            a run folder: prints `done`, `again: why` or `never: why`, for batch scripts and people
+  --begins       the run is about to start: count this start, so that it does not restart for ever
+  --job=ID       the engine's id of the job that asks: never for one job while another one has the run
+  --ended=CODE   the machines have ended with this exit code: 2, 78, 93, 126 and 127 from one that left no report mean never
   --json         as one JSON object: outcome, reason, exit_code
 
-Exit code: 0 done; 75 again; never has the code of its failure (1, 2, 78, 93), or 130 when a person stopped the run.
+Exit code: 0 done; 75 again; never: the code of the failure (1, 2, 78, 93), or 130 if a person stopped the run.
 """
 
 _LAST_BYTES = 8_000  # of a run's log
