@@ -23,9 +23,9 @@ from ddp_train.launch.launcher import Launcher
 
 USAGE = """ddp-train schema FOLDER     [--config-dir=FOLDER]
 
-  FOLDER         gets a JSON schema for each group of conf/, GROUP.json, and config.json for whole configurations. A YAML file whose comment
-                 says `# yaml-language-server: $schema=FOLDER/GROUP.json` is completed and checked by editors that run the YAML language
-                 server (VS Code's YAML extension, Neovim, ...). `ddp-train init` writes both. Type it again when classes have changed.
+  FOLDER         folder for the JSON schemas: GROUP.json for each group of conf/, and config.json for whole configurations. Editors with the
+                 YAML language server (VS Code's YAML extension, Neovim, ...) complete and check a YAML file that has the comment
+                 `# yaml-language-server: $schema=FOLDER/GROUP.json`. `ddp-train init` writes both. Run it again when classes have changed.
 """
 
 _Schema = dict[str, Any]
