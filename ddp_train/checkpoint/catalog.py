@@ -1,49 +1,30 @@
 """Which checkpoints there are, and which is the best. Imports no torch.
 
-A manifest holds all facts about its checkpoint: the metrics of its step, and the metric by which checkpoints are compared. So the folder
-alone tells which ones to keep and which one is `best`, also after a restart and to another run.
+Each manifest has the metrics of its step, and the metric by which checkpoints are compared: the folder alone tells which ones to keep and
+which one is `best`, also after a restart and to another run.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
-import os
 import re
 import shutil
-import stat
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ddp_train.checkpoint.files import CheckpointError, opened
+from ddp_train.checkpoint.manifest import Manifest, Ranking, read_text
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, STEP_FOLDERS, RunFolder, step_of
 
 BEST, LAST = "best", "last"
 """What a checkpoint can be called: RUN/checkpoints/best. No such folder exists."""
 
-_MANIFEST_BYTES = 64 << 20  # no real manifest is that large
 _FOLDER = re.compile(r"step_\d{8,12}")
 _DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
-_LARGEST = sys.float_info.max
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """The metric by which checkpoints are compared."""
-
-    metric: str  # "eval/loss", as in result.json
-    goal: str  # min or max
-
-    def value(self, metrics: Mapping[str, Any]) -> float | None:
-        """Return what to compare, larger is better; None when the metric was not measured or is not finite: never the best."""
-        value = metrics.get(self.metric)
-        if not isinstance(value, (int, float)) or not -_LARGEST < value < _LARGEST:
-            return None
-        return float(value) if self.goal == "max" else -float(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,16 +160,11 @@ def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogE
 def _read(path: Path, run_id: str | None) -> CatalogEntry | None:
     """Read a manifest, which may be forged, in the folder of the run with this id."""
     try:
-        descriptor = os.open(path / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # which a named pipe does not hold up
-        with os.fdopen(descriptor) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _MANIFEST_BYTES:
-                return None
-            manifest = json.load(file)
-        metrics, ranked_by = manifest["facts"].get("metrics", {}), manifest["facts"].get("ranked_by")
-        ranking = Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None
-        run, step = manifest.get("run"), step_of(path)
-        is_foreign = run_id is not None and run != run_id
-        return CatalogEntry(path=path, step=step, metrics=dict(metrics), ranking=ranking, run=run, is_foreign=is_foreign)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with opened(path, MANIFEST) as descriptor:
+            manifest = Manifest.from_bytes(read_text(descriptor))
+    except (CheckpointError, OSError):
         return None
+    is_foreign = run_id is not None and manifest.run != run_id
+    return CatalogEntry(
+        path=path, step=step_of(path), metrics=manifest.metrics, ranking=manifest.ranked_by, run=manifest.run, is_foreign=is_foreign
+    )

@@ -33,7 +33,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor as the plain part describes it."""
+    """A tensor as the plain form describes it."""
 
     name: str
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class StateError(UserError):
 
 
 def encode(state: Any, root: str) -> tuple[Any, dict[str, Tensor]]:
-    """Return the plain part of a state, which shares nothing with it, and its tensors by name, which are the state's own.
+    """Return the plain form of a state, which shares nothing with it, and its tensors by name, which are the state's own.
 
     All names begin with `root`. Raises StateError: it holds something else; the message has the path to it.
     """
@@ -64,9 +64,9 @@ def encode(state: Any, root: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state again. Raises StateError: the plain part is not one that `encode` makes.
+    """Return the state again. Raises StateError: the plain form is not one that `encode` makes.
 
-    The tensors are by name; contiguous, in the shape and type that the plain part says.
+    The tensors are by name; contiguous, in the shape and type that the plain form says.
     """
     if isinstance(plain, list):
         return [decode(item, tensors) for item in plain]
@@ -86,7 +86,7 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def leaves(plain: Any) -> dict[str, Leaf]:
-    """Return the tensors that a plain part names, in its order. Raises StateError: it says impossible things of one."""
+    """Return the tensors that a plain form names, in its order. Raises StateError: it says impossible things of one."""
     return {leaf.name: leaf for leaf in _leaves(plain)}
 
 
@@ -140,7 +140,7 @@ def _encode_tensor(tensor: Tensor, path: str, tensors: dict[str, Tensor], names:
     name = names.get(same) if tensor.numel() else None
     if name is None:
         name = path
-        while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (staging.py)
+        while name in tensors or name.endswith("]"):  # a["b.c"] and a["b"]["c"]; and what looks like a piece (layout.py)
             name += "'"
         names[same], tensors[name] = name, tensor
     try:

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.staging import OF_RANK_0, OWN, SHARED, Piece, divide_shared, pieces_between, whole
-from ddp_train.checkpoint.verify import CheckpointError, opened, rank_file, read_manifest, require_origin
+from ddp_train.checkpoint.files import CheckpointError, opened, rank_file
+from ddp_train.checkpoint.layout import OF_RANK_0, OWN, SHARED, Piece, divide_shared, pieces_between, whole
+from ddp_train.checkpoint.verify import read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces import from_local_rows, local_range, local_rows
 
@@ -44,7 +45,7 @@ def read_shared(
     """Return what all ranks have: model, model_versions, optimizer, scheduler, ... Whole tensors are on the CPU. Collective.
 
     Args:
-        world: whose ranks each read a part of the files; None: this process alone reads all of them.
+        world: whose ranks each read some of the files; None: this process alone reads all of them.
         only: the parts to read, those of them that there are; None: all.
         lay_out: tells which tensors are to be sharded among the ranks; none: all come whole, however they were written.
         on_progress: called again and again while this rank reads.
@@ -71,7 +72,7 @@ def read_shared(
 
 
 class _Shared:
-    """What all ranks have, with its plain part, in the open files (by rank) of a checkpoint that `size` ranks have written."""
+    """What all ranks have, with its plain form, in the open files (by rank) of a checkpoint that `size` ranks have written."""
 
     def __init__(self, plain: Any, size: int, files: Callable[[int], _File]) -> None:
         self._size, self._files = size, files
@@ -89,7 +90,7 @@ class _Shared:
             if start < stop:
                 self._files(rank).require(piece)
                 target = values[start - begin : stop - begin].view(torch.uint8)
-                self._files(rank).read(_Part(rank, piece, (start - piece.start) * leaf.dtype.itemsize, target))
+                self._files(rank).read(_Slice(rank, piece, (start - piece.start) * leaf.dtype.itemsize, target))
         return values
 
     def read_together(self, leaves: Iterable[codec.Leaf], world: World, on_progress: Callable[[], None]) -> dict[str, Tensor]:
@@ -102,12 +103,12 @@ class _Shared:
         for rank, piece in by_reader[world.rank]:
             self._files(rank).require(piece)
         tensors = {leaf.name: torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves}
-        for parts in zip_longest(*(_rounds(pieces, tensors) for pieces in by_reader), fillvalue=list[_Part]()):
-            for part in parts[world.rank]:  # all ranks read at the same time
-                self._files(part.rank).read(part)
+        for by_rank in zip_longest(*(_rounds(pieces, tensors) for pieces in by_reader), fillvalue=list[_Slice]()):
+            for wanted in by_rank[world.rank]:  # all ranks read at the same time
+                self._files(wanted.rank).read(wanted)
                 on_progress()
             for reader in range(world.size if world.size > 1 else 0):
-                _send(parts[reader], world, reader)
+                _send([wanted.values for wanted in by_rank[reader]], world, reader)
                 on_progress()
         return tensors
 
@@ -118,7 +119,7 @@ class _Shared:
 
 def size_of(checkpoint: Path, world: World) -> int:
     """Return how many ranks have written a verified checkpoint. Rank 0 alone reads its manifest. Collective."""
-    return world.from_main(lambda: int(read_manifest(checkpoint)["world_size"]))
+    return world.from_main(lambda: read_manifest(checkpoint).world_size)
 
 
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
         for piece in whole(codec.leaves(plain).values()):
             file.require(piece)
             tensors[piece.name] = values = torch.empty(piece.shape, dtype=piece.dtype)
-            file.read(_Part(rank, piece, 0, values.view(-1).view(torch.uint8)))
+            file.read(_Slice(rank, piece, 0, values.view(-1).view(torch.uint8)))
         return _require(codec.decode(plain, tensors), dict)
 
 
@@ -143,7 +144,7 @@ class SavedPart:
     def __init__(self, checkpoint: Path, part: str, stack: ExitStack) -> None:
         files = cache(partial(_File, checkpoint, stack))
         plain = files(0).plain(SHARED)
-        self._shared = _Shared(plain, read_manifest(checkpoint)["world_size"], files)
+        self._shared = _Shared(plain, read_manifest(checkpoint).world_size, files)
         self._plain: dict[str, Any] = _require(plain.get(part, {}), dict)
         is_tensor = {name: isinstance(value, dict) and "$tensor" in value for name, value in self._plain.items()}
         self.tensors = {name: leaf for name in self._plain if is_tensor[name] for leaf in codec.leaves(self._plain[name]).values()}
@@ -158,43 +159,43 @@ class SavedPart:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Slice:
+    """Some bytes of a piece, which one read brings."""
+
     rank: int
     piece: Piece
     start: int  # in bytes from the piece's beginning
     values: Tensor  # uint8, where they go to
 
 
-def _rounds(pieces: Iterable[tuple[int, Piece]], tensors: Mapping[str, Tensor]) -> Iterator[list[_Part]]:
+def _rounds(pieces: Iterable[tuple[int, Piece]], tensors: Mapping[str, Tensor]) -> Iterator[list[_Slice]]:
     """Cut the pieces that one rank reads into rounds, each sent to the others at once; with a piece comes the rank whose file has it."""
-    parts, room = list[_Part](), _ROUND
+    slices, room = list[_Slice](), _ROUND
     for rank, piece in pieces:
         values, start = tensors[piece.leaf.name].view(-1)[piece.start : piece.stop].view(torch.uint8), 0
         while start < piece.num_bytes:
-            part = _Part(rank, piece, start, values[start : start + room])
-            parts.append(part)
-            start, room = start + part.values.numel(), room - part.values.numel()
+            values_of_round = values[start : start + room]
+            slices.append(_Slice(rank, piece, start, values_of_round))
+            start += len(values_of_round)
+            room -= len(values_of_round)
             if not room:
-                yield parts
-                parts, room = [], _ROUND
-    if parts:
-        yield parts
+                yield slices
+                slices, room = [], _ROUND
+    if slices:
+        yield slices
 
 
-def _send(parts: Sequence[_Part], world: World, reader: int) -> None:
+def _send(targets: Sequence[Tensor], world: World, reader: int) -> None:
     """Copy what one rank has read to all ranks, over the network of the device. Collective."""
-    if not parts:
+    if not targets:
         return
     is_reader = world.rank == reader
-    sizes = [part.values.numel() for part in parts]
-    if is_reader:
-        values = torch.cat([part.values for part in parts]).to(world.device)
-    else:
-        values = torch.empty(sum(sizes), dtype=torch.uint8, device=world.device)
+    sizes = [target.numel() for target in targets]
+    values = torch.cat(list(targets)).to(world.device) if is_reader else torch.empty(sum(sizes), dtype=torch.uint8, device=world.device)
     world.copy_from(reader, values)
     if not is_reader:
-        for part, received in zip(parts, values.cpu().split(sizes), strict=True):
-            part.values.copy_(received)
+        for target, received in zip(targets, values.cpu().split(sizes), strict=True):
+            target.copy_(received)
 
 
 class _File:
@@ -212,7 +213,7 @@ class _File:
         try:
             return json.loads(text.numpy().tobytes())
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(happened=f"{self._name}: its part {name!r} cannot be read ({error})") from None
+            raise CheckpointError(happened=f"{self._name}: its {name!r} cannot be read ({error})") from None
 
     def require(self, piece: Piece) -> None:
         """Check that a piece is there, in the size that it must have, before memory is taken for it."""
@@ -220,8 +221,8 @@ class _File:
         if (size := entry.end - entry.begin) != piece.num_bytes:
             raise CheckpointError(happened=f"{self._name}: {piece.name} has {size:,} bytes instead of {piece.num_bytes:,}")
 
-    def read(self, part: _Part) -> None:
-        tensor_file.read_into(self._descriptor, self._entry(part.piece.name).begin + part.start, part.values)
+    def read(self, wanted: _Slice) -> None:
+        tensor_file.read_into(self._descriptor, self._entry(wanted.piece.name).begin + wanted.start, wanted.values)
 
     def _entry(self, name: str) -> tensor_file.Entry:
         if name not in self._entries:

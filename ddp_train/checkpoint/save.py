@@ -13,7 +13,6 @@ goes on.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import resource
@@ -22,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -31,9 +30,10 @@ import torch
 from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.checkpoint import tensor_file
+from ddp_train.checkpoint.files import rank_file
+from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking
 from ddp_train.checkpoint.schedule import in_units
 from ddp_train.checkpoint.staging import StagedShare, StagingBuffer
-from ddp_train.checkpoint.verify import FORMAT, rank_file
 from ddp_train.distributed.store import add_line, lines_of, wait_for, wait_for_thread
 from ddp_train.distributed.world import World
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, step_folder
@@ -72,7 +72,7 @@ class Saver:
         self._nonce = ""  # of all ranks, from the first save on
         self._mailbox: Store = HashStore()  # where there is more than one rank, replaced at the first save
         self._num_saves = 0
-        self._parts_written = 0
+        self._chunks_written = 0
         self._under_way: tuple[Thread, PendingSave] | None = None
         self._problem = ""
         self._error: Exception | None = None
@@ -81,8 +81,8 @@ class Saver:
         """Begin to allocate the memory for the copy of this rank's share, about `num_bytes`, while training begins."""
         self._buffer.make_room(num_bytes)
 
-    def save(self, content: Content, *, scores: Mapping[str, Any] | None = None) -> None:
-        """Save a state, and `scores` (`CheckpointSchedule.scores`) in its manifest, the same on all ranks. Collective.
+    def save(self, content: Content, *, metrics: Mapping[str, Any] | None = None, ranked_by: Ranking | None = None) -> None:
+        """Save a state, and in its manifest the metrics of its step and by which one checkpoints are ranked. Collective.
 
         Later changes of the state are not in the checkpoint. Waits for the save before it.
 
@@ -94,16 +94,25 @@ class Saver:
         origin = {"step": content.step, "run": self.run}
         staged = self._buffer.copy_state(content.shared, content.own, rank=self.world.rank, size=self.world.size, origin=origin)
         self._num_saves += 1
+        manifest = Manifest(
+            step=content.step,
+            world_size=self.world.size,
+            run=self.run,
+            config_sha256=self.config_hash,
+            torch=torch.__version__,
+            metrics=metrics or {},
+            ranked_by=ranked_by,
+            files={},
+        )
         pending = PendingSave(
             number=self._num_saves,
             folder=self.folder,
             partial=self.folder / f".partial_{step_folder(content.step)}_{self._nonce}_{self._num_saves}",
-            step=content.step,
             staged=staged,
             may_be_infinite=content.may_be_infinite,
-            manifest={"run": self.run, "config_sha256": self.config_hash, "facts": dict(scores or {})},
+            manifest=manifest,
             remove_old=self.remove_old,
-            on_progress=self._count_part,
+            on_progress=self._count_chunk,
         )
         thread = Thread(target=self._write, args=(pending,), name="checkpoint", daemon=True)
         self._under_way = thread, pending
@@ -118,11 +127,11 @@ class Saver:
         """
         if self._under_way is not None:
             thread, pending = self._under_way
-            seen = self._parts_written
+            seen = self._chunks_written
             while not pending.is_written.is_set():
                 time.sleep(_POLL_S)  # here a rank waits for its own disk; the watch on hangs sees it in the stack
-                if self._parts_written != seen:
-                    seen = self._parts_written
+                if self._chunks_written != seen:
+                    seen = self._chunks_written
                     self.on_progress()
             wait_for_thread(thread)
             self._under_way = None
@@ -138,8 +147,8 @@ class Saver:
             store = self.world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
             self._mailbox = PrefixStore(f"checkpoint/{self._nonce}", store)
 
-    def _count_part(self) -> None:
-        self._parts_written += 1
+    def _count_chunk(self) -> None:
+        self._chunks_written += 1
 
     def _write(self, pending: PendingSave) -> None:
         """Write the checkpoint, and report a failure (a thread)."""
@@ -147,15 +156,15 @@ class Saver:
         try:
             self._problem = write_together(pending, self._mailbox, self.world)
         except Exception as error:
-            logger.exception("the checkpoint of step %d was not saved", pending.step)
+            logger.exception("the checkpoint of step %d was not saved", pending.manifest.step)
             self._error = error  # `finish` raises it in the main thread, which knows what to make of a lost store
             return
         finally:
             pending.is_written.set()
         if not self._problem:
-            logger.info("the checkpoint of step %d is written, in %.2f s", pending.step, time.monotonic() - began)
+            logger.info("the checkpoint of step %d is written, in %.2f s", pending.manifest.step, time.monotonic() - began)
             return
-        message = f"the checkpoint of step {pending.step} was NOT saved, earlier ones are untouched. {self._problem}"
+        message = f"the checkpoint of step {pending.manifest.step} was NOT saved, earlier ones are untouched. {self._problem}"
         logger.error(message)
         self.world.print(message)
 
@@ -167,13 +176,12 @@ class PendingSave:
     number: int  # counts the saves of one saver, from 1
     folder: Path
     partial: Path  # where it is written, until it is complete
-    step: int
     staged: StagedShare
     may_be_infinite: Callable[[str], bool]
-    manifest: Mapping[str, Any]  # what is known of it before the files are written
+    manifest: Manifest  # without the files, which are not written yet
     remove_old: Callable[[Path], None]
-    on_progress: Callable[[], None]  # called after each part that is written
-    is_written: Event = field(default_factory=Event)  # set when this rank's part is written, or has failed
+    on_progress: Callable[[], None]  # called after each chunk that is written
+    is_written: Event = field(default_factory=Event)  # set when this rank's share is written, or has failed
 
 
 @dataclass(frozen=True)
@@ -188,7 +196,7 @@ class _Report:
 
 
 def write_together(pending: PendingSave, mailbox: Store, world: World) -> str:
-    """Write this rank's part and wait for the others; return what went wrong on any rank, the same on all, or "".
+    """Write this rank's share and wait for the others; return what went wrong on any rank, the same on all, or "".
 
     Raises DistError: the store is gone, and with it the run.
     """
@@ -228,9 +236,9 @@ def _conclude(pending: PendingSave, reports: list[_Report]) -> str:
     problems = problems or _other_tensors(reports)
     needs_room = any(report.needs_room for report in reports)
     if not problems:
-        files = {rank_file(rank): {"bytes": report.bytes, "xxh3_128": report.xxh3_128} for rank, report in enumerate(reports)}
-        manifest = {"step": pending.step, "world_size": len(reports), **pending.manifest, "files": files}
-        problem = _problem_of(lambda: publish(pending.partial, pending.folder / step_folder(pending.step), manifest))
+        files = {rank_file(rank): FileEntry(bytes=report.bytes, xxh3_128=report.xxh3_128) for rank, report in enumerate(reports)}
+        manifest = replace(pending.manifest, files=files)
+        problem = _problem_of(lambda: publish(pending.partial, pending.folder / step_folder(manifest.step), manifest))
         if not problem:
             if problem := _problem_of(lambda: pending.remove_old(pending.folder)):
                 logger.warning("old checkpoints were not removed: %s", problem)
@@ -248,13 +256,12 @@ def make_partial(partial: Path) -> None:
     os.mkdir(partial, 0o750)
 
 
-def publish(partial: Path, final: Path, manifest: Mapping[str, Any]) -> None:
+def publish(partial: Path, final: Path, manifest: Manifest) -> None:
     """Turn the folder into a checkpoint: manifest and mark, everything on disk, one rename. Its files are on disk already (rank 0).
 
-    The manifest has step, world_size, config_sha256, ..., and of each file bytes and xxh3_128. Raises OSError: it could not be made
-    durable, and is no checkpoint.
+    Raises OSError: it could not be made durable, and is no checkpoint.
     """
-    text = json.dumps({"format": FORMAT, "torch": torch.__version__, **manifest}, indent=2).encode() + b"\n"
+    text = manifest.to_bytes()
     tensor_file.write(partial / MANIFEST, [memoryview(text)])
     tensor_file.write(partial / COMPLETE, [memoryview(hashlib.sha256(text).hexdigest().encode() + b"\n")])
     _sync(partial)

@@ -6,11 +6,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, best_first, saved
+from ddp_train.checkpoint.catalog import CatalogEntry, best_first, saved
+from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.run_folder.paths import STEP_FOLDERS
 from ddp_train.system.files import write_atomic
@@ -72,9 +73,9 @@ class CheckpointSchedule:
             self._last_s = self.clock()
         return is_due
 
-    def scores(self, step: int) -> dict[str, Any]:
-        """Return the metrics of this step's checkpoint, and by which one checkpoints are ranked: `facts` of its manifest."""
-        return {"metrics": self._metrics if step == self._step else {}, "ranked_by": asdict(self.keep.ranking)}
+    def metrics_of(self, step: int) -> dict[str, Any]:
+        """Return the metrics for the manifest of this step's checkpoint."""
+        return self._metrics if step == self._step else {}
 
     def _is_among_best(self, metrics: Mapping[str, Any]) -> bool:
         """Tell whether a step's evaluation is one of the best so far, and count it. The training loss is no evaluation."""

@@ -1,10 +1,4 @@
-"""Which rank writes which bytes, and a rank's copy of them, in memory that is kept, laid out as its file will be.
-
-The large tensors that all ranks have are laid end to end and cut into one stretch of bytes for each rank; a tensor across two stretches is
-written in pieces. Of a tensor that a strategy has sharded among the ranks each rank writes its rows; of rows that several ranks have, each
-writes a part: nothing is gathered. Every rank, and every reader, computes the same from the tensors' names, types and shapes. Tensors that
-may differ between ranks are written by rank 0 alone: the shares of two states would make a third that no rank ever had.
-"""
+"""A rank's copy of what it writes of a checkpoint, in memory that is kept, laid out as its file will be."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ import logging
 import mmap
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
@@ -25,115 +19,16 @@ import xxhash
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.codec import Leaf, StateError
-from ddp_train.interfaces import local_range, local_rows, shard_range
+from ddp_train.checkpoint.codec import Leaf
+from ddp_train.checkpoint.layout import OF_RANK_0, OWN, SHARED, Piece, divide_shared, own_piece, whole
+from ddp_train.interfaces import local_range, local_rows
 
 logger = logging.getLogger(__name__)
 
-SHARED, OWN = "shared", "rank"
-"""What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of the plain parts."""
-
-_ALIGNMENT = 16  # bytes; a multiple of every type's size, so that no number is cut
 _SLACK, _TEXTS = 64, 1 << 16
 """Room for a state that grows from save to save (numbers since the last record, say): new pinned memory takes seconds."""
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for all contexts of the process, as torch registers its own
-
-_ALIKE = ("model", "objective", "optimizer", "parameters_in_training", "strategy")
-"""Parts whose tensors are the same on all ranks: the strategy keeps weights and optimizer state alike; the buffers are rank 0's."""
-
-OF_RANK_0 = "of_rank_0"
-"""The part of the shared state that lists parts which differ between ranks; rank 0 alone writes those."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Elements `start` to `stop` of one tensor, counted in its logical order."""
-
-    leaf: Leaf
-    start: int
-    stop: int
-
-    @property
-    def is_whole(self) -> bool:
-        return self.stop - self.start == self.leaf.numel
-
-    @property
-    def name(self) -> str:
-        """The key in the rank's file."""
-        return self.leaf.name if self.is_whole else f"{self.leaf.name}[{self.start}:{self.stop}]"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.leaf.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.leaf.shape if self.is_whole else (self.stop - self.start,)
-
-    @property
-    def num_bytes(self) -> int:
-        return (self.stop - self.start) * self.dtype.itemsize
-
-
-def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[str] = ()) -> list[list[Piece]]:
-    """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are sharded among them (`pieces_between`).
-
-    About as many bytes for each; tensors with large types first, so that all are aligned. Rank 0 gets the tensors that may differ between
-    ranks, and the parts `of_rank_0`.
-    """
-    alike = tuple(f"{SHARED}.{part}." for part in _ALIKE if part not in of_rank_0)
-    shares: list[list[Piece]] = [[] for _ in range(size)]
-    ordered = list[Leaf]()
-    for leaf in sorted((leaf for leaf in leaves if leaf.shards == 1), key=lambda leaf: -leaf.dtype.itemsize):
-        if leaf.name.startswith(alike) and leaf.numel:
-            ordered.append(leaf)
-        else:
-            shares[0] += whole([leaf])
-    total = sum(leaf.num_bytes for leaf in ordered)
-    ends = [-(-total * (rank + 1) // size // _ALIGNMENT) * _ALIGNMENT for rank in range(size)]
-    position = rank = 0
-    for leaf in ordered:
-        start = 0
-        while start < leaf.numel:
-            while position == ends[rank]:
-                rank += 1
-            stop = min(leaf.numel, start + (ends[rank] - position) // leaf.dtype.itemsize)
-            shares[rank].append(Piece(leaf, start, stop))
-            position += (stop - start) * leaf.dtype.itemsize
-            start = stop
-    return shares
-
-
-def pieces_between(leaf: Leaf, begin: int, end: int, size: int) -> Iterator[tuple[int, Piece]]:
-    """Yield the pieces of a sharded tensor that have elements from `begin` to `end`, each with the rank, of `size`, that has written it.
-
-    Ranks are laid out as replicas of all shards: of R x S ranks the number r * S + s has shard s, and of it the part r of R. Raises
-    StateError: so many ranks cannot have had so many shards.
-    """
-    if size % leaf.shards:
-        raise StateError(happened=f"{leaf.name} would be in {leaf.shards} shards on {size} ranks", expected="shards that divide the ranks")
-    replicas, shards = size // leaf.shards, leaf.shards
-    if begin >= end:
-        return
-    shard_size = shard_range(leaf.shape, shards, 0)[1]
-    for shard in range(begin // shard_size, min(shards, -(-end // shard_size))):
-        low, high = shard_range(leaf.shape, shards, shard)
-        for replica in range(replicas):
-            start, stop = (low + (high - low) * number // replicas for number in (replica, replica + 1))
-            if start < min(stop, end) and stop > begin:
-                yield replica * shards + shard, Piece(leaf, start, stop)
-
-
-def own_piece(leaf: Leaf, rank: int, size: int) -> list[Piece]:
-    """Return the piece that one of `size` ranks writes of a tensor that is sharded among them, or none."""
-    low, high = shard_range(leaf.shape, leaf.shards, rank % leaf.shards)
-    return [piece for writer, piece in pieces_between(leaf, low, high, size) if writer == rank]
-
-
-def whole(leaves: Iterable[Leaf]) -> list[Piece]:
-    """Return each tensor in one piece: a rank's own."""
-    return [Piece(leaf, 0, leaf.numel) for leaf in leaves]
 
 
 @dataclass(frozen=True)

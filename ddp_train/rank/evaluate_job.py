@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.verify import CheckpointError, verify, verify_together
+from ddp_train.checkpoint.files import CheckpointError
+from ddp_train.checkpoint.verify import verify, verify_together
 from ddp_train.config.saved import answers_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable

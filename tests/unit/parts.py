@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from ddp_train.checkpoint.catalog import Ranking
+from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking
 from ddp_train.checkpoint.save import Saver
 from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
@@ -49,9 +49,16 @@ def trainer(parts: Components, state: TrainState | None = None, world: World | N
     return add_features(Trainer(components=parts, state=state, world=world, train_step=step, **settings), features)
 
 
-def saved(folder: Path, step: int, parts: Components, scores: Mapping[str, Any] | None = None) -> Path:
+def manifest(step: int, **changes: Any) -> Manifest:
+    """Return the manifest of a checkpoint of one rank."""
+    files = {"rank_00000.safetensors": FileEntry(bytes=8, xxh3_128="ab")}
+    facts = {"world_size": 1, "config_sha256": "abc", "torch": "2.10", "metrics": {}, "ranked_by": None, "files": files}
+    return Manifest(step=step, **facts | changes)
+
+
+def saved(folder: Path, step: int, parts: Components, metrics: Mapping[str, Any] | None = None) -> Path:
     """Save a checkpoint as a run does, and return it."""
     saver = Saver(folder, alone(), config_hash="abc")
-    saver.save(content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), scores=scores)
+    saver.save(content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), metrics=metrics, ranked_by=LOSS)
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
-from ddp_train.checkpoint.staging import SHARED, divide_shared
+from ddp_train.checkpoint.layout import SHARED, divide_shared
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.locate import class_of
 from ddp_train.config.targets.target import AUTO

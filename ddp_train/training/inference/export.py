@@ -67,7 +67,7 @@ def export(run: Path, *, format: str, to: Path) -> list[str]:
 def _safetensors(checkpoint: Path, path: Path) -> list[str]:
     """Write one plain file: every name of the state_dict, tied ones too, so that `load_state_dict` finds each."""
     manifest = read_manifest(checkpoint)
-    metadata = {"format": "pt", "step": str(manifest["step"]), "config_sha256": manifest["config_sha256"]}  # transformers needs `format`
+    metadata = {"format": "pt", "step": str(manifest.step), "config_sha256": manifest.config_sha256}  # transformers needs `format`
     with ExitStack() as stack:
         part, read = _weights(checkpoint, stack)
         unknown = [name for name, leaf in part.tensors.items() if leaf.dtype not in tensor_file.TORCH_DTYPES.values()]

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.catalog import CatalogEntry, Ranking, ranking, remove_debris, set_aside_after
+from ddp_train.checkpoint.catalog import CatalogEntry, ranking, remove_debris, set_aside_after
+from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old, require_room
 from ddp_train.checkpoint.verify import newest_good, verify
@@ -81,7 +82,7 @@ class Checkpoints:
         self._saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as aside:
             state = content(self.components, self.state, window, self.world, aside)
-            self._saver.save(state, scores=self._schedule.scores(self.state.step))
+            self._saver.save(state, metrics=self._schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
     def finish(self) -> str:
         """Wait until the newest checkpoint is complete; return its error, or "". Collective."""

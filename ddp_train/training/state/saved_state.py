@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.codec import Leaf
+from ddp_train.checkpoint.layout import OF_RANK_0, SHARED
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
-from ddp_train.checkpoint.staging import OF_RANK_0, SHARED
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import MemoryKey, is_sharded, map_tensors, memory_key, named_parameters, plain_name, tensors_of

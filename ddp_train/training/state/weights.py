@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.codec import Leaf
+from ddp_train.checkpoint.layout import SHARED
 from ddp_train.checkpoint.read import read_shared
-from ddp_train.checkpoint.staging import SHARED
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError

@@ -20,9 +20,11 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ddp_train.checkpoint import codec, tensor_file
+from ddp_train.checkpoint.files import rank_file
+from ddp_train.checkpoint.layout import divide_shared
+from ddp_train.checkpoint.manifest import FileEntry
 from ddp_train.checkpoint.save import make_partial, publish
-from ddp_train.checkpoint.staging import divide_shared
-from ddp_train.checkpoint.verify import rank_file, verify_together
+from ddp_train.checkpoint.verify import verify_together
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
 from ddp_train.launch.job import Job
@@ -31,7 +33,7 @@ from ddp_train.loader.sampler import Shuffled
 from ddp_train.run_folder.paths import RunFolder, step_folder
 from ddp_train.training.build.build import build
 from ddp_train.training.loop.replica_check import ReplicaCheck
-from tests.unit.parts import checked
+from tests.unit.parts import checked, manifest
 
 SHAPES = {"GPT-2 124M": (12, 768), "GPT-2 1.3B": (24, 2048), "GPT 7B": (32, 4096)}  # layers, width
 _FACTS = {"host": "node-0123", "sees_run_folder": True, "device": "cuda:0 (NVIDIA H100 80GB HBM3)", "threads": 12}
@@ -117,11 +119,11 @@ def restoring(size: int) -> tuple[int, list[Cost]]:
         files = {}
         for rank in range(size):
             digest = tensor_file.write(folder / ".partial" / rank_file(rank), (memoryview(header), values.numpy().data))
-            files[rank_file(rank)] = {"bytes": len(header) + 64, "xxh3_128": digest}
-        manifest = {"step": 1, "world_size": size, "config_sha256": "0" * 64, "facts": {}, "files": files}
+            files[rank_file(rank)] = FileEntry(bytes=len(header) + 64, xxh3_128=digest)
+        of_all = manifest(1, world_size=size, config_sha256="0" * 64, files=files)
         found = []
         with fake_world(0, size) as world:
-            found.append(cost("checkpoint published", world, lambda: publish(folder / ".partial", checkpoint, manifest)))
+            found.append(cost("checkpoint published", world, lambda: publish(folder / ".partial", checkpoint, of_all)))
             found.append(cost("checkpoint verified", world, lambda: verify_together(checkpoint, world)))
         own = {rank_file(size // 2): files[rank_file(size // 2)]}
         with fake_world(size // 2, size) as world:

@@ -20,6 +20,7 @@ from ddp_train.distributed.attempt import agree_on_attempt, leave
 from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Peers
 from tests.benchmark.scale.counted_store import CountedStore, all_ranks
+from tests.unit.parts import manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +60,9 @@ def saving(size: int) -> Traffic:
             number=number,
             folder=folder,
             partial=folder / f".partial_{number}",
-            step=number,
             staged=staged,
             may_be_infinite=lambda name: False,
-            manifest={"config_sha256": "0" * 64, "facts": {}},
+            manifest=manifest(number, world_size=size, config_sha256="0" * 64, files={}),
             remove_old=lambda path: None,
             on_progress=lambda: None,
         )

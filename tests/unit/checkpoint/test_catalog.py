@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddp_train.checkpoint.catalog import Ranking, candidates, find, ranking, saved
+from ddp_train.checkpoint.catalog import candidates, find, ranking, saved
+from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.errors import ConfigError, UserError
-from tests.unit.parts import LOSS
+from tests.unit.parts import LOSS, manifest
 
 ACCURACY = Ranking(metric="eval/accuracy", goal="max")
 
@@ -31,7 +31,7 @@ def test_the_metric_is_the_objectives_and_has_a_direction() -> None:
 def put(folder: Path, step: int, metrics: Mapping[str, Any], ranked_by: Ranking = LOSS) -> Path:
     path = folder / f"step_{step:08d}"
     path.mkdir(parents=True)
-    (path / "manifest.json").write_text(json.dumps({"facts": {"metrics": metrics, "ranked_by": vars(ranked_by)}}))
+    (path / "manifest.json").write_bytes(manifest(step, metrics=metrics, ranked_by=ranked_by).to_bytes())
     (path / "COMPLETE").touch()
     return path
 

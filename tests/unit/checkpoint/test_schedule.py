@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_train.checkpoint.catalog import CatalogEntry, Ranking
+from ddp_train.checkpoint.catalog import CatalogEntry
+from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, require_room, to_remove
 from ddp_train.errors import EnvironmentRefuses
 from tests.unit.checkpoint.states import saved
@@ -98,8 +99,8 @@ def test_steps_minutes_and_the_best_make_a_checkpoint_due() -> None:
         due += [step] if best.saves_after(step) else []
     assert due == [5, 8]
     assert not best.saves_after(10)  # without an evaluation of its own
-    assert best.scores(10)["metrics"] == {}
-    assert best.scores(9) == {"metrics": {"train/loss": -1.0, "eval/loss": 0.5}, "ranked_by": {"metric": "eval/loss", "goal": "min"}}
+    assert best.metrics_of(10) == {}
+    assert best.metrics_of(9) == {"train/loss": -1.0, "eval/loss": 0.5}
 
 
 def test_after_going_back_the_best_that_were_lost_bar_no_others() -> None:
@@ -108,7 +109,7 @@ def test_after_going_back_the_best_that_were_lost_bar_no_others() -> None:
         run.note(evaluated(step, loss))
         assert run.saves_after(step)
     run.go_back([entry(1, 0.9), entry(2, 0.8)])  # the third was left behind
-    assert run.scores(3)["metrics"] == {}
+    assert run.metrics_of(3) == {}
     run.note(evaluated(3, 0.85))
     assert not run.saves_after(3)
     run.note(evaluated(4, 0.7))

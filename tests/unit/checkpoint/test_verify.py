@@ -14,9 +14,10 @@ import xxhash
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import set_aside_after
+from ddp_train.checkpoint.files import CheckpointError
 from ddp_train.checkpoint.read import read_own, read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import CheckpointError, newest_good, verify
+from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.state.saved_state import content

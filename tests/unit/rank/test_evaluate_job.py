@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ddp_train.rank.evaluate_job import new_checkpoints
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+from tests.unit.parts import manifest
 
 
 def save(run: Path, step: int, mark: str = "a") -> Path:
     folder = run / f"checkpoints/step_{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "manifest.json").write_text(json.dumps({"facts": {}}))
+    (folder / "manifest.json").write_bytes(manifest(step).to_bytes())
     (folder / "COMPLETE").write_text(mark)
     return folder
 

@@ -116,8 +116,7 @@ def test_a_cast_is_said(tmp_path: Path) -> None:
 def test_a_run_and_its_checkpoints_give_their_weights(tmp_path: Path) -> None:
     theirs = components("seed=3")
     for step in (1, 2):
-        scores = {"metrics": {"eval/loss": float(step)}, "ranked_by": {"metric": "eval/loss", "goal": "min"}}
-        saved(tmp_path / "checkpoints", step, theirs, scores)
+        saved(tmp_path / "checkpoints", step, theirs, {"eval/loss": float(step)})
     for path, step in ((tmp_path, 2), (tmp_path / "checkpoints/best", 1), (tmp_path / "checkpoints/step_00000001", 1)):
         mine = components("seed=4")
         assert f"step_0000000{step}" in load(path, mine.model)[0]

@@ -1,0 +1,99 @@
+"""manifest.json: what a checkpoint says of itself and of its files. `save` writes it, `verify` and `catalog` read it. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypedDict
+
+from ddp_train.checkpoint.files import CheckpointError, rank_file, require_name
+from ddp_train.run_folder.paths import MANIFEST
+
+_FORMAT = 2
+"""Of the folder; it grows when older programs cannot read a new folder. Since 2 a tensor may be sharded among the ranks."""
+_READABLE = (1, 2)
+_MAX_BYTES = 64 << 20  # some hundred thousand files
+_LARGEST = sys.float_info.max
+
+
+class FileEntry(TypedDict):
+    """What a manifest says of one file."""
+
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The metric by which checkpoints are compared."""
+
+    metric: str  # "eval/loss", as in result.json
+    goal: str  # min or max
+
+    def value(self, metrics: Mapping[str, Any]) -> float | None:
+        """Return what to compare, larger is better; None when the metric was not measured or is not finite: never the best."""
+        value = metrics.get(self.metric)
+        if not isinstance(value, (int, float)) or not -_LARGEST < value < _LARGEST:
+            return None
+        return float(value) if self.goal == "max" else -float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All facts about one checkpoint."""
+
+    step: int
+    world_size: int
+    run: str | None = None  # the id of the run that saved it; None: it does not say
+    config_sha256: str
+    torch: str  # its version
+    metrics: Mapping[str, Any]  # of its step
+    ranked_by: Ranking | None  # by which its run compared checkpoints then
+    files: Mapping[str, FileEntry]  # by name: one of each rank
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file."""
+        facts = {"metrics": self.metrics, "ranked_by": self.ranked_by and asdict(self.ranked_by)}
+        head = {"format": _FORMAT, "torch": self.torch, "step": self.step, "world_size": self.world_size, "run": self.run}
+        return json.dumps({**head, "config_sha256": self.config_sha256, "facts": facts, "files": self.files}, indent=2).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Manifest:
+        """Return what a file says, which may be forged. Raises CheckpointError: it is damaged, or of another format."""
+        try:
+            content = json.loads(text)
+            if content["format"] not in _READABLE:
+                raise CheckpointError(happened=f"{MANIFEST} is of format {content['format']}", expected=f"format {_FORMAT}")
+            kinds = {"step": int, "world_size": int, "config_sha256": str, "torch": str, "facts": dict, "files": dict}
+            if not all(type(content[key]) is kind for key, kind in kinds.items()):
+                raise ValueError("a value is of another kind")
+            step, world_size, facts, files = (content[key] for key in ("step", "world_size", "facts", "files"))
+            if not all(type(file["bytes"]) is int and type(file["xxh3_128"]) is str for file in files.values()):
+                raise ValueError("a file has no size or no hash")
+            for name in files:
+                require_name(name)
+            if step < 0 or set(files) != {rank_file(rank) for rank in range(min(world_size, len(files) + 1))}:
+                raise ValueError(f"{world_size} ranks at step {step} do not leave {len(files)} files")
+            ranked_by = facts.get("ranked_by")
+            return cls(
+                step=step,
+                world_size=world_size,
+                run=content.get("run"),
+                config_sha256=content["config_sha256"],
+                torch=content["torch"],
+                metrics=dict(facts.get("metrics", {})),
+                ranked_by=Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None,
+                files=files,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(happened=f"{MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
+
+
+def read_text(descriptor: int) -> bytes:
+    """Return the content of an open manifest. Raises CheckpointError: no real one is that large."""
+    if (size := os.fstat(descriptor).st_size) > _MAX_BYTES:
+        raise CheckpointError(happened=f"{MANIFEST} has {size:,} bytes")
+    return b"".join(iter(lambda: os.read(descriptor, 8 << 20), b""))
