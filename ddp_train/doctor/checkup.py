@@ -61,8 +61,11 @@ class _Checkup:
     """The examination, as one rank takes part in it."""
 
     def __init__(self, attempt: Attempt, job: Job, *, is_full: bool) -> None:
-        self._attempt, self._store, self._rank, self._size, self._job = attempt, attempt.store, attempt.rank, attempt.size, job
-        self._machine, self._count = torchrun_env.node_rank(), torchrun_env.num_nodes()
+        self._attempt = attempt
+        self._store = attempt.store
+        self._job = job
+        self._machine = torchrun_env.node_rank()
+        self._count = torchrun_env.num_nodes()
         self._begun = time.monotonic()
         self._is_full = is_full
         self._device = resolve_device(job.config.cluster.device)
@@ -73,11 +76,11 @@ class _Checkup:
         os.environ.update(cluster.environment_of(self._job.config.cluster.env, inherited=os.environ))
         examination = None
         if torchrun_env.local_rank() == 0:
-            first, processes = torchrun_env.store_address()[0] if self._count > 1 else "", torchrun_env.local_world_size()
-            examination = Examination(self._job, number=self._machine, count=self._count, processes=processes, first=first)
+            first = torchrun_env.store_address()[0] if self._count > 1 else ""
+            examination = Examination(self._job, number=self._machine, count=self._count, first=first)
             self._store.set(f"machine/{self._machine}", examination.examine().to_json())
         try:
-            return self._judge(examination) if self._rank == 0 and examination is not None else self._follow(examination)
+            return self._judge(examination) if self._attempt.rank == 0 and examination is not None else self._follow(examination)
         finally:
             if examination is not None:
                 examination.close()
@@ -93,7 +96,7 @@ class _Checkup:
         peers = self._collect("peers", machines, PeerReport.from_json, within_s=ANSWER_WITHIN_S)
         report = ClusterReport(
             count=self._count,
-            processes=self._size,
+            processes=self._attempt.size,
             folder=self._job.run_folder.as_typed(),
             machines=machines,
             peers=peers,
@@ -106,7 +109,9 @@ class _Checkup:
         self._store.set("next", "sums" if measures else "verdict")
         if measures:
             threading.Thread(target=self._measure, daemon=True).start()
-            sums = self._collect("sum", range(self._size), lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s)
+            sums = self._collect(
+                "sum", range(self._attempt.size), lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s
+            )
             report = replace(report, measurements=sums)
         errors = problems(report)
         print(screen(report, errors, seconds=time.monotonic() - self._begun), flush=True)
@@ -143,20 +148,23 @@ class _Checkup:
             measurement = self._sums(dist.PrefixStore("sums", store))
         except Exception as error:  # whatever torch, gloo, NCCL or CUDA raise
             wrong = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            measurement = Measurement(rank=self._rank, machine=self._machine, wrong=wrong)
-        store.set(f"sum/{self._rank}", json.dumps(asdict(measurement)))
+            measurement = Measurement(rank=self._attempt.rank, machine=self._machine, wrong=wrong)
+        store.set(f"sum/{self._attempt.rank}", json.dumps(asdict(measurement)))
 
     def _sums(self, store: dist.Store) -> Measurement:
-        timeout = timedelta(seconds=self._sums_within_s)
-        world = open_world(store, self._rank, self._size, device=self._device, timeout=timeout)
+        world = open_world(
+            store, self._attempt.rank, self._attempt.size, device=self._device, timeout=timedelta(seconds=self._sums_within_s)
+        )
         kinds = [torch.device("cpu"), *([world.device] if self._device == "cuda" else [])]
         wrong = "; ".join(text for kind in kinds if (text := check_sums(world, kind)))
         speeds = self._speeds(world) if self._is_full and not wrong else {}
-        return Measurement(rank=self._rank, machine=self._machine, device=str(world.device), wrong=wrong, **speeds)
+        return Measurement(rank=self._attempt.rank, machine=self._machine, device=str(world.device), wrong=wrong, **speeds)
 
     def _speeds(self, world: World) -> dict[str, float | None]:
         kind = world.device.type
-        matmul_tflops = _matmul(world.device, _MATMUL_SIZE[kind])
+        size = _MATMUL_SIZE[kind]
+        matrix = torch.ones(size, size, device=world.device, dtype=torch.bfloat16 if kind == "cuda" else torch.float32)
+        matmul_tflops = 2 * size**3 / 1e12 / _seconds(lambda: matrix @ matrix, world.device)
         world.barrier()
         values = torch.zeros(_ALL_REDUCE_BYTES[kind] // 4, device=world.device)
         all_reduce_gb_s = values.nbytes / 1e9 / _seconds(lambda: world.sum(values), world.device)
@@ -170,7 +178,7 @@ class _Checkup:
         if world.local_rank != 0:
             world.barrier()
             return None
-        position = firsts.index(self._rank)
+        position = firsts.index(self._attempt.rank)
         after, before = firsts[(position + 1) % len(firsts)], firsts[position - 1]
         out, into = (torch.zeros(num_bytes // 4, device=world.device) for _ in range(2))
         best = float("inf")  # other processes on the machines disturb single times
@@ -234,12 +242,6 @@ def _difference(values: Tensor, expected: Tensor, name: str) -> str:
         return ""
     index = int(wrong[0])
     return f"{name} has {values[index].item()} at index {index}, where {expected[index].item()} is right; {len(wrong)} values are wrong"
-
-
-def _matmul(device: torch.device, size: int) -> float:
-    """Return how fast this rank multiplies matrices, in TFLOP/s."""
-    matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
-    return 2 * size**3 / 1e12 / _seconds(lambda: matrix @ matrix, device)
 
 
 def _seconds(work: Callable[[], Any], device: torch.device) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 from ddp_train.config.cluster import Rendezvous, environment_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.facts import GLOO, NCCL, NodeFacts, collect, taken_by_nccl
-from ddp_train.system import handover, network
+from ddp_train.system import handover, network, torchrun_env
 from ddp_train.system.deadline import wait_until
 
 EXAMINE_WITHIN_S = 60.0
@@ -44,8 +44,7 @@ def sums_within_s(device: str, ranks: int, *, is_full: bool) -> float:
 
 def most_minutes(device: str, ranks: int, *, is_full: bool) -> int:
     """Return after how many minutes an examination ends at the latest."""
-    seconds = _BEGINS_WITHIN_S + EXAMINE_WITHIN_S + 3 * ANSWER_WITHIN_S + sums_within_s(device, ranks, is_full=is_full)
-    return math.ceil(seconds / 60)
+    return math.ceil((_BEGINS_WITHIN_S + EXAMINE_WITHIN_S + 3 * ANSWER_WITHIN_S + sums_within_s(device, ranks, is_full=is_full)) / 60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +95,13 @@ class PeerReport:
 
 
 class Examination:
-    """The examination of this machine, by one process on it.
+    """The examination of this machine, by its first rank."""
 
-    Args:
-        job: the run; its folder is where the machines try to write.
-        number: which machine this is.
-        count: how many there are.
-        first: name or address of the first machine; "": there is no other.
-    """
-
-    def __init__(self, job: Job, *, number: int, count: int, processes: int, first: str) -> None:
-        self._job, self._number, self._count, self._processes, self._first = job, number, count, processes, first
+    def __init__(self, job: Job, *, number: int, count: int, first: str) -> None:
+        self._job = job
+        self._number = number  # which machine this is
+        self._count = count  # how many there are
+        self._first = first  # name or address of the first one; "": there is no other
         self._environment = {**os.environ, **environment_of(job.config.cluster.env)}  # of the ranks
         self._listener: socket.socket | None = None
 
@@ -115,9 +110,11 @@ class Examination:
         # The node program's facts: from its own command line, and its own `cluster.env`.
         reported = NodeFacts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
         here = Rendezvous(min_nodes=self._count, max_nodes=self._count, node_rank=self._number)
-        facts = reported or collect(self._job.config, here, processes=self._processes)
+        facts = reported or collect(self._job.config, here, processes=torchrun_env.local_world_size())
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        write_error, free, shared = _refusal(self._write), _file_system(self._job.run_folder.root), _file_system(_SHARED_MEMORY)
+        write_error = _refusal(self._write)
+        free = _file_system(self._job.run_folder.root)
+        shared = _file_system(_SHARED_MEMORY)
         return MachineReport(
             facts=facts,
             address=self._listen(),

@@ -26,8 +26,7 @@ def screen(report: ClusterReport, problems: list[UserError], *, seconds: float) 
     table = "\n".join(f"{title:<{first}}  {usual:<{second}}  {odd}".rstrip() for title, usual, odd in rows)
     machines = "1 machine" if report.count == 1 else f"{report.count} machines"
     end = "1 problem:" if len(problems) == 1 else f"{len(problems)} problems:" if problems else "fit: nothing is wrong"
-    head = f"doctor   {machines}, {report.processes} ranks, {seconds:.1f} s"
-    return printable("\n\n".join([head, table, end, *map(str, problems)]))
+    return printable("\n\n".join([f"doctor   {machines}, {report.processes} ranks, {seconds:.1f} s", table, end, *map(str, problems)]))
 
 
 def _lines(report: ClusterReport) -> Iterator[tuple[str, Mapping[int, str]]]:

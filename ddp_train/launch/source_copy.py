@@ -23,7 +23,7 @@ from pathlib import Path
 from ddp_train import FOLDER
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.spec import Code
-from ddp_train.system.files import write_atomic
+from ddp_train.system.files import earlier_copy, write_atomic
 
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = ".ddp_train"  # the folder of our own package in the source copy of another project
@@ -50,8 +50,7 @@ def copy_source(into: Path, *, limit_mib: int) -> Code:
         if into.exists() and _listing(into) == listing:
             return code
         if into.exists():
-            earlier = sum(1 for _ in into.parent.glob(f"{into.name}.*/")) + 1
-            into.rename(into.with_name(f"{into.name}.{earlier}"))
+            into.rename(earlier_copy(into))
         temporary.rename(into)
     write_atomic(_listing_file(into), listing)
     return code

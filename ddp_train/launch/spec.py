@@ -17,7 +17,7 @@ from typing import Any
 
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.job import Job
-from ddp_train.system.files import write_atomic
+from ddp_train.system.files import earlier_copy, write_atomic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,7 @@ class Spec:
         """
         path = self.job.run_folder.spec
         if path.exists():
-            earlier = sum(1 for _ in path.parent.glob("spec.*.json")) + 1
-            path.rename(path.with_name(f"spec.{earlier}.json"))
+            path.rename(earlier_copy(path))
         write_atomic(path, json.dumps({"hash": self.hash(), **json.loads(self.to_json())}, indent=2) + "\n")
         return path
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.system.files import write_atomic
+from ddp_train.system.files import earlier_copy, write_atomic
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"  # in the folder of a checkpoint
 STEP_FOLDERS = "step_*"
@@ -91,16 +91,14 @@ class RunFolder:
         """Write config.yaml; a different one before it (of an attempt with other settings) stays as config.1.yaml, config.2.yaml, ..."""
         before = self.config.read_text() if self.config.exists() else None
         if before not in (None, text):
-            earlier = sum(1 for _ in self.root.glob("config.*.yaml")) + 1
-            os.link(self.config, self.root / f"config.{earlier}.yaml")  # there is a config.yaml at any time
+            os.link(self.config, earlier_copy(self.config))  # there is a config.yaml at any time
         if before != text:
             write_atomic(self.config, text)
 
     def forget_failure(self) -> None:
         """Rename failure.json of an earlier attempt (reports are numbered), and remove its result.json unless it completed."""
         if self.failure.exists():
-            earlier = sum(1 for _ in self.root.glob("failure.*.json")) + 1
-            self.failure.rename(self.root / f"failure.{earlier}.json")
+            self.failure.rename(earlier_copy(self.failure))
         if not self.is_completed():
             self.result.unlink(missing_ok=True)
 

@@ -134,7 +134,7 @@ class Multirun:
         """Run frozen jobs. Raises SystemExit when the sweep is to end here."""
         if not jobs:
             return
-        self._has_engine = schedule.engine_of(jobs[0][1].config) is not None
+        self._has_engine = schedule.engine_name_of(jobs[0][1].config) is not None
         if schedule.is_left_to_a_queue(jobs[0][1].config, plans_all=self._plans_all):
             self._submit([(entry, job) for entry, job in jobs if entry.number not in self._engines.alive])
             return
@@ -291,7 +291,7 @@ class Multirun:
 def _stops_at(job: Job, asks_slurm: bool) -> float | None:
     """Return when the sweep has to stop, from the first job's settings: the machine is the same for all."""
     settings = job.config.cluster
-    if schedule.engine_of(job.config) is not None:
+    if schedule.engine_name_of(job.config) is not None:
         settings = replace(settings, walltime=None)  # each job of an engine has its own
     return stops_at(settings, asks_slurm=asks_slurm)
 

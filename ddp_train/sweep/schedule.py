@@ -136,7 +136,7 @@ class SweepScheduler:
             self._slots[number].stop(stop_signal)
 
 
-def engine_of(config: RunConfig) -> str | None:
+def engine_name_of(config: RunConfig) -> str | None:
     """Return the engine that runs a job; None: this command, or the torchrun that started it, runs it."""
     launcher = config.cluster.launcher
     return launcher if launcher in ENGINES and not is_torchrun_worker() else None
@@ -144,12 +144,12 @@ def engine_of(config: RunConfig) -> str | None:
 
 def is_left_to_a_queue(config: RunConfig, *, plans_all: bool) -> bool:
     """Tell whether all jobs are submitted at once, and the command does not wait for them."""
-    return engine_of(config) in QUEUES and plans_all and not config.cluster.wait
+    return engine_name_of(config) in QUEUES and plans_all and not config.cluster.wait
 
 
 def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: bool) -> list[ConfigError]:
     """Return errors for two engines, for more jobs at a time than there are GPUs, and for settings that an engine cannot do."""
-    engines = list(dict.fromkeys(map(engine_of, configs)))
+    engines = list(dict.fromkeys(map(engine_name_of, configs)))
     if len(engines) > 1:
         happened = f"is {' and '.join(config.cluster.launcher for config in configs[:2])} in one sweep"
         return [ConfigError(key="cluster.launcher", happened=happened, expected="one for all jobs")]

@@ -36,6 +36,12 @@ def create_json(path: Path, content: Mapping[str, Any]) -> bool:
     return True
 
 
+def earlier_copy(path: Path) -> Path:
+    """Return the next free name for what lies at a path and makes way: NAME.1.SUFFIX, NAME.2.SUFFIX, ..."""
+    number = sum(1 for _ in path.parent.glob(f"{path.stem}.[0-9]*{path.suffix}")) + 1
+    return path.with_name(f"{path.stem}.{number}{path.suffix}")
+
+
 def read_json(path: Path) -> Any:
     """Read what `write_json` wrote. DataError: it is damaged."""
     try:

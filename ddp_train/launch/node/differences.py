@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddp_train.launch.node.facts import NodeFacts
@@ -28,27 +28,27 @@ def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     names = _names(first, other)
     if first.launch_id and other.launch_id and first.launch_id != other.launch_id:
         return [f"it is of another run: {other.launch_id} on {names[1]}, {first.launch_id} on {names[0]}"]
-    found = []
+    sentences = []
     if first.spec != other.spec:
-        found.append(_sentence("spec.json", first.spec or _ABSENT, other.spec or _ABSENT, names))
+        sentences.append(_sentence("spec.json", first.spec or _ABSENT, other.spec or _ABSENT, names))
     if first.nodes != other.nodes:
-        found.append(_sentence("cluster.nodes", first.nodes, other.nodes, names))
-    found += _first_of(list(_config(first, other, names)), "keys")
-    found += _first_of(list(_files("code", first.source, other.source, names)), "files of code")
+        sentences.append(_sentence("cluster.nodes", first.nodes, other.nodes, names))
+    sentences += _first_of(list(_config(first, other, names)), "keys")
+    sentences += _first_of(list(_files("code", first.source, other.source, names)), "files of code")
     for key, ours in first.data.items():
         if ours is None:
             continue  # the first machine may download it
         if (theirs := other.data.get(key)) is None:
-            found.append(f"{key}: is missing on {names[1]}, is there on {names[0]}")
+            sentences.append(f"{key}: is missing on {names[1]}, is there on {names[0]}")
         else:
-            found += _first_of(list(_files(key, ours, theirs, names)), f"files of {key}")
-    return [*found, *_values(first.versions, other.versions, lambda name: f"version of {name}", names)]
+            sentences += _first_of(list(_files(key, ours, theirs, names)), f"files of {key}")
+    return [*sentences, *_values(first.versions, other.versions, "version of ", names)]
 
 
 def fingerprint(facts: NodeFacts) -> str:
     """Return a text that machines have in common when everything that `differences` compares is the same."""
     config = {key: value for key, value in facts.config.items() if key not in _MAY_DIFFER}
-    data = {key: None if found is None else (found.sizes, found.hashes) for key, found in facts.data.items()}
+    data = {key: None if files is None else (files.sizes, files.hashes) for key, files in facts.data.items()}
     return json.dumps([facts.launch_id, facts.spec, facts.nodes, config, facts.source.hashes, data, facts.versions], sort_keys=True)
 
 
@@ -73,9 +73,9 @@ def _names(first: NodeFacts, other: NodeFacts) -> tuple[str, str]:
 
 
 def _config(first: NodeFacts, other: NodeFacts, names: tuple[str, str]) -> Iterator[str]:
-    left_out = () if first.processes == other.processes else (_BATCH,)
-    values = [{key: value for key, value in each.config.items() if not (key in _MAY_DIFFER or key in left_out)} for each in (first, other)]
-    for sentence in _values(values[0], values[1], lambda key: key, names):
+    left_out = _MAY_DIFFER if first.processes == other.processes else (*_MAY_DIFFER, _BATCH)
+    ours, theirs = ({key: value for key, value in facts.config.items() if key not in left_out} for facts in (first, other))
+    for sentence in _values(ours, theirs, "", names):
         # All ranks get the first machine's: it is what the run records.
         own = "; a variable that differs by machine is exported there, and null here" if sentence.startswith("cluster.env.") else ""
         yield sentence + own
@@ -103,11 +103,11 @@ def _described(files: FileList) -> dict[str, str]:
     return {name: "a folder" if size < 0 else f"{size} bytes" for name, size in files.sizes.items()}
 
 
-def _values(ours: Mapping[str, Any], theirs: Mapping[str, Any], name: Callable[[str], str], names: tuple[str, str]) -> Iterator[str]:
+def _values(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str, names: tuple[str, str]) -> Iterator[str]:
     for key in sorted(ours.keys() | theirs.keys()):
-        here, there = (repr(each[key]) if key in each else _ABSENT for each in (ours, theirs))
+        here, there = (repr(values[key]) if key in values else _ABSENT for values in (ours, theirs))
         if here != there:
-            yield _sentence(name(key), here, there, names)
+            yield _sentence(prefix + key, here, there, names)
 
 
 def _sentence(what: str, here: str, there: str, names: tuple[str, str]) -> str:

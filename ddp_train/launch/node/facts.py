@@ -78,16 +78,16 @@ class NodeFacts:
     def pop_file(cls, path: str) -> NodeFacts | None:
         """Read such a file and remove it; None where it is not there."""
         try:
-            found = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8")
             os.unlink(path)
         except OSError:
             return None
-        return cls.from_json(found)
+        return cls.from_json(text)
 
     @classmethod
     def from_json(cls, text: str) -> NodeFacts:
         fields: dict[str, Any] = json.loads(text)
-        data = {key: None if found is None else FileList(**found) for key, found in fields["data"].items()}
+        data = {key: None if files is None else FileList(**files) for key, files in fields["data"].items()}
         return cls(**{**fields, "source": FileList(**fields["source"]), "data": data})
 
 
@@ -154,23 +154,23 @@ def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, FileLis
             paths.setdefault(Path(value).absolute(), f"data.{key}")
     for path, key in paths.items():
         try:
-            found = list_data(path, within_s=_DATA_WITHIN_S / len(paths))
+            files = list_data(path, within_s=_DATA_WITHIN_S / len(paths))
         except OSError as error:  # a folder above it that this user may not enter
             problems.append(f"{key}: {path} cannot be read: {error.strerror}")
             continue
-        if found is not None and found.problem:
-            problems.append(f"{key}: {found.problem}")
-        yield key, found
+        if files is not None and files.problem:
+            problems.append(f"{key}: {files.problem}")
+        yield key, files
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "ddp_train": __version__}
+    versions = {"python": platform.python_version(), "ddp_train": __version__}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "(not installed)"
-    return found
+            versions[package] = "(not installed)"
+    return versions
 
 
 def interface_problems(environment: Mapping[str, str], interfaces: Mapping[str, Sequence[str]], *, uses_gpu: bool) -> Iterator[str]:

@@ -19,10 +19,11 @@ from tests.unit.config.clusters import SILENT
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Examination]]:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.chdir(tmp_path)
     config: Any = SimpleNamespace(tree={}, data={}, cluster=replace(SILENT, device="cpu"))
     job: Any = SimpleNamespace(config=config, run_folder=SimpleNamespace(root=tmp_path))
-    made = [Examination(job, number=number, count=2, processes=1, first="127.0.0.1") for number in range(2)]
+    made = [Examination(job, number=number, count=2, first="127.0.0.1") for number in range(2)]
     yield made
     for each in made:
         each.close()
