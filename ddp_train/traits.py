@@ -22,11 +22,8 @@ def needs_whole_matrices(kind: type) -> bool:
 
 
 def require_rows(strategy: object, optimizer: object) -> None:
-    """Refuse an optimizer that needs whole matrices, or has a part that does, where each rank steps some rows of a parameter.
-
-    Raises ConfigError: it does.
-    """
-    for part in getattr(optimizer, "_parts", (optimizer,)) if getattr(strategy, "shards_optimizer", False) else ():
+    """Raise a ConfigError for an optimizer (or one within `Several`) that needs whole matrices, where each rank steps rows of them."""
+    for part in getattr(optimizer, "optimizers", (optimizer,)) if getattr(strategy, "shards_optimizer", False) else ():
         if needs_whole_matrices(type(part)):
             raise whole_matrices_error("optimizer", type(part).__name__)
 

@@ -42,7 +42,7 @@ from ddp_train.interfaces.data import (
     own_weights,
     tensors_of,
 )
-from ddp_train.interfaces.run import Callback, MetricWriter, Run, overrides
+from ddp_train.interfaces.run import Callback, MetricWriter, Run, SupportsState, overrides
 from ddp_train.interfaces.strategy import (
     MemoryKey,
     RankMemory,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
@@ -160,15 +161,11 @@ def adapted(base: type[Made], made: Any, *, required: Sequence[str]) -> Made:
     members: dict[str, Any] = {
         name: staticmethod(getattr(made, name)) if inspect.isroutine(value) else _forwarded(name, made) for name, value in own.items()
     }
-    members |= {"__getattr__": lambda self, name: getattr(made, name), "__reduce__": lambda self: (_again, (base, made, required))}
+    again = partial(adapted, base, made, required=required)  # in another process
+    members |= {"__getattr__": lambda self, name: getattr(made, name), "__reduce__": lambda self: (again, ())}
     kind: type[Made] = type(type(made).__name__, (base,), members)
     return kind()
 
 
 def _forwarded(name: str, made: Any) -> property:
     return property(lambda self: getattr(made, name), lambda self, value: setattr(made, name, value))
-
-
-def _again(base: type[Made], made: Any, required: Sequence[str]) -> Made:
-    """Adapt a component anew in another process."""
-    return adapted(base, made, required=required)

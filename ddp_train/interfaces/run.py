@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -91,9 +91,7 @@ class Callback:
     does; in `step` only where `run.is_log_step`, for nothing there is to wait for other ranks. What rank 0 alone should do stands under
     `if run.rank == 0`. An exception ends the run and names the callback.
 
-    With `state_dict` and `load_state_dict` a callback has a state in every checkpoint: containers, numbers, text and tensors, the same on
-    every rank. It comes back before `start`, and over a rewind. `state_dict` is asked once when the callback is made, too: a run that goes
-    back to a checkpoint without its state begins with that.
+    One with a state has two more methods (`SupportsState`).
     """
 
     def start(self, run: Run) -> None:
@@ -117,6 +115,17 @@ class Callback:
         One callback of a run at most has this method.
         """
         return None
+
+
+@runtime_checkable
+class SupportsState(Protocol):
+    """A callback with a state in every checkpoint: containers, numbers, text and tensors, the same on every rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; called for each save, and once when the callback is made: a checkpoint without its state brings that back."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Load a state; called before `start`, also after a rewind."""
 
 
 def overrides(callback: Any, name: str) -> bool:

@@ -60,8 +60,6 @@ class Strategy:
     period_argument = ""  # with `has_local_weights`: the argument that says how many steps the ranks take between two synchronisations
     argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
 
-    # What every strategy has.
-
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
 

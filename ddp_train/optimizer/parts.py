@@ -24,7 +24,7 @@ class Several(torch.optim.Optimizer):
     """
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self._parts = parts
+        self.optimizers = parts
         super().__init__([group for part in parts for group in part.param_groups], defaults={})
         self._share()
 
@@ -34,12 +34,12 @@ class Several(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self._parts:
+        for part in self.optimizers:
             part.step()
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_parts": self._parts}
+        return {**super().__getstate__(), "optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # also the end of load_state_dict, which makes new groups and a new state
@@ -47,7 +47,7 @@ class Several(torch.optim.Optimizer):
 
     def _share(self) -> None:
         groups = iter(self.param_groups)
-        for part in self._parts:
+        for part in self.optimizers:
             part.param_groups, part.state = list(islice(groups, len(part.param_groups))), self.state
 
 

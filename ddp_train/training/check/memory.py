@@ -20,7 +20,7 @@ from ddp_train.config.targets.locate import class_of
 from ddp_train.config.targets.target import AUTO
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import is_sharded, local_rows, overrides, shard_range
+from ddp_train.interfaces import SupportsState, is_sharded, local_rows, overrides, shard_range
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
@@ -217,7 +217,7 @@ def _callback_tensors(components: Components) -> dict[str, Tensor]:
     """Return the tensors that callbacks keep, by their names. Averages that do not exist yet stand for themselves without values."""
     tensors: dict[str, Tensor] = {}
     for name, callback in components.callbacks.items():
-        if not hasattr(callback, "state_dict"):
+        if not isinstance(callback, SupportsState):
             continue
         _, saved = codec.encode(callback.state_dict(), f"callbacks.{name}")
         if name == components.averaging and not saved:  # they will be in float32 at least

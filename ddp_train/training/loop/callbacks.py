@@ -17,7 +17,7 @@ from ddp_train.checkpoint import codec
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError
-from ddp_train.interfaces import Batch, Goal, Run, named_parameters, overrides
+from ddp_train.interfaces import Batch, Goal, Run, SupportsState, named_parameters, overrides
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.training.loop.evaluation import as_evaluated, callback_errors
@@ -168,7 +168,7 @@ class Callbacks:
 
 def states(callbacks: Mapping[str, Any], world: World) -> dict[str, dict[str, Any]]:
     """Return the callbacks' states by name. Collective. Raises RunError: they differ between ranks (of tensors, types and shapes count)."""
-    states = {name: callback.state_dict() for name, callback in callbacks.items() if hasattr(callback, "state_dict")}
+    states = {name: callback.state_dict() for name, callback in callbacks.items() if isinstance(callback, SupportsState)}
     if states:
         by_rank = world.gather({name: json.dumps(codec.encode(state, name)[0], sort_keys=True) for name, state in states.items()})
         for rank, name in product(range(world.size), states):
@@ -181,10 +181,10 @@ def states(callbacks: Mapping[str, Any], world: World) -> dict[str, dict[str, An
 
 
 def fresh_states(callbacks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of the initial states of callbacks, by name: of those that have one and can load it."""
+    """Return copies of the initial states of callbacks, by name: of those that have one."""
     states = {}
     for name, callback in callbacks.items():
-        if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict"):
+        if isinstance(callback, SupportsState):
             with callback_errors(name, "state_dict"):
                 states[name] = copy.deepcopy(callback.state_dict())
     return states
@@ -192,7 +192,7 @@ def fresh_states(callbacks: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> list[str]:
     """Load each callback's state; where the checkpoint has none, its `fresh` one. Return a line for each that is new or gone."""
-    loading = {name: callback for name, callback in callbacks.items() if hasattr(callback, "load_state_dict")}
+    loading = {name: callback for name, callback in callbacks.items() if isinstance(callback, SupportsState)}
     states = copy.deepcopy({**fresh}) | {**saved}
     for name in loading.keys() & states.keys():
         with callback_errors(name, "load_state_dict"):

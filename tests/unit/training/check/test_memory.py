@@ -120,6 +120,8 @@ class Keeps:
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"seen": torch.zeros(300_000)}
 
+    def load_state_dict(self, state_dict: dict[str, torch.Tensor], /) -> None: ...
+
 
 def test_what_callbacks_carry_counts(tmp_path: Path) -> None:
     parts = components("optimizer=sgd", "model.width=256", "callbacks=ema", "trainer.max_steps=1")
