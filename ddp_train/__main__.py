@@ -15,12 +15,14 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 try:
     from ddp_train.errors import INTERRUPTED
     from ddp_train.launch.agent_process import COMPILER, early_fork_server
+    from ddp_train.launch.fork_request import AgentRequest, CheckRequest, RankRequest
     from ddp_train.launch.signals import keep_early
     from ddp_train.system import handover, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server
@@ -38,27 +40,38 @@ def main() -> None:
     restrict_new_files()
     if handover.FORK_SERVER in os.environ:
         terminal.protect_streams()
-        exit_with(lambda: run_fork_server(run_request))
+        imports = sys.argv[1:]
+        del sys.argv[1:]  # no words of what is to be forked
+        exit_with(lambda: run_fork_server(partial(run_request, loaded_with=dict(os.environ)), imports))
     if is_torchrun_worker():
         _run_fresh_rank()
     sys.exit(_run_command())
 
 
-def run_request(request: dict[str, Any]) -> int:
-    """Do what a fork server was asked for, in the process that was asked."""
-    if "rank" in request:
-        from ddp_train.rank.forked import setup_forked_rank
+def run_request(request: AgentRequest | RankRequest | CheckRequest, *, loaded_with: Mapping[str, str]) -> int:
+    """Do what a fork server was asked for, in the process that was asked.
 
-        setup_forked_rank(request["rank"])
-        terminal.protect_streams()
-        _run_rank()
-    if "check" in request:
-        from ddp_train.cli.check_process import serve_check
+    `loaded_with`: the environment in which the fork server has imported.
+    """
+    match request:
+        case AgentRequest():
+            from ddp_train.launch.agent.main import run_agent_here
 
-        return serve_check(*request["files"])
-    from ddp_train.launch.agent.main import run_agent_here
+            return run_agent_here(request, loaded_with=loaded_with, run_rank=_run_forked_rank)
+        case RankRequest():
+            return _run_forked_rank(request)
+        case CheckRequest():
+            from ddp_train.cli.check_process import serve_check
 
-    return run_agent_here(request, run_request)
+            return serve_check(request)
+
+
+def _run_forked_rank(request: RankRequest) -> NoReturn:
+    from ddp_train.rank.forked import setup_forked_rank
+
+    setup_forked_rank(request)
+    terminal.protect_streams()
+    _run_rank(request.words)
 
 
 def _run_fresh_rank() -> NoReturn:
@@ -69,13 +82,13 @@ def _run_fresh_rank() -> NoReturn:
     # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     import_for_good(["ddp_train.rank.main", *([COMPILER] if world_size() > 1 else [])])  # which DDP imports
-    _run_rank()
+    _run_rank(sys.argv[1:])
 
 
-def _run_rank() -> NoReturn:
+def _run_rank(words: Sequence[str]) -> NoReturn:
     from ddp_train.rank import main as rank
 
-    exit_at_once(rank.main(_load_cli))
+    exit_at_once(rank.main(_load_cli, words))
 
 
 def _run_command() -> int:

@@ -21,6 +21,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.locate import NeedsImport, importing_nothing
 from ddp_train.errors import ConfigError
 from ddp_train.launch.agent_process import request_check
+from ddp_train.launch.fork_request import CheckRequest
 from ddp_train.system.process import file_in_memory
 
 
@@ -60,9 +61,10 @@ def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
     raise ConfigErrors(answer)
 
 
-def serve_check(request: int, answer: int) -> int:
+def serve_check(request: CheckRequest) -> int:
     """Check what another process asks for, in a fork that does nothing else; return its exit code."""
-    asked = _read(request)
+    question, answer = request.files
+    asked = _read(question)
     sys.path[:] = asked["path"]
     os.environ.clear()
     os.environ.update(asked["environment"])

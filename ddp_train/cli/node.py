@@ -121,8 +121,8 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)
-    if problem := close_last_attempt(run_folder):
-        print(problem, file=sys.stderr)
+    if no_progress := close_last_attempt(run_folder):
+        print(no_progress.screen(run_folder), file=sys.stderr)
         return NO_PROGRESS
     run_folder.forget_failure()
     return None

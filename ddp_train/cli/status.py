@@ -205,8 +205,8 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
         verdict = Verdict(Outcome.NEVER, f"its machines ended with {ended}; mend what its log says", ended)
     if "--begins" in options and verdict.outcome == Outcome.AGAIN:
         try:
-            if problem := close_last_attempt(run_folder, by_engine=True):
-                print(problem, file=sys.stderr)
+            if no_progress := close_last_attempt(run_folder, by_engine=True):
+                print(no_progress.screen(run_folder), file=sys.stderr)
                 verdict = verdict_of(run_folder)
             else:
                 count_attempt(run_folder, by_engine=True)

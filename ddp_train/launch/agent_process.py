@@ -11,11 +11,12 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
+from ddp_train.launch.fork_request import AgentRequest, CheckRequest
 from ddp_train.launch.signals import stop_signals
-from ddp_train.run_folder.starts import STARTED
+from ddp_train.run_folder.restart_note import STARTED
 from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkServer, spawn_fork_server
@@ -70,7 +71,7 @@ def stop_fork_server() -> None:
 
 def request_check(files: Sequence[int]) -> Child:
     """Let a process that has imported torch check a configuration (`cli.check_process.serve_check`), before it has what an agent needs."""
-    return start_fork_server().start({"check": True}, files=files, imports=[_TORCH])
+    return start_fork_server().start(CheckRequest(files=files, imports=[_TORCH]))
 
 
 def run_agent(arguments: list[str], *, environment: Mapping[str, str], uses_compiler: bool = True) -> int:
@@ -110,9 +111,10 @@ def start_agent(
     """
     global _server
     imports = [*_AGENT, COMPILER] if uses_compiler else _AGENT
-    request: dict[str, Any] = {"arguments": arguments, "imports": imports}
-    request["environment"] = {**os.environ, **environment, handover.STARTED: str(STARTED)}
-    agent = start_fork_server().start(request, files=[*descriptors(), *files], imports=imports, is_last=is_last)
+    files = [*descriptors(), *files]
+    environment = {**os.environ, **environment, handover.STARTED: str(STARTED)}
+    request = AgentRequest(arguments=arguments, environment=environment, files=files, imports=imports, is_last=is_last)
+    agent = start_fork_server().start(request)
     if is_last:
         _server = None
     return agent

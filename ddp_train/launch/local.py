@@ -8,7 +8,7 @@ from ddp_train.config.cluster import environment_of, max_restarts, processes_of_
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
 from ddp_train.launch.job import Job
-from ddp_train.run_folder.starts import prepare_start
+from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system import handover
 
@@ -30,9 +30,10 @@ def run(job: Job) -> int:
 
 def refuse_without_progress(job: Job) -> bool:
     """Refuse a run that was started too often without a new checkpoint: print the reason, and return whether there is one."""
-    if problem := prepare_start(job.run_folder, from_checkpoint=job.checkpoint is not None):
-        print(problem, file=sys.stderr)
-    return bool(problem)
+    no_progress = close_last_attempt(job.run_folder, counts_anew=job.checkpoint is not None)
+    if no_progress is not None:
+        print(no_progress.screen(job.run_folder), file=sys.stderr)
+    return no_progress is not None
 
 
 def arguments_for(job: Job) -> list[str]:

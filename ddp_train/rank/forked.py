@@ -9,13 +9,12 @@ import ctypes
 import importlib
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import torch
 
+from ddp_train.launch.fork_request import RankRequest
 from ddp_train.system import handover, process
 from ddp_train.system.fork_server import interpreter
 
@@ -23,19 +22,19 @@ _OPENMP = ("libgomp", "libomp", "libiomp")
 _OPENBLAS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]
 
 
-def setup_forked_rank(request: Mapping[str, Any]) -> None:
+def setup_forked_rank(request: RankRequest) -> None:
     """Make this process the rank that the agent asks for (`launch.agent.ranks`), or a fresh interpreter where a fork cannot be it."""
-    os.environ.update(request["environment"])
-    for number, path in ((1, request["stdout"]), (2, request["stderr"])):
+    os.environ.update(request.environment)
+    for number, path in ((1, request.stdout), (2, request.stderr)):
         if path:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             os.dup2(descriptor, number)
             os.close(descriptor)
     asked = os.environ.get(process.NUM_THREADS, "")  # one that is no number was there when the libraries were loaded
     if has_used_gpu() or (asked.isdigit() and not _has_threads(int(asked))):
-        os.execve(sys.executable, [*interpreter(), *request["words"]], dict(os.environ))
+        os.execve(sys.executable, [*interpreter(), *request.words], dict(os.environ))
     os.environ.pop(handover.AGENT, None)  # it is tied to it already
-    sys.argv[1:] = request["words"]
+    sys.argv[1:] = request.words
     importlib.invalidate_caches()
     np.random.seed()  # `random` does so itself
 

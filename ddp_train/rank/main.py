@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,17 @@ from torch.distributed import Store
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.config.targets.locate import locate
-from ddp_train.distributed import attempt
+from ddp_train.distributed.attempt import LEAVE_WITHIN_S, Attempt, agree_on_attempt, leave
 from ddp_train.distributed.store import join_store, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, NO_PROGRESS, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.rank import LOST, run_rank
 from ddp_train.rank.stop import end_agent
-from ddp_train.run_folder import failure, starts
+from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_last_attempt
 from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
@@ -42,13 +43,14 @@ _SHOWN = 160  # characters of an error in the one line of a restart
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
 
-def main(load_cli: Callable[[], Any]) -> int:
+def main(load_cli: Callable[[], Any], words: Sequence[str]) -> int:
     """Serve the one job that `ddp-train` composed, the jobs of its sweep, or else what the command line asks for. Every rank runs this.
 
     Global rank 0 alone lets Hydra compose; the other ranks compose nothing.
 
     Args:
         load_cli: imports `cli.main`, which runs the command line where rank 0 finds no job in its environment.
+        words: the command line.
     """
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -58,7 +60,7 @@ def main(load_cli: Callable[[], Any]) -> int:
 
         run_fresh_rank()
     try:
-        group = Group()
+        group = Group.meet(StartedBy.of(os.environ), words)
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
@@ -68,49 +70,72 @@ def main(load_cli: Callable[[], Any]) -> int:
         return DONE  # it has not failed: torchrun must neither restart it nor put its page about failures over our last line
     group.leave()
     if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
-        starts.forget_run()
+        restart_note.forget_run()
     return code
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedBy:
+    """Who started the agent of this process, and what for. None of the three: a node program, for a sweep on several machines."""
+
+    job: Job | None  # `ddp-train`, for this job
+    sweep_group: Path | None  # the launcher of a sweep, which sends its jobs to this folder
+    is_users_torchrun: bool  # a person, for what was typed there
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> StartedBy:
+        job, group = environment.get(handover.JOB), environment.get(handover.GROUP)
+        return cls(
+            job=None if job is None else Job.from_json(job),
+            sweep_group=None if group is None else Path(group),
+            is_users_torchrun=job is None and group is None and handover.NODE not in environment,
+        )
 
 
 class Group:
     """The worker group of an attempt, as seen from one of its processes.
 
-    The agent of `ddp-train` says in the environment what they are for; under torchrun rank 0 says it in the store: one run, a sweep, or
-    nothing (`--help`).
+    An agent of ours says what they are for (`StartedBy`); under torchrun rank 0 says it in the store: one run, a sweep, or nothing
+    (`--help`).
     """
 
-    def __init__(self) -> None:
-        self._rank, self._size = torchrun_env.rank(), torchrun_env.world_size()
-        self._words = sys.argv[1:]  # as they were typed: composing changes their order
+    def __init__(self, started_by: StartedBy, words: Sequence[str], attempt: Attempt, *, final_code: int | None) -> None:
+        self._started_by, self._words, self._attempt = started_by, words, attempt
+        self._final_code = final_code  # of the attempt before, after which there is nothing to try again
         self._leader: Leader | None = None
         self._member: Member | None = None  # of a sweep under a user's torchrun; on rank 0 the leader
         self._is_announced = False
-        self._leaves_within_s = attempt.LEAVE_WITHIN_S
-        self._final_code: int | None = None  # of the attempt before, after which there is nothing to try again
-        recalled = starts.recall_run()
+        self._leaves_within_s = LEAVE_WITHIN_S
+
+    @classmethod
+    def meet(cls, started_by: StartedBy, words: Sequence[str]) -> Group:
+        """Meet the other ranks, and make way for what this attempt writes. Collective. Raises UserError: a rank did not come."""
+        rank, size = torchrun_env.rank(), torchrun_env.world_size()
+        note = restart_note.recall_run()
         # Whether a failure here has started the ranks again, and not a machine that came or went.
-        self._follows_failure = recalled is not None and torchrun_env.restart_count() > recalled.restarts
-        if recalled and self._rank == 0 and handover.JOB in os.environ:  # before any rank of this attempt can fail
-            self._clear(recalled.folder)
-        self._attempt = attempt.agree_on_attempt(join_store(), self._rank, self._size, remembered=recalled.folder if recalled else None)
-        if self._attempt.remembered and self._rank == 0 and handover.JOB not in os.environ:
-            self._clear(self._attempt.remembered)
+        follows_failure = note is not None and torchrun_env.restart_count() > note.restarts
+        final_code = None
+        if note is not None and rank == 0 and started_by.job is not None:  # before any rank of this attempt can fail
+            _make_way(note.folder, size, follows_failure=follows_failure)
+        attempt = agree_on_attempt(join_store(), rank, size, remembered=None if note is None else note.folder)
+        if attempt.remembered is not None and rank == 0 and started_by.job is None:
+            final_code = _make_way(attempt.remembered, size, follows_failure=follows_failure)
+        return cls(started_by, words, attempt, final_code=final_code)
 
     def serve(self, load_cli: Callable[[], Any]) -> int:
         """Do what the processes are for, to its end, and return the exit code."""
         remembered = self._attempt.remembered
-        if handover.JOB in os.environ:
-            job = Job.from_json(os.environ[handover.JOB])
+        if (job := self._started_by.job) is not None:
             if remembered is not None:  # this attempt begins where the one before it had got to
                 job = replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
             return self._as_rank(job)
-        if handover.GROUP in os.environ:
+        if self._started_by.sweep_group is not None:
             from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
 
-            if self._rank != 0:
+            if self._attempt.rank != 0:
                 return Member(self._attempt).follow()
-            return serve(Leader(self._attempt), Path(os.environ[handover.GROUP]))
-        if self._rank != 0:
+            return serve(Leader(self._attempt), self._started_by.sweep_group)
+        if self._attempt.rank != 0:
             return self._follow()
         if self._final_code is not None:
             self._announce({"exit_code": self._final_code})
@@ -126,21 +151,22 @@ class Group:
 
     def end_agent(self) -> None:
         """End a user's torchrun where its sweep was stopped."""
-        if self._member is not None and handover.NODE not in os.environ:
+        if self._member is not None and self._started_by.is_users_torchrun:
             member = self._member
             end_agent(lambda: member.is_stopping)
 
     def leave(self) -> None:
-        attempt.leave(self._attempt.store, self._rank, self._size, within_s=self._leaves_within_s)
+        leave(self._attempt.store, self._attempt.rank, self._attempt.size, within_s=self._leaves_within_s)
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
-        from_checkpoint = job.checkpoint is not None and not self._attempt.remembered
-        if problem := starts.prepare_start(job.run_folder, from_checkpoint=from_checkpoint):
-            print(problem, file=sys.stderr, flush=True)
-            found = failure.Failure(rank=0, pid=os.getpid(), error=starts.NO_PROGRESS_ERROR, message=problem.strip(), exit_code=NO_PROGRESS)
-            found.record(job.run_folder)
-            starts.remember_run(job.run_folder.root)
+        counts_anew = job.checkpoint is not None and not self._attempt.remembered
+        if no_progress := close_last_attempt(job.run_folder, counts_anew=counts_anew):
+            screen = no_progress.screen(job.run_folder)
+            print(screen, file=sys.stderr, flush=True)
+            report = failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=screen.strip(), exit_code=NO_PROGRESS)
+            report.record(job.run_folder)
+            restart_note.remember_run(job.run_folder.root)
             self._announce({"exit_code": NO_PROGRESS})
             return NO_PROGRESS
         if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):
@@ -157,7 +183,7 @@ class Group:
             raise ConfigError(key="sweep.parallel_jobs", happened=happened, expected="1 under torchrun", fix=fix)
         from ddp_train.rank.sweep_member import Leader
 
-        starts.remember_run(folder)
+        restart_note.remember_run(folder)
         self._announce({"sweep": str(folder)})
         self._member = self._leader = Leader(self._attempt)
         return [self._leader]
@@ -168,7 +194,7 @@ class Group:
         if "sweep" in announced:
             from ddp_train.rank.sweep_member import Member
 
-            starts.remember_run(Path(announced["sweep"]))
+            restart_note.remember_run(Path(announced["sweep"]))
             self._member = Member(self._attempt)
             return self._member.follow()
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
@@ -182,21 +208,25 @@ class Group:
             self._leaves_within_s = _LEAVES_PROGRAM_WITHIN_S
             code: int = locate(job.program)(self._attempt, job)
             return code
-        starts.remember_run(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
-        is_users_torchrun = handover.JOB not in os.environ and torchrun_env.num_nodes() > 1
-        if is_users_torchrun and not _compare_machines(self._attempt.store, job, self._words):
+        restart_note.remember_run(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
+        is_users_torchrun = self._started_by.is_users_torchrun
+        if is_users_torchrun and torchrun_env.num_nodes() > 1 and not _compare_machines(self._attempt.store, job, self._words):
             return ENVIRONMENT_REFUSES
-        return run_rank(job, self._attempt.store, self._rank, self._size)
+        return run_rank(job, self._attempt.store, self._attempt.rank, self._attempt.size, is_users_agent=is_users_torchrun)
 
-    def _clear(self, remembered: Path) -> None:
-        """Say why the run starts again, and move what the attempt before has left out of the way (rank 0)."""
-        run_folder = RunFolder(remembered.parent.parent if is_checkpoint(remembered) else remembered)
-        found = failure.load(run_folder.failure)
-        if found is not None and found.exit_code in FINAL and self._follows_failure:  # a user's torchrun starts all again
-            self._final_code = found.exit_code
-            return
-        print(restart_line(run_folder, size=self._size, has_failed=self._follows_failure), flush=True)
-        run_folder.forget_failure()
+
+def _make_way(remembered: Path, size: int, *, follows_failure: bool) -> int | None:
+    """Say why the run starts again, and move what the attempt before has left out of the way (rank 0).
+
+    Returns the exit code of a failure after which there is nothing to try again, and makes no way: a user's torchrun starts all again.
+    """
+    run_folder = RunFolder(remembered.parent.parent if is_checkpoint(remembered) else remembered)
+    report = failure.load(run_folder.failure)
+    if report is not None and report.exit_code in FINAL and follows_failure:
+        return report.exit_code
+    print(restart_line(run_folder, size=size, has_failed=follows_failure), flush=True)
+    run_folder.forget_failure()
+    return None
 
 
 def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
@@ -215,8 +245,8 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
         store.set(f"machine/{node}", of_a_command_line(facts, words).to_json())
     if rank == 0:
         first, *others = (NodeFacts.from_json(wait_for(store, f"machine/{each}", within_s=_LOOK_WITHIN_S)) for each in range(nodes))
-        found = [f"{facts.host}: {problem}" for facts in (first, *others) for problem in facts.problems]
-        store.set("compared", "\n    ".join(found + [sentence for other in others for sentence in differences(first, other)]))
+        problems = [f"{facts.host}: {problem}" for facts in (first, *others) for problem in facts.problems]
+        store.set("compared", "\n    ".join(problems + [sentence for other in others for sentence in differences(first, other)]))
     text = wait_for(store, "compared", within_s=2 * _LOOK_WITHIN_S)
     error = EnvironmentRefuses(
         key="cluster",
@@ -240,12 +270,12 @@ def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
         has_failed: whether a failure on this machine is the reason.
     """
     place = "continues the sweep" if is_sweep(run_folder.root) else run_folder.continues()
-    found = failure.load(run_folder.failure)
-    if found is None and not has_failed:
+    report = failure.load(run_folder.failure)
+    if report is None and not has_failed:
         return f"the machines have changed; {size} ranks continue {place.removeprefix('continues ')}"
     reason = "a rank ended without a report"
-    if found is not None and found.error == failure.MACHINE_LOST:
-        reason = found.message
-    elif found is not None and LOST not in found.traceback:
-        reason = f"rank {found.rank} failed ({found.error if found.error.startswith('SIG') else found.line(_SHOWN)})"
+    if report is not None and report.error == failure.MACHINE_LOST:
+        reason = report.message
+    elif report is not None and LOST not in report.traceback:
+        reason = f"rank {report.rank} failed ({report.error if report.error.startswith('SIG') else report.line(_SHOWN)})"
     return f"{reason}; restart {torchrun_env.restart_count()} of {torchrun_env.max_restarts()} {place}"

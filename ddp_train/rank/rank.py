@@ -34,7 +34,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import STOPPED, Result, status_of
 from ddp_train.run_folder.starts import count_attempt, end_attempt
-from ddp_train.system import handover, stack_dump, torchrun_env
+from ddp_train.system import stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
@@ -64,12 +64,13 @@ _IS_OWN = re.compile(r"CUDA (error|failure|[cm]alloc)|out of memory", re.IGNOREC
 _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
 
 
-def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") -> int:
+def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> int:
     """Run a job as one of its ranks and return the exit code. Whatever goes wrong is recorded, shown once, and ends this process.
 
     Args:
         store: empty at the beginning.
-        remark: for the job's log; "": none.
+        is_users_agent: the agent is a user's torchrun, which knows nothing of runs.
+        remark: for the job's log.
     """
     started = time.monotonic()
     state = TrainState()
@@ -77,13 +78,13 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, remark: str = "") 
     write_heartbeats(tracker)
     peers: Peers | None = None
     with rank_log(job.run_folder, rank, shows=not job.in_sweep) as terminal:
-        if remark:
+        if remark is not None:
             logger.warning("%s", remark)
         try:
             watchdog = _start_watchdog(job, store, rank, size, terminal)
             world = _open_world(job, store, rank, size)
             peers = Peers.connect(world)
-            stop = _make_stop(job, world, peers, terminal)
+            stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
             with stop.listening():
                 while (code := _work(job, world, state, stop, tracker)) is None:  # all is built anew, and goes on from the checkpoint
                     state.reset()
@@ -148,13 +149,12 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
     return world
 
 
-def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO) -> Stop:
+def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO, *, is_users_agent: bool) -> Stop:
     """Return what stops the ranks of a job together."""
 
     def show_lost_rank(rank: int, pid: int, doing: dict[int, str]) -> None:
         _show(failure.from_exit(rank=rank, pid=pid, exit_code=None).with_others(doing), job, terminal)
 
-    is_users_agent = handover.JOB not in os.environ and not job.in_sweep
     return Stop(
         world,
         peers,

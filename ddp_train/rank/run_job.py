@@ -23,8 +23,9 @@ from ddp_train.launch.job import Job
 from ddp_train.loader.order import epochs
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import WALLTIME, Stop
+from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
-from ddp_train.run_folder.starts import end_attempt, remember_run
+from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.build.build import build

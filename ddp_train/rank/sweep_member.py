@@ -194,7 +194,7 @@ def run_fresh_rank() -> NoReturn:
     _run_rank_for(connection.Connection(int(descriptor)), place, remark=_FRESH)
 
 
-def _run_rank_for(member: connection.Connection, place: str, *, remark: str = "") -> NoReturn:
+def _run_rank_for(member: connection.Connection, place: str, *, remark: str | None = None) -> NoReturn:
     """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
     job = Job.from_json(member.recv_bytes().decode())
     code = run_rank(job, join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)

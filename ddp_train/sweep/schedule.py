@@ -111,10 +111,10 @@ class SweepScheduler:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
             is_on_engine = job.config.cluster.launcher in ENGINES  # there node programs restart it
-            if problem := close_last_attempt(job.run_folder, has_failed=not is_on_engine):
-                self._screen.say(problem)
+            if no_progress := close_last_attempt(job.run_folder, has_failed=not is_on_engine):
+                self._screen.say(no_progress.screen(job.run_folder))
             recorded = failure.load(job.run_folder.failure)
-            is_final = bool(problem) or (recorded is not None and recorded.exit_code in FINAL)
+            is_final = no_progress is not None or (recorded is not None and recorded.exit_code in FINAL)
             restarts = 0 if is_on_engine else job.config.cluster.max_restarts or 0
             if not is_final and entry.failures <= max(retries, restarts):
                 return entry, job

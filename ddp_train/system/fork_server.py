@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
+import pickle
 import select
 import signal
 import socket
@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
@@ -30,7 +31,16 @@ from ddp_train.system.process import STOP_SIGNALS, Child, close_all_but, die_wit
 
 _PID = struct.Struct("!Q")
 _MAX_FILES = 253  # that the kernel takes at once
-Entry = Callable[[dict[str, Any]], int]  # serves a request in the fork server's process, and returns the exit code
+Entry = Callable[[Any], int]  # serves a request in the fork server's process, and returns the exit code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a process is asked for. A subclass says what it is to do."""
+
+    files: Sequence[int] = ()  # descriptors that it inherits, with the same numbers
+    imports: Sequence[str] = ()  # modules to import first; later clones have them too
+    is_last: bool = False  # no request follows
 
 
 class ForkServer:
@@ -52,28 +62,20 @@ class ForkServer:
             self._waiting = self._next()
         return self._waiting is not None and self._waiting.exit_code() is None
 
-    def start(self, request: Mapping[str, Any], *, files: Sequence[int] = (), imports: Sequence[str] = (), is_last: bool = False) -> Child:
-        """Send a request to the waiting process, which serves it after the imports; return that child.
-
-        Args:
-            request: any JSON object; `files` is added to it.
-            files: descriptors that it inherits, with the same numbers.
-            imports: modules to import first; later clones have them too.
-            is_last: no request follows.
-        """
+    def start(self, request: Request) -> Child:
+        """Send a request to the waiting process, which serves it after the imports; return that child."""
         assert self._waiting is not None, "is_there() was not asked"
         child, self._waiting = self._waiting, None
-        if not is_last:
+        if not request.is_last:
             set_subreaper(True)
-        message = {"request": request, "files": list(files), "imports": list(imports), "is_last": is_last}
-        text = file_in_memory(json.dumps(message).encode())
+        content = file_in_memory(pickle.dumps(request))
         try:
-            socket.send_fds(self._door, [b"?"], [text, *files])  # never blocks, even for a long text: the process may still import
+            socket.send_fds(self._door, [b"?"], [content, *request.files])  # never blocks, however long it is: the process may still import
         except OSError:
             child.signal(signal.SIGKILL)  # usually it has died; its exit code says so
         finally:
-            os.close(text)
-        if is_last:
+            os.close(content)
+        if request.is_last:
             self._door.close()
         elif self._is_loaded:
             self._waiting = self._next()
@@ -139,11 +141,8 @@ def fork_as_server(entry: Entry, *, without: Sequence[int] = ()) -> ForkServer:
     return ForkServer(child, door, is_loaded=True)
 
 
-def run_fork_server(entry: Entry) -> int:
-    """Import modules, wait for a request, serve it and return its exit code.
-
-    The request gets `loaded_with`, the environment in which this process has imported.
-    """
+def run_fork_server(entry: Entry, imports: Sequence[str]) -> int:
+    """Import modules, wait for a request, serve it and return its exit code."""
     descriptor, _, owner = os.environ.pop(handover.FORK_SERVER).partition(":")
     die_with_parent(int(owner))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -151,9 +150,7 @@ def run_fork_server(entry: Entry) -> int:
     door = socket.socket(fileno=int(descriptor))
     door.set_inheritable(False)
     close_all_but(0, 1, 2, door.fileno())  # copies of files of others, which would keep their end-of-file away
-    loaded_with, imports = dict(os.environ), sys.argv[1:]
-    sys.argv[1:] = []
-    return _serve(door, int(owner), lambda request: entry({**request, "loaded_with": loaded_with}), imports)
+    return _serve(door, int(owner), entry, imports)
 
 
 def import_for_good(names: Iterable[str]) -> None:
@@ -181,17 +178,17 @@ def _serve(door: socket.socket, owner: int, entry: Entry, imports: Sequence[str]
                 import_for_good([pending.pop(0)])
         if (received := _receive(door)) is None:
             return 0
-        message, files = received
+        request, files = received
         problem: Exception | None = None
         try:
-            import_for_good(message["imports"])
+            import_for_good(request.imports)
         except Exception as error:
             problem = error
-        if message["is_last"] or not _fork_clone(owner):
+        if request.is_last or not _fork_clone(owner):
             if problem is not None:
                 raise problem
-            _restore_numbers(files, message["files"], door)
-            return entry({**message["request"], "files": message["files"]})
+            _restore_numbers(files, request.files, door)
+            return entry(request)
         for descriptor in files:
             os.close(descriptor)
         door.sendall(_PID.pack(os.getpid()))
@@ -221,7 +218,7 @@ def _fork_clone(owner: int) -> bool:
     return True
 
 
-def _receive(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _receive(door: socket.socket) -> tuple[Request, list[int]] | None:
     """Return a request with its files; None: the owner has ended, or needs nothing."""
     try:
         _, received, _, _ = socket.recv_fds(door, 1, _MAX_FILES)
@@ -229,9 +226,9 @@ def _receive(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         return None
     if not received:
         return None
-    with open(received[0], "rb") as text:
-        text.seek(0)  # the position is shared
-        return json.load(text), list(received[1:])
+    with open(received[0], "rb") as content:
+        content.seek(0)  # the position is shared
+        return pickle.load(content), list(received[1:])
 
 
 def _restore_numbers(files: Sequence[int], numbers: Sequence[int], door: socket.socket) -> None:

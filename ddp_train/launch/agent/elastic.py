@@ -55,7 +55,7 @@ def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restart
     Raises ChildFailedError: ranks failed, and are not started again.
     Raises SignalException: a signal came, and the ranks have ended.
     """
-    multiprocessing._terminate_process_handler = _once
+    multiprocessing._terminate_process_handler = _raise_on_first_signal
     multiprocessing.get_subprocess_handler = ranks.start  # type: ignore[attr-defined, assignment]  # called by its name there
     api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
     if options.max_restarts == 0:
@@ -106,7 +106,7 @@ class _NoLogs(DefaultLogsSpecs):
         return replace(super().reify(envs), tee_stdouts={}, tee_stderrs={})
 
 
-def _once(signum: int, frame: FrameType | None) -> None:
+def _raise_on_first_signal(signum: int, frame: FrameType | None) -> None:
     """Handle a stop signal: the first one ends the ranks, which have `grace_s` for it; later ones are ignored.
 
     A batch system signals all processes of a task, and the agent's parent passes its signal on: at the second one torch would kill the

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed import run as torchrun
@@ -23,10 +22,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, UserError
 from ddp_train.launch.agent import elastic
-from ddp_train.launch.agent.ranks import Ranks, fits
+from ddp_train.launch.agent.ranks import Ranks, loads_alike
+from ddp_train.launch.fork_request import AgentRequest
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.starts import close_last_attempt
+from ddp_train.run_folder.starts import NoProgress, close_last_attempt
 from ddp_train.system import handover, torch_internals
 from ddp_train.system.fork_server import Entry
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
@@ -40,18 +40,20 @@ _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 _OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=", "--restarts=", "--agent=")  # in addition to torchrun's
 
 
-def run_agent_here(request: Mapping[str, Any], run_request: Entry) -> int:
+def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], run_rank: Entry) -> int:
     """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
 
-    `run_request`: what is done in each process that is forked as a rank.
+    Args:
+        loaded_with: the environment in which this process has imported.
+        run_rank: what each process does that is forked as a rank.
     """
-    environment, loaded_with = {**request["environment"], handover.AGENT: str(os.getpid())}, request["loaded_with"]
+    environment = {**request.environment, handover.AGENT: str(os.getpid())}
     for name in loaded_with.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment)  # beside what torch has set while it was imported
-    ranks = Ranks(run_request, files=request["files"], imports=request["imports"], is_forked=fits(environment, loaded_with))
+    ranks = Ranks(run_rank, files=request.files, imports=request.imports, is_forked=loads_alike(environment, loaded_with))
     try:
-        return main(request["arguments"], ranks)
+        return main(request.arguments, ranks)
     finally:
         ranks.end()
 
@@ -154,12 +156,14 @@ class Failures:
         self._shows = is_last_attempt or not options.is_one_attempt
         self._began, self._kills_before = time.monotonic(), oom_kills()
         self._before = None if options.run_folder is None else options.run_folder.read_result()
-        self._no_progress: str | None = None  # why a restart would get no further; "": it would; None: not checked yet
+        self._is_closed = False  # the newest attempt is recorded as ended (`close_last_attempt`)
+        self._no_progress: NoProgress | None = None  # why a restart would get no further
         self._has_recorded = False  # in an attempt on several machines: it was this agent that wrote failure.json
 
     def again(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
         """Tell whether the ranks are started again (`elastic.Again`)."""
-        self._no_progress, run_folder = None, self._options.run_folder
+        self._is_closed = False
+        run_folder = self._options.run_folder
         if self._has_ended():
             return False
         if self._options.is_one_attempt:
@@ -170,13 +174,13 @@ class Failures:
             return False
         if run_folder is not None:
             _record_first(failures, run_folder)
-            self._no_progress = close_last_attempt(run_folder, has_failed=True)
-        return not self._no_progress and _code(failures) not in FINAL
+            self._close(run_folder)
+        return self._no_progress is None and _code(failures) not in FINAL
 
     def end(self, error: ChildFailedError) -> int:
         """Say that the ranks have failed and are not started again, and return the exit code of the run."""
         rank, first = error.get_first_failure()
-        found = failure.from_exit(
+        report = failure.from_exit(
             rank=rank,
             pid=first.pid,
             exit_code=first.exitcode,
@@ -186,31 +190,33 @@ class Failures:
         if self._options.group is not None:  # the launcher shows why the group of the job at hand is gone
             job = self._options.group / "run_folder"
             if not (run_folder := RunFolder(Path(job.read_text()))).is_completed():
-                found.record(run_folder, seconds=time.time() - job.stat().st_mtime)
+                report.record(run_folder, seconds=time.time() - job.stat().st_mtime)
         elif self._has_ended():
-            print(f"{found.who} has died after the run had ended: {found.message}", file=sys.stderr, flush=True)
+            print(f"{report.who} has died after the run had ended: {report.message}", file=sys.stderr, flush=True)
         elif self._options.run_folder is not None:
             others = {other: each.pid for other, each in error.failures.items() if other != rank}
-            if self._end_run(self._options.run_folder, found.with_others(failure.last_activities(self._options.run_folder, others))):
+            self._end_run(self._options.run_folder, report.with_others(failure.last_activities(self._options.run_folder, others)))
+            if self._no_progress is not None:
                 return NO_PROGRESS
         elif first.exitcode < 0:
-            print(f"\nThe run failed: rank {rank} on {found.host} (pid {found.pid}): {found.message}", file=sys.stderr, flush=True)
+            print(f"\nThe run failed: rank {rank} on {report.host} (pid {report.pid}): {report.message}", file=sys.stderr, flush=True)
         return _code(error.failures)
 
-    def _end_run(self, run_folder: RunFolder, found: failure.Failure) -> str:
-        """Record and show the failure of a run; return why it gets nowhere, else "" (of several machines the first finds that out)."""
+    def _end_run(self, run_folder: RunFolder, report: failure.Failure) -> None:
+        """Record and show the failure of a run, and why it gets nowhere, if so (of several machines the first finds that out)."""
         is_first = self._has_recorded
-        if not is_first and not self._no_progress:
-            is_first = found.record(run_folder, seconds=time.monotonic() - self._began)
+        if not is_first and self._no_progress is None:
+            is_first = report.record(run_folder, seconds=time.monotonic() - self._began)
         if is_first and self._shows and os.path.exists(run_folder.failure):  # else the disk is full, and the rank has shown its screen
-            print(found.screen(run_folder), file=sys.stderr, flush=True)
-        if self._options.is_one_attempt:
-            return ""
-        if self._no_progress is None:
-            self._no_progress = close_last_attempt(run_folder, has_failed=True)
-        if self._no_progress:
-            print(self._no_progress, file=sys.stderr, flush=True)
-        return self._no_progress
+            print(report.screen(run_folder), file=sys.stderr, flush=True)
+        if not self._is_closed and not self._options.is_one_attempt:
+            self._close(run_folder)
+        if self._no_progress is not None:
+            print(self._no_progress.screen(run_folder), file=sys.stderr, flush=True)
+
+    def _close(self, run_folder: RunFolder) -> None:
+        self._no_progress = close_last_attempt(run_folder, has_failed=True)
+        self._is_closed = True
 
     def _has_ended(self) -> bool:
         """Tell whether the run was completed or stopped since this agent was made: a rank that dies after that changes nothing."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 
+from ddp_train.launch.fork_request import RankRequest
 from ddp_train.system import handover
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.fork_server import Entry, ForkServer, fork_as_server, interpreter, spawn_fork_server
@@ -24,8 +25,8 @@ _READ_LATER = (handover.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_", "P
 """How variables begin that nothing reads before a rank has begun: for its job, when CUDA starts, or the process group opens."""
 
 
-def fits(environment: Mapping[str, str], loaded_with: Mapping[str, str]) -> bool:
-    """Tell whether what was loaded in one environment is as if it were loaded in another."""
+def loads_alike(environment: Mapping[str, str], loaded_with: Mapping[str, str]) -> bool:
+    """Tell whether Python, torch and what they stand on load in one environment as in the other."""
     differ = {name for name in {*environment, *loaded_with} if environment.get(name) != loaded_with.get(name)}
     if NUM_THREADS in differ and environment.get(NUM_THREADS, "").isdigit():
         differ.remove(NUM_THREADS)  # a number can be set later, too
@@ -36,20 +37,20 @@ class Ranks:
     """The ranks of one agent. Made before the agent has any thread.
 
     Args:
-        run_request: what the forked process does with the request of `start`.
+        run_rank: what each process does that is forked as a rank.
         files: descriptors that are the agent's, and no rank's.
         imports: what ranks need.
-        is_forked: this process has imported that, in their environment (`fits`).
+        is_forked: this process has imported that, in their environment (`loads_alike`).
     """
 
-    def __init__(self, run_request: Entry, *, files: Sequence[int], imports: Sequence[str], is_forked: bool) -> None:
+    def __init__(self, run_rank: Entry, *, files: Sequence[int], imports: Sequence[str], is_forked: bool) -> None:
         self.to_start: int | None = None
         """How many ranks it starts in all, where that is known: the last one leaves nothing that waits."""
         self._server: ForkServer | None = None
         if num_threads() > 1:  # the interpreter's own start has begun one (sitecustomize): each rank is a fresh one then
             return
         if is_forked:
-            self._server = fork_as_server(run_request, without=files)
+            self._server = fork_as_server(run_rank, without=files)
         else:  # with one thread: OpenBLAS would start its own when it is loaded; each rank sets its number afterwards (`rank/forked.py`)
             one = {NUM_THREADS: "1"} if os.environ.get(NUM_THREADS, "1").isdigit() else {}
             self._server = spawn_fork_server({**os.environ, **one}, imports)
@@ -61,10 +62,11 @@ class Ranks:
         if not is_ours or self._server is None or not self._server.is_there():
             return get_subprocess_handler(entrypoint, args, env, stdout, stderr, **others)
         words = words[len(interpreter()) - 1 :]
-        request = {"environment": {**os.environ, **env}, "words": words, "stdout": stdout, "stderr": stderr}
         if self.to_start is not None:
             self.to_start -= 1
-        return _Forked(self._server.start({"rank": request}, is_last=self.to_start == 0))
+        environment = {**os.environ, **env}
+        request = RankRequest(words=words, environment=environment, stdout=stdout, stderr=stderr, is_last=self.to_start == 0)
+        return _Forked(self._server.start(request))
 
     def end(self) -> None:
         if self._server is not None:

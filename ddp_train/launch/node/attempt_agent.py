@@ -17,8 +17,8 @@ from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import Line, Message, plain_address, reason
 from ddp_train.run_folder import failure
+from ddp_train.run_folder.restart_note import recall_run, remember_run
 from ddp_train.run_folder.result import Result
-from ddp_train.run_folder.starts import recall_run, remember_run
 from ddp_train.system import handover
 from ddp_train.system.process import STOP_SIGNALS, Child, descendants, is_alive
 

@@ -253,8 +253,8 @@ class Attempts:
         code = code or FAILED
         if code in FINAL:
             return code
-        if folder is not None and (problem := close_last_attempt(folder, has_failed=True)):
-            self._registry.say(problem)
+        if folder is not None and (no_progress := close_last_attempt(folder, has_failed=True)):
+            self._registry.say(no_progress.screen(folder))
             return NO_PROGRESS
         if self._restarts >= self._this_node.max_restarts or any(node.is_first for node in attempt.lost):  # without it no machine leads
             why = ""

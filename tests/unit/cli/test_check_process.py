@@ -16,7 +16,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.system.fork_server import run_fork_server, spawn_fork_server
 
 if sys.argv[1:] == ["waits"]:
-    sys.exit(run_fork_server(lambda request: check_process.serve_check(*request["files"])))
+    sys.exit(run_fork_server(check_process.serve_check, sys.argv[1:]))
 
 def run(words):
     said, jobs = io.StringIO(), []

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from ddp_train.launch.launcher import stops_at
-from ddp_train.run_folder import starts
+from ddp_train.run_folder import restart_note
 from tests.unit.config.clusters import SILENT
 
 OWN = replace(SILENT, walltime="00:10:00", grace_s=30)
 
 
 def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "STARTED", started := float(int(time.time())))
+    monkeypatch.setattr(restart_note, "STARTED", started := float(int(time.time())))
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     assert stops_at(OWN) == started + 570
     assert stops_at(replace(OWN, walltime=None)) is None

@@ -17,6 +17,7 @@ import ctypes, os, sys
 if sys.argv[1] == "forked":
     os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np, threading, torch
+from ddp_train.launch.fork_request import RankRequest
 from ddp_train.rank import forked
 from ddp_train.system.process import fork, loaded_libraries
 def tell():
@@ -35,7 +36,7 @@ def tell():
 def forked_rank():
     os.environ["OMP_NUM_THREADS"] = sys.argv[2]  # as the agent has it, which the rank is forked from
     environment = {**os.environ, "OMP_NUM_THREADS": sys.argv[2]}
-    forked.setup_forked_rank({"environment": environment, "words": sys.argv[2:], "stdout": "", "stderr": ""})
+    forked.setup_forked_rank(RankRequest(environment=environment, words=sys.argv[2:], stdout="", stderr=""))
     sys.argv.insert(1, "forked")
     return tell()
 sys.exit(fork(forked_rank).wait() if sys.argv[1] == "forked" else tell())

@@ -1,21 +1,16 @@
-"""A run that starts again and again without a new checkpoint is told so, once; one that saves any is never.
-
-What a node remembers lives as long as its agent, and is this user's alone.
-"""
+"""A run that starts again and again without a new checkpoint is told so, once; one that saves any is never."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from ddp_train.errors import DataError
-from ddp_train.run_folder import failure, starts
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.starts import MAX_STARTS_WITHOUT_CHECKPOINT, close_last_attempt, count_attempt, end_attempt
+from ddp_train.run_folder.starts import MAX_STARTS_WITHOUT_CHECKPOINT, NoProgress, close_last_attempt, count_attempt, end_attempt
 
 
 @pytest.fixture
@@ -35,38 +30,43 @@ def start(run_folder: RunFolder, *, saves: int | None = None, reports: bool = Tr
         failure.from_exception(error or ValueError("too large"), rank=1, step=7).record(run_folder)
 
 
+def screen(run_folder: RunFolder, no_progress: NoProgress | None) -> str:
+    assert no_progress is not None
+    return no_progress.screen(run_folder)
+
+
 def test_the_third_restart_from_the_same_checkpoint_is_the_last_however_the_run_was_started(run_folder: RunFolder) -> None:
     for number in range(3):
         start(run_folder, saves=4, reports=number != 1)
-        assert close_last_attempt(run_folder, has_failed=number == 0) == ""  # by an agent; by a new command that finds it unfinished
-        assert close_last_attempt(run_folder) == ""  # the same start is not counted again
+        assert close_last_attempt(run_folder, has_failed=number == 0) is None  # by an agent; by a new command that finds it unfinished
+        assert close_last_attempt(run_folder) is None  # the same start is not counted again
     start(run_folder)
-    said = close_last_attempt(run_folder)
+    said = screen(run_folder, close_last_attempt(run_folder))
     assert "started again 3 times from its checkpoint of step 4, and no new checkpoint came of it" in said
     assert said.count("ValueError: too large") == 3 and said.count("everything ended without a report") == 1
     assert "after step 7" in said and "do not requeue" in said
     assert len(said.splitlines()) <= 15
     assert json.loads(run_folder.result.read_text())["status"] == "failed"
     start(run_folder)
-    assert close_last_attempt(run_folder) == ""  # somebody has started it in spite of that: it counts anew
+    assert close_last_attempt(run_folder) is None  # somebody has started it in spite of that: it counts anew
 
 
 def test_a_new_checkpoint_is_progress(run_folder: RunFolder) -> None:
     for saves in (4, None, None, 5, None, None, 6, None, None):
         start(run_folder, saves=saves)
-        assert close_last_attempt(run_folder) == "", saves
+        assert close_last_attempt(run_folder) is None, saves
     start(run_folder)
-    assert "from its checkpoint of step 6" in close_last_attempt(run_folder)
+    assert "from its checkpoint of step 6" in screen(run_folder, close_last_attempt(run_folder))
 
 
 def test_neither_a_good_end_nor_what_the_user_has_to_mend_counts(run_folder: RunFolder) -> None:
     for _ in range(5):
         start(run_folder, error=DataError(happened="a file is missing"))
-        assert close_last_attempt(run_folder, has_failed=True) == ""
+        assert close_last_attempt(run_folder, has_failed=True) is None
     for _ in range(5):
         start(run_folder, reports=False)
         end_attempt(run_folder, is_saved=False)  # stopped before its first step
-        assert close_last_attempt(run_folder) == ""
+        assert close_last_attempt(run_folder) is None
     assert not run_folder.starts.exists()
 
 
@@ -76,75 +76,32 @@ def test_a_stop_that_saved_nothing_leaves_the_starts_before_it(run_folder: RunFo
     count_attempt(run_folder)
     end_attempt(run_folder, is_saved=False)
     start(run_folder, reports=False)
-    assert "started again 3 times from the start" in close_last_attempt(run_folder)
+    assert "started again 3 times from the start" in screen(run_folder, close_last_attempt(run_folder))
 
 
 def test_the_ranks_start_is_the_one_that_whoever_starts_the_machines_has_counted(run_folder: RunFolder) -> None:
     """A batch script counts before anything else may be killed."""
     for number in range(MAX_STARTS_WITHOUT_CHECKPOINT):
-        assert close_last_attempt(run_folder, by_engine=True) == ""
+        assert close_last_attempt(run_folder, by_engine=True) is None
         count_attempt(run_folder, by_engine=True)
-        assert close_last_attempt(run_folder) == ""  # the first machine asks, before the ranks start
+        assert close_last_attempt(run_folder) is None  # the first machine asks, before the ranks start
         if number % 2:
             count_attempt(run_folder)
         assert len(json.loads(run_folder.starts.read_text())["began"]) == number + 1
-    assert "everything ended without a report" in close_last_attempt(run_folder, by_engine=True)
+    assert "everything ended without a report" in screen(run_folder, close_last_attempt(run_folder, by_engine=True))
 
 
 def test_what_fails_before_rank_0_could_count_counts(run_folder: RunFolder) -> None:
     said = [close_last_attempt(run_folder, has_failed=True) for _ in range(MAX_STARTS_WITHOUT_CHECKPOINT)]
-    assert said[:-1] == [""] * (len(said) - 1) and said[-1]
+    assert said[:-1] == [None] * (len(said) - 1) and said[-1] is not None
 
 
 def test_an_engine_s_start_counts_however_it_was_stopped(run_folder: RunFolder) -> None:
     """A walltime that is too short for a first step would have the job requeued for ever."""
     for _ in range(MAX_STARTS_WITHOUT_CHECKPOINT):
-        assert close_last_attempt(run_folder, by_engine=True) == ""
+        assert close_last_attempt(run_folder, by_engine=True) is None
         count_attempt(run_folder, by_engine=True)
         for _ in range(2):  # a machine has come
             count_attempt(run_folder)
             end_attempt(run_folder, is_saved=False)
-    assert close_last_attempt(run_folder, by_engine=True) != ""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a temporary directory of the test's own, and return where memories are kept."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"ddp_train_{os.getuid()}"
-
-
-def test_what_is_remembered_is_recalled_until_it_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert starts.recall_run() is None
-    starts.remember_run(Path("/runs/one"))
-    starts.remember_run(Path("/runs/two"))
-    found = starts.recall_run()
-    assert found == starts.RestartNote(folder=Path("/runs/two"), restarts=0, started=starts.STARTED)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert starts.recall_run() == found
-    starts.forget_run()
-    assert starts.recall_run() is None
-    assert list(folder.iterdir()) == []
-
-
-def test_another_agents_memory_is_not_ours_and_a_dead_ones_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts.remember_run(Path("/runs/one"))
-    (ours,) = folder.iterdir()
-    monkeypatch.setattr(os, "getppid", os.getpid)
-    assert starts.recall_run() is None
-    starts.remember_run(Path("/runs/of/another/agent"))
-    assert ours in folder.iterdir()  # its agent lives
-    dead = ours.with_name(f"{ours.name}0")  # the same number, given out again: it began at another time
-    dead.touch()
-    starts.recall_run()
-    assert not dead.exists()
-    assert ours.exists()
-
-
-def test_a_folder_that_others_can_write_to_is_not_trusted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
-    starts.remember_run(Path("/runs/one"))
-    assert "is not a folder of yours alone" in capsys.readouterr().err
-    assert starts.recall_run() is None
-    assert list(folder.iterdir()) == []
+    assert close_last_attempt(run_folder, by_engine=True) is not None

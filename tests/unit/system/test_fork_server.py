@@ -8,41 +8,52 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.fork_server import ForkServer, fork_as_server, spawn_fork_server
+from ddp_train.system.fork_server import ForkServer, Request, fork_as_server, spawn_fork_server
 from ddp_train.system.process import fork, is_alive, parent_of
 
 SPAWNED = """
 import sys, time
-from ddp_train.system.fork_server import run_fork_server, spawn_fork_server
+from dataclasses import dataclass
+from ddp_train.system.fork_server import Request, run_fork_server, spawn_fork_server
+@dataclass(frozen=True, kw_only=True)
+class Exit(Request):
+    code: int
 if sys.argv[1:2] != ["owns"]:
-    sys.exit(run_fork_server(lambda request: request["code"] + 10 * ("late" in sys.modules)))
+    sys.exit(run_fork_server(lambda request: request.code + 10 * ("late" in sys.modules), sys.argv[1:]))
 import os
 server = spawn_fork_server(os.environ, sys.argv[3:], command=[sys.executable, "-u", __file__])
 print(server._waiting.pid, flush=True)
 if sys.argv[2] == "sleeps":
     time.sleep(60)
 if sys.argv[2] == "early":
-    print(server.start({"code": 3}, imports=["early"]).wait(), flush=True)
+    print(server.start(Exit(code=3, imports=["early"])).wait(), flush=True)
     if not server.is_there():
         sys.exit("nothing follows")
-child = server.start({"code": 4}, imports=sys.argv[3:], is_last=True)
+child = server.start(Exit(code=4, imports=sys.argv[3:], is_last=True))
 open("go_on", "w").close()
 print(child.wait(), flush=True)
 """
 
 
-def entry(request: dict[str, Any]) -> int:
-    for number in request["files"]:
+@dataclass(frozen=True, kw_only=True)
+class Exit(Request):
+    code: int = 0
+    signal: int = 0
+    text: str = ""
+
+
+def entry(request: Exit) -> int:
+    for number in request.files:
         os.write(number, b"it is here")
-    os.kill(os.getpid(), request.get("signal", 0))
-    return int(request["code"])
+    os.kill(os.getpid(), request.signal)
+    return request.code
 
 
 @pytest.fixture
@@ -57,17 +68,17 @@ def test_each_is_a_child_of_who_asks_in_a_session_of_its_own_and_ends_with_its_o
         assert server.is_there()
         waiting = server._waiting
         assert waiting is not None and parent_of(waiting.pid) == os.getpid()
-        child = server.start({"code": code})
+        child = server.start(Exit(code=code))
         assert child is waiting and child.wait() == code
     assert server.is_there()
-    child = server.start({"code": 0, "signal": signal.SIGSEGV})
+    child = server.start(Exit(signal=signal.SIGSEGV))
     assert child.wait() == -signal.SIGSEGV
 
 
 def test_files_keep_their_numbers(server: ForkServer) -> None:
     reading, writing = os.pipe()
     assert server.is_there()
-    assert server.start({"code": 0}, files=[writing]).wait() == 0
+    assert server.start(Exit(files=[writing])).wait() == 0
     os.close(writing)
     assert os.read(reading, 100) == b"it is here"
     os.close(reading)
@@ -79,7 +90,7 @@ def test_a_request_of_any_length_is_taken_at_once_by_one_that_imports_still() ->
     child = fork(lambda: len(os.read(reading, 1)))  # as one that imports: it reads nothing of the line
     server = ForkServer(child, door, is_loaded=False)
     assert server.is_there()
-    server.start({"code": 0, "environment": {"LONG": "x" * 5_000_000}}, is_last=True)
+    server.start(Exit(text="x" * 5_000_000, is_last=True))
     os.write(writing, b"!")
     child.wait()
     for each in (reading, writing, theirs.detach()):
@@ -87,12 +98,12 @@ def test_a_request_of_any_length_is_taken_at_once_by_one_that_imports_still() ->
 
 
 def test_what_has_threads_becomes_what_is_asked_for_and_leaves_no_clone() -> None:
-    def with_threads(request: dict[str, Any]) -> int:
+    def with_threads(request: Request) -> int:
         return 0
 
     with mock.patch("ddp_train.system.fork_server.num_threads", return_value=2):
         server = fork_as_server(with_threads)
-    assert server.is_there() and server.start({}).wait() == 0
+    assert server.is_there() and server.start(Request()).wait() == 0
     assert not server.is_there()
     server.end()
 

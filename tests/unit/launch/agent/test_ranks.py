@@ -7,12 +7,12 @@ from unittest import mock
 import pytest
 
 from ddp_train.launch.agent import ranks
-from ddp_train.launch.agent.ranks import fits
+from ddp_train.launch.agent.ranks import loads_alike
 from ddp_train.system.fork_server import interpreter
 
 
 @pytest.mark.parametrize(
-    ("environment", "is_fit"),
+    ("environment", "is_alike"),
     [
         ({}, True),
         ({"NCCL_DEBUG": "INFO", "DDP_TRAIN_JOB": "{}", "CUDA_VISIBLE_DEVICES": "1"}, True),
@@ -23,10 +23,10 @@ from ddp_train.system.fork_server import interpreter
         ({"MINE": "1"}, False),
     ],
 )
-def test_what_is_read_while_loading_needs_a_fresh_interpreter(environment: dict[str, str], is_fit: bool) -> None:
+def test_what_is_read_while_loading_needs_a_fresh_interpreter(environment: dict[str, str], is_alike: bool) -> None:
     loaded_with = {"HOME": "/home/me", "OMP_NUM_THREADS": "1"}
-    assert fits({**loaded_with, **environment}, loaded_with) == is_fit
-    assert not fits({"OMP_NUM_THREADS": "1"}, loaded_with)
+    assert loads_alike({**loaded_with, **environment}, loaded_with) == is_alike
+    assert not loads_alike({"OMP_NUM_THREADS": "1"}, loaded_with)
 
 
 def test_the_last_rank_that_is_started_leaves_nothing_that_waits() -> None:
@@ -37,4 +37,4 @@ def test_the_last_rank_that_is_started_leaves_nothing_that_waits() -> None:
             agent.start(*interpreter()[:1], (*interpreter()[1:],), {}, "", "")
         unknown = ranks.Ranks(lambda request: 0, files=[], imports=[], is_forked=True)
         unknown.start(*interpreter()[:1], (*interpreter()[1:],), {}, "", "")
-    assert [call.kwargs["is_last"] for call in forked.return_value.start.call_args_list] == [False, True, False]
+    assert [call.args[0].is_last for call in forked.return_value.start.call_args_list] == [False, True, False]
