@@ -53,9 +53,10 @@ if TYPE_CHECKING:
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 
-def compose(launcher: Launcher, *, change: Callable[[Job], Job] = lambda job: job) -> int:
-    """Let Hydra compose what was typed, run what comes of it, and return the exit code; `change`: makes of the job the one that is run."""
-    refuse_unknown_options(sys.argv[1:])
+def compose(words: list[str], launcher: Launcher, *, change: Callable[[Job], Job] = lambda job: job) -> int:
+    """Let Hydra compose a command line, run what comes of it, and return the exit code; `change`: makes of the job the one that is run."""
+    refuse_unknown_options(words)
+    sys.argv[1:] = words  # Hydra reads them there alone
     command = _Command(launcher, change)
     try:
         with env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(command):  # it raises its errors, and prints none

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 from ddp_train.cli.compose import compose
@@ -41,9 +40,9 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
     def examination_of(job: Job) -> Job:
         return replace(job, program=program, config=_as_short_job(job.config, is_full=_FULL in arguments))
 
-    sys.argv[1:] = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
+    words = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
     try:
-        code = compose(launcher, change=examination_of)
+        code = compose(words, launcher, change=examination_of)
         if code != DONE or launcher.begun is None:  # refused; or this machine has taken part in what the first one leads
             return code
         found = RunFolder(launcher.begun).doctor

@@ -57,40 +57,33 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     sys.path.insert(0, os.getcwd())  # components are importable from where the user stands, as with `python -m`
-    return run(launcher)
+    return run(sys.argv[1:], launcher)
 
 
-def run(launcher: Launcher) -> int:
-    """Run what sys.argv asks for, and return the exit code.
+def run(words: Sequence[str], launcher: Launcher) -> int:
+    """Run what a command line asks for, and return the exit code.
 
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
     """
-    words = sys.argv[1:]
     if "--version" in words:
         print(f"ddp_train {__version__}")
         return DONE
     if not words or words[0] not in COMMANDS:
-        return _exit_code_of(lambda: _train(words, launcher), launcher)
-    command, arguments = COMMANDS[words[0]], words[1:]
+        return _exit_code_of(lambda: compose(options_first(with_conf(words)), launcher), words, launcher)
+    command, arguments = COMMANDS[words[0]], [*words[1:]]
     module = importlib.import_module(f"{__package__}.{command.module}")  # alone: all together take longer than a run is composed
     if {"--help", "-h"} & set(arguments):
         print(getattr(module, command.usage))
         return DONE
     function = getattr(module, command.function)
-    return _exit_code_of(lambda: function(with_conf(arguments) if command.reads_yaml else arguments, launcher), launcher)
+    return _exit_code_of(lambda: function(with_conf(arguments) if command.reads_yaml else arguments, launcher), words, launcher)
 
 
 def resume(folder: Path, launcher: Launcher) -> int:
     """Continue the run or the sweep that an earlier attempt of this group of ranks has left (under torchrun)."""
     from ddp_train.cli.resume import resume_typed
 
-    return _exit_code_of(lambda: resume_typed([str(folder)], launcher, is_restart=True), launcher)
-
-
-def _train(words: list[str], launcher: Launcher) -> int:
-    """`ddp-train key=value ...`: train."""
-    sys.argv[1:] = options_first(with_conf(words))
-    return compose(launcher)
+    return _exit_code_of(lambda: resume_typed([str(folder)], launcher, is_restart=True), [], launcher)
 
 
 def _run_job(job: Job) -> int:
@@ -108,11 +101,11 @@ def _slots_here(folder: Path, count: int) -> Sequence[Slot]:
     return slots(folder, count)
 
 
-def _exit_code_of(command: Callable[[], int], launcher: Launcher) -> int:
+def _exit_code_of(command: Callable[[], int], words: Sequence[str], launcher: Launcher) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
         limit_yaml()
-        check_overrides(sys.argv[1:])
+        check_overrides(words)
         return command()
     except SystemExit as error:  # a sweep's that ends here, or Hydra's own
         return error.code if isinstance(error.code, int) else DONE
@@ -142,7 +135,7 @@ def _mistake(error: Exception, *, has_begun: bool) -> tuple[str, int] | None:
     if has_begun:
         return None
     if not _is_of_the_disk(error) and hydra_errors.is_of_composing(error):  # Hydra writes `.hydra`, too
-        return hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF), WRONG_INPUT
+        return hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF), WRONG_INPUT  # as Hydra has read them
     if _is_file_error(error):
         return f"{_in_words(error)}; nothing was started", ENVIRONMENT_REFUSES if _is_of_the_disk(error) else WRONG_INPUT
     return None

@@ -56,18 +56,17 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train plan key=value ...`: show what the same words without `plan` would do."""
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
     is_json = "--json" in arguments
-    sys.argv[1:] = options_first(
-        [word for word in arguments if word != "--json"]
-    )  # as they would be typed; the explanation of Hydra's errors reads them, too
-    refuse_unknown_options(sys.argv[1:])
-    args = parse(sys.argv[1:])
+    words = options_first([word for word in arguments if word != "--json"])
+    sys.argv[1:] = words  # as Hydra would read them: whoever explains its errors reads them there
+    refuse_unknown_options(words)
+    args = parse(words)
     version.setbase("1.3")
     loader = loader_of(args)
     require_config(args, loader)
     mode = RunMode.MULTIRUN if args.multirun else RunMode.RUN
     composed = loader.load_configuration(args.config_name or "config", args.overrides, run_mode=mode)
     screen = Screen()
-    screen.fact("plan", command(["ddp-train", *sys.argv[1:]]), "This is what it would do. Nothing is started, nothing is written.")
+    screen.fact("plan", command(["ddp-train", *words]), "This is what it would do. Nothing is started, nothing is written.")
     (_plan_sweep if args.multirun else _plan_run)(screen, loader, composed)
     (screen.show_json if is_json else screen.show)()  # only a complete plan
     return DONE

@@ -84,8 +84,7 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
     hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
         release()  # `compose` locks it again
-        sys.argv[1:] = [*sweep.command, *overrides, f"hydra.sweep.dir={folder}"]
-        return compose(launcher)
+        return compose([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], launcher)
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, sweep=folder)

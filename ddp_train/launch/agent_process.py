@@ -11,19 +11,15 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
-from ddp_train.launch.fork_request import AgentRequest, CheckRequest
+from ddp_train.launch.fork_request import AgentOptions, AgentRequest, CheckRequest
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder.restart_note import STARTED
 from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkServer, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, has_free_processor
-
-if TYPE_CHECKING:
-    from ddp_train.config.schema import ClusterConfig
 
 _TORCH = "torch"  # what a check needs
 _AGENT = (_TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
@@ -74,12 +70,12 @@ def request_check(files: Sequence[int]) -> Child:
     return start_fork_server().start(CheckRequest(files=files, imports=[_TORCH]))
 
 
-def run_agent(arguments: list[str], *, environment: Mapping[str, str], uses_compiler: bool = True) -> int:
+def run_agent(options: AgentOptions, arguments: list[str], *, environment: Mapping[str, str], uses_compiler: bool = True) -> int:
     """Run an agent to its end and return its exit code; 130 after Ctrl-C, 143 after another stop signal.
 
     A stop signal is passed on; a second Ctrl-C or SIGQUIT kills the agent, and with it its ranks. For the arguments see `start_agent`.
     """
-    agent = start_agent(arguments, environment=environment, is_last=True, uses_compiler=uses_compiler)
+    agent = start_agent(options, arguments, environment=environment, is_last=True, uses_compiler=uses_compiler)
     with stop_signals(agent.signal, lambda: agent.signal(signal.SIGKILL)) as received:
         code = agent.wait()
     if received:
@@ -93,6 +89,7 @@ def run_agent(arguments: list[str], *, environment: Mapping[str, str], uses_comp
 
 
 def start_agent(
+    options: AgentOptions,
     arguments: list[str],
     *,
     environment: Mapping[str, str],
@@ -103,7 +100,7 @@ def start_agent(
     """Start an agent (`agent.main.run_agent_here`), which has this process's environment and the locks of its folders.
 
     Args:
-        arguments: as for `agent.main.main`.
+        arguments: torchrun's.
         environment: what the ranks' environment has beside this process's own.
         files: descriptors that the arguments name.
         is_last: this process starts no other agent.
@@ -113,19 +110,18 @@ def start_agent(
     imports = [*_AGENT, COMPILER] if uses_compiler else _AGENT
     files = [*descriptors(), *files]
     environment = {**os.environ, **environment, handover.STARTED: str(STARTED)}
-    request = AgentRequest(arguments=arguments, environment=environment, files=files, imports=imports, is_last=is_last)
+    request = AgentRequest(options=options, arguments=arguments, environment=environment, files=files, imports=imports, is_last=is_last)
     agent = start_fork_server().start(request)
     if is_last:
         _server = None
     return agent
 
 
-def agent_arguments(cluster: ClusterConfig, processes: int, *options: str, max_restarts: int = 0) -> list[str]:
-    """Return the arguments of an agent of one machine; `options`: more of its own (`agent.main.Options`), before those of torchrun."""
+def agent_arguments(processes: int, *options: str, max_restarts: int = 0) -> list[str]:
+    """Return torchrun's arguments for an agent of one machine."""
     from ddp_train.config.cluster import ALONE  # not before a fork server has begun
 
-    ours = [f"--grace-s={cluster.grace_s}", f"--agent={cluster.agent}"]
-    return [*ours, *options, *ALONE, f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}", "-m", "ddp_train"]
+    return [*options, *ALONE, f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}", "-m", "ddp_train"]
 
 
 def rank_environment(processes: int, threads_per_process: int | None) -> dict[str, str]:

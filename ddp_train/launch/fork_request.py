@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.fork_server import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """An agent's own options, in addition to torchrun's."""
+
+    grace_s: int  # `cluster.grace_s`
+    run_folder: RunFolder | None = None  # of the run, where the agent has one
+    group: Path | None = None  # the folder of a sweep's ranks, in which a file names the folder of the job at hand
+    log: Path | None = None  # where torch's own lines go; None: into the run folder
+    restarts: int | None = None  # how often the ranks of several machines were started again; None: this agent counts
+    is_plain: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
+
+    @property
+    def is_one_attempt(self) -> bool:
+        """Whether the agent is for one attempt on several machines: the first machine decides what follows (`node/attempts.py`)."""
+        return self.restarts is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentRequest(Request):
     """Be an agent (`launch.agent.main`). Its ranks need the same `imports`, and have none of its `files`."""
 
-    arguments: list[str]
+    options: AgentOptions
+    arguments: list[str]  # torchrun's
     environment: dict[str, str]  # the whole of it
 
 

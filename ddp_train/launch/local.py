@@ -7,6 +7,7 @@ import sys
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
+from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.verdict import exit_code
@@ -37,11 +38,9 @@ def refuse_without_progress(job: Job) -> bool:
 
 
 def arguments_for(job: Job) -> list[str]:
-    """Return the arguments of the agent that runs a job on this machine."""
-    cluster, processes = job.config.cluster, processes_of_nodes(job.config.cluster)[0]
-    if not job.is_run:
-        return agent_arguments(cluster, processes)
-    return agent_arguments(cluster, processes, f"--run-dir={job.run_folder.root}", max_restarts=max_restarts(cluster, {}))
+    """Return torchrun's arguments for the agent that runs a job on this machine."""
+    cluster = job.config.cluster
+    return agent_arguments(processes_of_nodes(cluster)[0], max_restarts=max_restarts(cluster, {}) if job.is_run else 0)
 
 
 def _run_agent(job: Job) -> int:
@@ -49,4 +48,6 @@ def _run_agent(job: Job) -> int:
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     config = job.config  # DDP and torch's own optimizers import the compiler
     uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None or config.optimizer["_target_"] != _ADAMW
-    return run_agent(arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)
+    run_folder = job.run_folder if job.is_run else None
+    options = AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, is_plain=cluster.agent == "torch")
+    return run_agent(options, arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)

@@ -142,7 +142,7 @@ class Group:
             return self._final_code
         launcher = Launcher(run=self._run, slots=self._slots)
         try:
-            return int(load_cli().resume(remembered, launcher) if remembered else load_cli().run(launcher))
+            return int(load_cli().resume(remembered, launcher) if remembered else load_cli().run(self._words, launcher))
         finally:
             if self._leader is not None:
                 self._leader.leave()

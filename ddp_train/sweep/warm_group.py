@@ -22,6 +22,7 @@ from ddp_train.config.cluster import environment_of
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import FAILED, INTERRUPTED
 from ddp_train.launch.agent_process import agent_arguments, rank_environment, start_agent
+from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.system import devices, handover
@@ -116,9 +117,10 @@ class WarmSlot:
         self._listener.listen()
         self._connection, self._is_ending = None, False
         self._stop_signals = set[int]()  # sent to the agent
-        options = (f"--log={self._agent_log}", f"--group={self._folder}")
-        arguments = agent_arguments(cluster, processes, *options, f"--log-dir={self._folder}/torch")
-        self._agent = start_agent(arguments, environment={**environment, handover.GROUP: str(self._folder)})
+        is_plain = cluster.agent == "torch"
+        options = AgentOptions(grace_s=cluster.grace_s, group=self._folder, log=self._agent_log, is_plain=is_plain)
+        arguments = agent_arguments(processes, f"--log-dir={self._folder}/torch")
+        self._agent = start_agent(options, arguments, environment={**environment, handover.GROUP: str(self._folder)})
         self._serves = processes, environment
 
     def _flush(self) -> None:

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -23,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, UserError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.ranks import Ranks, loads_alike
-from ddp_train.launch.fork_request import AgentRequest
+from ddp_train.launch.fork_request import AgentOptions, AgentRequest
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import NoProgress, close_last_attempt
@@ -37,7 +36,6 @@ _PLAIN = (
     " each failure is started again, up to cluster.max_restarts"
 )
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
-_OPTIONS = ("--grace-s=", "--run-dir=", "--group=", "--log=", "--restarts=", "--agent=")  # in addition to torchrun's
 
 
 def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], run_rank: Entry) -> int:
@@ -53,19 +51,13 @@ def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], run
     os.environ.update(environment)  # beside what torch has set while it was imported
     ranks = Ranks(run_rank, files=request.files, imports=request.imports, is_forked=loads_alike(environment, loaded_with))
     try:
-        return main(request.arguments, ranks)
+        return main(request.options, request.arguments, ranks)
     finally:
         ranks.end()
 
 
-def main(arguments: list[str], ranks: Ranks) -> int:
-    """Run the agent to its end and return the exit code of the run.
-
-    Args:
-        ranks: starts them.
-        arguments: --grace-s=SECONDS [--agent=torch] [--run-dir=DIR [--restarts=N] | --group=DIR --log=FILE] TORCHRUN_OPTIONS -m MODULE ARGS
-    """
-    own = _take_options(arguments)
+def main(own: AgentOptions, arguments: list[str], ranks: Ranks) -> int:
+    """Run the agent, with torchrun's arguments, to its end and return the exit code of the run."""
     signals = ",".join(number.name for number in _PASSED_ON)
     lacks = torch_internals.missing(torch_internals.OF_AGENT)
     is_plain = own.is_plain or bool(lacks)
@@ -114,44 +106,13 @@ def _quieten(log: Path | None) -> None:
     logging.getLogger("torch").addHandler(handler)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """An agent's own options."""
-
-    grace_s: int  # `cluster.grace_s`
-    run_folder: RunFolder | None  # of the run, where the agent has one
-    group: Path | None  # the folder of a sweep's ranks, in which a file names the folder of the job at hand
-    log: Path | None  # where torch's own lines go; None: into the run folder
-    restarts: int | None  # how often the ranks of several machines were started again; None: this agent counts
-    is_plain: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
-
-    @property
-    def is_one_attempt(self) -> bool:
-        """Whether the agent is for one attempt on several machines: the first machine decides what follows (`node/attempts.py`)."""
-        return self.restarts is not None
-
-
-def _take_options(arguments: list[str]) -> Options:
-    given = {}
-    while option := next((name for name in _OPTIONS if arguments and arguments[0].startswith(name)), None):
-        given[option] = arguments.pop(0).removeprefix(option)
-    return Options(
-        grace_s=int(given["--grace-s="]),
-        run_folder=RunFolder(Path(given["--run-dir="])) if "--run-dir=" in given else None,
-        group=Path(given["--group="]) if "--group=" in given else None,
-        log=Path(given["--log="]) if "--log=" in given else None,
-        restarts=int(given["--restarts="]) if "--restarts=" in given else None,
-        is_plain=given.get("--agent=") == "torch",
-    )
-
-
 class Failures:
     """Records and shows failures of one agent's ranks, and decides on restarts. Made before the ranks are started.
 
     `is_last_attempt`: on several machines, no attempt follows this one.
     """
 
-    def __init__(self, options: Options, *, is_last_attempt: bool) -> None:
+    def __init__(self, options: AgentOptions, *, is_last_attempt: bool) -> None:
         self._options = options
         self._shows = is_last_attempt or not options.is_one_attempt
         self._began, self._kills_before = time.monotonic(), oom_kills()

@@ -13,6 +13,7 @@ from pathlib import Path
 from ddp_train.config.cluster import REGISTRY, environment_of
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
 from ddp_train.launch.agent_process import rank_environment, start_agent
+from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import Line, Message, plain_address, reason
@@ -111,7 +112,8 @@ class AttemptAgent:
         if self.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
             remember_run(Path(self._job.checkpoint or self._job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
-        self._agent = agent = start_agent(self._arguments(host), environment=self._environment(), files=files)
+        options = AgentOptions(grace_s=self._this_node.cluster.grace_s, run_folder=self.folder, restarts=self._message["restarts"])
+        self._agent = agent = start_agent(options, self._arguments(host), environment=self._environment(), files=files)
         if self._listener is not None:
             self._listener.close()
         while (code := agent.exit_code()) is None:
@@ -143,9 +145,6 @@ class AttemptAgent:
     def _arguments(self, host: str) -> list[str]:
         message = self._message
         return [
-            f"--grace-s={self._this_node.cluster.grace_s}",
-            *([f"--run-dir={self.folder.root}"] if self.folder is not None else []),
-            f"--restarts={message['restarts']}",
             f"--max-restarts={message['max_restarts']}",
             f"--nnodes={message['nodes']}",
             f"--nproc-per-node={self._this_node.facts.processes}",

@@ -30,7 +30,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     config = checked("cluster=slurm", "cluster.device=cpu", "cluster.walltime='12:00:00'", "after=first", base=["model=mlp"])
     job = Job(config=config, run_folder=RunFolder(tmp_path / "run"), command=[], overrides=[])
     job.run_folder.root.mkdir()
-    monkeypatch.setattr(doctor, "compose", lambda launcher, change: launcher.begin(change(job)))
+
+    def compose(words: list[str], launcher: Launcher, *, change: Callable[[Job], Job]) -> int:
+        job.overrides[:] = words
+        return launcher.begin(change(job))
+
+    monkeypatch.setattr(doctor, "compose", compose)
     monkeypatch.setattr(doctor, "_SEEN_WITHIN_S", 0.0)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "doctor"])
     return job
@@ -46,7 +51,7 @@ def test_it_is_of_one_run_that_is_to_come(word: str) -> None:
 def test_ranks_are_given_its_program_and_what_the_run_would_be_given(words: list[str], kind: str, job: Job) -> None:
     seen: list[Job] = []
     doctor.examine(words, launcher(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
-    assert sys.argv[1:] == ["cluster=cpu", "resume=never"]
+    assert seen[0].overrides == ["cluster=cpu", "resume=never"]
     assert (seen[0].program, seen[0].is_run) == (f"ddp_train.doctor.checkup.{kind}", False)
     assert callable(locate(seen[0].program))
 

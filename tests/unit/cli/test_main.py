@@ -31,7 +31,7 @@ def test_every_command_says_how_it_is_typed(
     name: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", name, "--help"])
-    assert main.run(launcher) == 0
+    assert main.run(sys.argv[1:], launcher) == 0
     assert capsys.readouterr().out.startswith(f"ddp-train {name} ")
     assert launcher.begun is None
 
@@ -41,7 +41,7 @@ def test_a_command_without_its_folder_asks_for_it(
     name: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", name])
-    assert main.run(launcher) == 2
+    assert main.run(sys.argv[1:], launcher) == 2
     shown = capsys.readouterr().err
     assert f"expected: ddp-train {name} " in shown
     assert "configuration" not in shown and "started" not in shown  # nothing of it was asked for
@@ -63,7 +63,7 @@ def test_an_error_that_is_not_hydras_is_no_mistake_of_the_command_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", "status", "RUN"])
     monkeypatch.setattr("ddp_train.cli.status.show_status", failing(error))
-    assert main.run(launcher) == 1
+    assert main.run(sys.argv[1:], launcher) == 1
     shown = capsys.readouterr().err
     assert "Traceback" in shown and str(error) in shown
     assert "is a command" not in shown and "configuration" not in shown and "resume" not in shown
@@ -72,7 +72,7 @@ def test_an_error_that_is_not_hydras_is_no_mistake_of_the_command_line(
 def test_a_file_that_is_not_there_is_named(launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", "status", "RUN"])
     monkeypatch.setattr("ddp_train.cli.status.show_status", failing(FileNotFoundError(2, "No such file or directory", "outputs/gone")))
-    assert main.run(launcher) == 2
+    assert main.run(sys.argv[1:], launcher) == 2
     assert capsys.readouterr().err == "outputs/gone: No such file or directory; nothing was started\n"
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_was_let_go_is_named_all_the_same(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "cluster=cpu", "model=mlp", "hydra.run.dir=there"])
     launcher.run = given_to_an_engine
-    assert main.run(launcher) == 78
+    assert main.run(sys.argv[1:], launcher) == 78
     assert "`ddp-train resume there` continues it" in capsys.readouterr().err
 
 
@@ -112,7 +112,7 @@ def test_a_yaml_that_cannot_be_read_is_named_with_its_line(
     (tmp_path / "mine/experiment/broken.yaml").write_text(f"# @package _global_\n{content}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *words, "experiment=broken", "--config-dir=mine"])
-    assert main.run(launcher) == 2
+    assert main.run(sys.argv[1:], launcher) == 2
     shown = capfd.readouterr().err
     assert said in shown and "Traceback" not in shown and len(shown.splitlines()) < 10
 

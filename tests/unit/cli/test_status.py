@@ -124,13 +124,13 @@ def test_a_cut_off_file_of_a_run_is_named_and_is_no_mistake_of_the_command_line(
     run_folder = a_run(tmp_path / "run")
     run_folder.result.write_text('{"status": "comp')
     monkeypatch.setattr(sys, "argv", ["ddp-train", "status", str(run_folder.root)])
-    assert main.run(LAUNCHER) == 0
+    assert main.run(sys.argv[1:], LAUNCHER) == 0
     shown = capsys.readouterr().out
     assert "not running; again: the run ended without writing result.json" in shown
     assert f"{run_folder.result} is damaged, and passed over" in shown
     run_folder.submitted.parent.mkdir()
     run_folder.submitted.write_text('{"engine": "sl')
-    assert main.run(LAUNCHER) == 2
+    assert main.run(sys.argv[1:], LAUNCHER) == 2
     assert f"{run_folder.submitted} cannot be read: Unterminated string" in capsys.readouterr().err
 
 

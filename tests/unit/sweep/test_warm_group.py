@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import INTERRUPTED
+from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -25,7 +26,7 @@ from tests.unit.parts import checked
 def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[warm_group.WarmSlot]:
     """Give a slot with a job, which lies in the socket of a member that reads nothing."""
 
-    def start_agent_that_reads_nothing(arguments: list[str], *, environment: Mapping[str, str]) -> int:
+    def start_agent_that_reads_nothing(options: AgentOptions, arguments: list[str], *, environment: Mapping[str, str]) -> int:
         def be_agent() -> int:
             with socket.socket(socket.AF_UNIX) as launcher:
                 launcher.connect(f"{environment[handover.GROUP]}/socket")

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.main import _quieten, main
+from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
@@ -43,9 +44,9 @@ def test_a_log_that_cannot_be_written_drowns_nothing(capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.PREEMPTED, Status.FAILED])
-@pytest.mark.parametrize("of_several", [[], ["--restarts=0"]])
+@pytest.mark.parametrize("restarts", [None, 0])
 def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], status: Status, of_several: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], status: Status, restarts: int | None
 ) -> None:
     run_folder, started_again = RunFolder(tmp_path), []
     before = Result(status=Status.COMPLETED, step=3)
@@ -58,10 +59,10 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
         raise ChildFailedError("ddp_train", died)
 
     monkeypatch.setattr(elastic, "run", run)
-    arguments = ["--grace-s=1", f"--run-dir={tmp_path}", *of_several, "--max-restarts=2", "-m", "ddp_train"]
-    code = main(arguments, NO_RANKS)
+    options = AgentOptions(grace_s=1, run_folder=run_folder, restarts=restarts)
+    code = main(options, ["--max-restarts=2", "-m", "ddp_train"], NO_RANKS)
     if status is Status.FAILED:  # it did not end in good order
-        assert started_again == [not of_several] and failure.load(run_folder.failure) is not None
+        assert started_again == [restarts is None] and failure.load(run_folder.failure) is not None
         return
     assert started_again == [False] and failure.load(run_folder.failure) is None
     assert "rank 1 on" in (said := capfd.readouterr().err) and "has died after the run had ended: the process was ended by SIGSEGV" in said
@@ -83,5 +84,5 @@ def test_several_machines_are_refused_where_torch_lacks_what_our_agent_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delattr("torch.distributed.launcher.api.LocalElasticAgent")
-    assert main(["--grace-s=1", "--restarts=0", "--nproc-per-node=1", "-m", "ddp_train"], NO_RANKS) == 78
+    assert main(AgentOptions(grace_s=1, restarts=0), ["--nproc-per-node=1", "-m", "ddp_train"], NO_RANKS) == 78
     assert "has no torch.distributed.launcher.api.LocalElasticAgent" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ddp_train.errors import FAILED, TERMINATED
+from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.launch.node import attempt_agent, registry_client
 from ddp_train.launch.node import program as module
@@ -51,7 +52,7 @@ class Agents(list[Agent]):
     problem: OSError | None = None
     is_held = False
 
-    def start(self, arguments: list[str], *, environment: dict[str, str], files: list[int]) -> Agent:
+    def start(self, options: AgentOptions, arguments: list[str], *, environment: dict[str, str], files: list[int]) -> Agent:
         if self.problem is not None:
             raise self.problem
         self.append(Agent(is_held=self.is_held))
