@@ -18,13 +18,15 @@ _NONE = "no run without it: torch's own packages and many others use it"
 
 _ELASTIC = "torch.distributed.elastic"
 INTERNALS = {
-    # launch/agent/elastic.py replaces the first three, and its agent has methods in the place of the others.
+    # launch/agent/elastic.py replaces the first three, and its agent has methods in the place of three, and reads the last two.
     f"{_ELASTIC}.multiprocessing.api._terminate_process_handler": PLAIN_AGENT,
     f"{_ELASTIC}.multiprocessing.api.get_subprocess_handler": PLAIN_AGENT,
     "torch.distributed.launcher.api.LocalElasticAgent": PLAIN_AGENT,
     f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._start_workers": PLAIN_AGENT,
     f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._monitor_workers": PLAIN_AGENT,
     f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._shutdown": PLAIN_AGENT,
+    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._pcontext": PLAIN_AGENT,
+    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._remaining_restarts": PLAIN_AGENT,
     "torch.autograd.graph._engine_run_backward": "loss.backward(), which costs 15 us and an import",
     "torch.optim.optimizer._global_optimizer_pre_hooks": _OWN_STEP,
     "torch.optim.optimizer._global_optimizer_post_hooks": _OWN_STEP,
@@ -40,6 +42,8 @@ INTERNALS = {
     "torch.utils._pytree.tree_map": _NONE,
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir": _NO_COMPILE,
     "torch._inductor.config": _NO_COMPILE,
+    "torch.nn.Module._call_impl": _NO_COMPILE,
+    "torch.nn.Module._compiled_call_impl": _NO_COMPILE,
     "torch._dynamo.config": _NO_COMPILE,
     "torch._dynamo.list_backends": _NO_COMPILE,
     "torch._dynamo.callback.callback_handler": _NO_COMPILE,
@@ -49,13 +53,17 @@ INTERNALS = {
     "torch.cuda.memory._record_memory_history": "profile=trace: profile=memory is not there",
     "torch.cuda.memory._dump_snapshot": "profile=trace: profile=memory is not there",
     "torch.amp.grad_scaler.GradScaler._found_inf_per_device": "health.on_nonfinite=stop with amp=fp16",
+    "torch.optim.AdamW._step_supports_amp_scaling": "the host reads one number in each step, with health.on_nonfinite=skip",
+    "torch.distributed.ProcessGroup._get_backend": "strategy=ddp",
+    "torch.UntypedStorage._cdata": "strategy=ddp",
     "torch.nn.modules.batchnorm._NormBase": _NONE,
     "torch.nn.modules.batchnorm._BatchNorm": _NONE,
     "torch.utils.data._utils.collate.default_collate_fn_map": _NONE,
     "torch.utils.data._utils.pin_memory.pin_memory": _NONE,
 }
-"""Dotted name -> what is done without. MKL's number of threads (rank/forked.py) and the flight recorder's variables
-(watchdog/flight_recorder.py) are no names of Python: without them threads are as torch sets them, and there are no records."""
+"""Dotted name -> what is done without; an attribute that a constructor sets has the name of its class. MKL's number of threads
+(rank/forked.py) and the flight recorder's variables (watchdog/flight_recorder.py) are no names of Python: without them threads are as torch
+sets them, and there are no records."""
 
 OF_AGENT = [name for name, without in INTERNALS.items() if without is PLAIN_AGENT]
 OF_ADAMW = [name for name, without in INTERNALS.items() if without is _OWN_STEP]
@@ -90,8 +98,9 @@ def _is_missing(name: str) -> bool:
         if count < len(parts) - 1 and parts[count].lstrip("_").islower():  # one of torch's modules that was not imported; else a class
             return False
         for part in parts[count:]:
-            if not hasattr(target, part):
-                return True
+            if not hasattr(target, part):  # else the constructor sets it, of this class or of one that it extends
+                inits = (getattr(vars(base).get("__init__"), "__code__", None) for base in getattr(target, "__mro__", ()))
+                return not any(part in code.co_names for code in inits if code is not None)
             target = getattr(target, part)
         return False
     return False

@@ -16,7 +16,13 @@ from ddp_train import FOLDER
 from ddp_train.system import torch_internals
 from ddp_train.system.torch_internals import INTERNALS, missing
 
-_OBJECTS = {"module", "tensor", "buffer", "scaler"}  # whose private attributes are those of instances, and of old
+_OF_OTHERS = {
+    *("_current_frames", "_exit", "_replace", "_target_", "_trial_id", "_get_full_key", "_get_file_writer"),
+    *("_computed", "_defaults", "_reductions"),  # of torchmetrics
+    *("_buffers", "_parameters", "_metadata", "_version"),  # of torch, and of old
+    *("_set_default_timeout", "_timeout"),  # of a backend: with `ProcessGroup._get_backend`
+}
+"""Private attributes that the table need not have."""
 
 
 def _uses(file: Path) -> Iterator[str]:
@@ -65,6 +71,28 @@ def test_every_private_name_of_torch_stands_in_the_table() -> None:
     found = {_plain(name): file for file in FOLDER.rglob("*.py") for name in _uses(file)}
     modules = {".".join(name.split(".")[:count]) for name in INTERNALS for count in range(1, name.count(".") + 1)}
     assert {name: str(file) for name, file in found.items() if name not in INTERNALS and name not in modules} == {}
+
+
+def test_every_private_attribute_of_a_foreign_object_is_known() -> None:
+    trees = {file: ast.parse(text) for file in FOLDER.rglob("*.py") if "torch" in (text := file.read_text())}
+    own = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    known = {part for name in INTERNALS for part in name.split(".")} | own | _OF_OTHERS
+    used = {
+        f"{file.relative_to(FOLDER)}: {ast.unparse(node)}": node.attr
+        for file, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and _is_private(node.attr) and ast.unparse(node.value) != "self"
+    }
+    assert [place for place, name in used.items() if name not in known] == []
+
+
+def test_what_a_constructor_sets_is_looked_for_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.agent.server import local_elastic_agent
+
+    name = f"{local_elastic_agent.__name__}.LocalElasticAgent._pcontext"
+    assert missing([name]) == []
+    monkeypatch.setattr(local_elastic_agent.LocalElasticAgent, "__init__", lambda agent: None)
+    assert len(missing([name])) == 1
 
 
 def test_this_torch_has_all_of_it() -> None:
