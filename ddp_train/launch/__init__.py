@@ -5,6 +5,7 @@ local          this machine: one agent, for a job that is composed already
 machines       several machines by hand
 node/          what runs on each of several machines, and how they agree
 agent_process  an agent as a child of this process, which imports while the command composes
+fork_request   what a fork server is asked for: an agent, a rank or a check
 submit         a job goes to an engine, and an engine as a slot of a sweep's scheduler
 source_copy    a copy of the source that a run uses
 spec           what an engine is given: one run, frozen
