@@ -29,22 +29,19 @@ from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features, make_train_step
-from ddp_train.training.check import memory
+from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate, weights_to_evaluate
-from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.compiled import keep_cache
 from ddp_train.training.parts.components import Components
 from ddp_train.training.profile import Profiler
 from ddp_train.training.record import predictions
-from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Records
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, probe, ranking_of, retention
 from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning, require_same
-from ddp_train.training.state.saved_state import hashes, load
+from ddp_train.training.state.saved_state import load
 from ddp_train.training.train_state import TrainState
 
 
@@ -87,14 +84,27 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         tracker=tracker,
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
-    profiler = Profiler(job.config.profile, run_folder, world, components, tracker)
-    trainer = _trainer(job, components, state, world, stop, checkpoints, profiler)
+    began_at, halfway = state.step, job.config.debug.resume_after_steps
+    services = RunServices(
+        run_folder=run_folder,
+        tracker=tracker,
+        write=records.write,
+        log_event=records.log_event,
+        show=records.show,
+        save=checkpoints.save,
+        saves_after=checkpoints.are_due,
+        rewind=checkpoints.rewind,
+        # The first costs less, and is asked after each step.
+        stops_after=stop.comes_after if halfway is None else lambda taken: stop.comes_after(taken) or state.step == halfway,
+        is_stopping=stop.is_asked,
+    )
+    trainer = build_trainer(job.config, components, state, world, services)
+    profiler = Profiler(job.config.profile, trainer)
     if faults := job.config.debug.faults:
         from ddp_train.rank.fault_injection import inject
 
         inject(faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
-    began_at, halfway = state.step, job.config.debug.resume_after_steps
     is_done = trainer.train()
     is_halfway = halfway is not None and began_at < halfway == state.step
     is_paused = is_halfway and not is_done and not stop.comes_after(state.steps_taken)
@@ -214,57 +224,6 @@ def _writers(job: Job, components: Components, state: TrainState, tracker: Phase
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
     )
-
-
-def _trainer(
-    job: Job, components: Components, state: TrainState, world: World, stop: Stop, checkpoints: Checkpoints, profiler: Profiler
-) -> Trainer:
-    config, run_folder, records = job.config, job.run_folder, checkpoints.records
-    log_every, cut_off = config.trainer.log_every_steps, config.debug.max_steps
-    health, every, halfway = config.health, config.health.check_replicas_every_steps, config.debug.resume_after_steps
-    guard = SkippingGuard(components.trained, components.optimizer) if health.on_nonfinite == "skip" else StepGuard()
-    trainer = Trainer(
-        components=components,
-        state=state,
-        world=world,
-        log_every_steps=log_every if cut_off is None else min(log_every, -(-cut_off // 20)),
-        evaluate_every_steps=halfway or config.evaluation.every_steps,
-        train_step=make_train_step(components, state, world, clip_grad_norm=config.trainer.clip_grad_norm, guard=guard),
-        predictions_of=run_folder.predictions_of if config.evaluation.save_predictions else None,
-        write=records.write,
-        save=checkpoints.save,
-        saves_after=checkpoints.are_due,
-        # The first costs less, and is asked after each step.
-        stops_after=stop.comes_after if halfway is None else lambda taken: stop.comes_after(taken) or state.step == halfway,
-        is_stopping=stop.is_asked,
-        rewind=checkpoints.rewind,
-        tracker=checkpoints.tracker,
-        monitor=LossMonitor(
-            on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=records.log_event
-        ),
-    )
-    replicas = None
-    if every:
-        from ddp_train.training.loop.replica_check import ReplicaCheck
-
-        replicas = ReplicaCheck(
-            components.trained,
-            world,
-            every_steps=every,
-            optimizer=components.optimizer,
-            others=lambda: hashes(components, state),
-            strategy=components.strategy,
-        )
-    features = Features(
-        sanity_check=config.sanity_check,
-        replicas=replicas,
-        profiler=profiler,
-        after_first_step=partial(memory.print_memory_use, components, world),
-        folder=run_folder.root,
-        show=records.show,
-        settings=config.callbacks,
-    )
-    return add_features(trainer, features)
 
 
 def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:

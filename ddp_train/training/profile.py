@@ -22,19 +22,16 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from ddp_train.config.schema import ProfileConfig
-from ddp_train.distributed.world import World
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Phase, PhaseTracker
-from ddp_train.training.loop import gradient
-from ddp_train.training.loop.trainer import Hooks
-from ddp_train.training.parts.components import Components
+from ddp_train.training.loop.train_step import TrainStep
+from ddp_train.training.loop.trainer import Request, Trainer
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "save")
-"""The names of parts of a step in a trace (`Marks`)."""
+STEP_MARKS = ("data", "forward", "backward", "optimizer", "evaluation", "save")
+"""The names of the parts of a step in a trace (`Marks`)."""
 
 
 @dataclass(frozen=True)
@@ -57,23 +54,20 @@ class Profiler:
 
     Args:
         config: the section `profile`; also the defaults of a request.
-        tracker: knows the phase of this rank.
+        trainer: calls this profiler, in each step only while a window is to come.
     """
 
-    def __init__(self, config: ProfileConfig, run_folder: RunFolder, world: World, components: Components, tracker: PhaseTracker) -> None:
-        self._config, self._run_folder, self._world, self._tracker = config, run_folder, world, tracker
-        self._marks = Marks(components, tracker)
-        self._hooks = Hooks()
+    def __init__(self, config: ProfileConfig, trainer: Trainer) -> None:
+        self._config, self._world = config, trainer.world
+        self._run_folder, self._tracker = trainer.services.run_folder, trainer.services.tracker
+        self._marks = Marks(trainer.train_step, self._tracker)
+        self._before_step = trainer.hooks.before_step
         self._steps_taken = 0  # since this start, or since the request, while a window is to come
         self._recording: Trace | Allocations | None = None
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
-
-    def register(self, hooks: Hooks) -> None:
-        """Let the loop call this profiler, in each step only while a window is to come."""
-        self._hooks = hooks
-        hooks.is_requested, hooks.on_request = self.is_requested, self.start_window
+        trainer.hooks.requests.append(Request(self.is_requested, self.start_window))
         if self._window is not None:
-            hooks.before_step.append(self.begin_step)
+            self._before_step.append(self.begin_step)
 
     def begin_step(self, step: int) -> None:
         """Called before a step, with the number of steps taken; may take a while where a window ends."""
@@ -89,9 +83,9 @@ class Profiler:
         elif steps_taken == window.begins and self._world.rank in window.ranks:
             self._begin(window, step)
 
-    def is_requested(self) -> float:
-        """Return 1.0 where this rank sees a request, else 0.0; a log step adds them up over the ranks."""
-        return float(self._world.is_main and os.path.exists(self._run_folder.profile_request))  # `os.path.exists` never raises
+    def is_requested(self) -> bool:
+        """Tell whether this rank sees a request."""
+        return self._world.is_main and os.path.exists(self._run_folder.profile_request)  # which never raises
 
     def start_window(self, step: int) -> None:
         """Plan the window that was requested. Collective."""
@@ -106,7 +100,7 @@ class Profiler:
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         self._steps_taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
-        self._hooks.before_step.append(self.begin_step)
+        self._before_step.append(self.begin_step)
         steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
         self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
 
@@ -167,29 +161,27 @@ class Profiler:
     def _reset(self) -> None:
         self._marks.uninstall()
         self._recording = self._window = None
-        if self.begin_step in self._hooks.before_step:
-            self._hooks.before_step.remove(self.begin_step)
+        if self.begin_step in self._before_step:
+            self._before_step.remove(self.begin_step)
 
 
 class Marks:
-    """Marks the parts of this rank's steps by name (`PARTS`), one at a time. They are installed only while a window is recorded."""
+    """Marks the parts of this rank's steps by name (`STEP_MARKS`), one at a time. They are installed only while a window is recorded."""
 
-    def __init__(self, components: Components, tracker: PhaseTracker) -> None:
-        self._components, self._tracker = components, tracker
+    def __init__(self, train_step: TrainStep, tracker: PhaseTracker) -> None:
+        self._train_step, self._tracker = train_step, tracker
         self._name: str | None = None
         self._range, self._undo = ExitStack(), ExitStack()
 
     def install(self) -> None:
-        components, undo = self._components, self._undo
+        step, undo = self._train_step, self._undo
         self._tracker.listen(self._enter)
         undo.callback(self._tracker.forget, self._enter)
         self.mark(None)  # `listen` has marked the present phase, which is over
-        undo.callback(delattr, components, "loss")  # the method of the class is visible again
-        setattr(components, "loss", record_function("forward")(components.loss))  # noqa: B010
-        undo.callback(setattr, gradient, "backward", gradient.backward)
-        setattr(gradient, "backward", record_function("backward")(gradient.backward))  # noqa: B010  # torch has no hook there
-        if not components.steps_in_backward:  # else the optimizer steps within backward, on one of torch's threads
-            optimizer = components.optimizer
+        undo.callback(setattr, step, "mark", step.mark)
+        step.mark = record_function
+        if not step.components.steps_in_backward:  # else the optimizer steps within backward, on one of torch's threads
+            optimizer = step.components.optimizer
             undo.callback(optimizer.register_step_pre_hook(lambda *_: self.mark("optimizer")).remove)
             undo.callback(optimizer.register_step_post_hook(lambda *_: self.mark(None)).remove)
 
@@ -283,7 +275,7 @@ def table(events: Sequence[Any]) -> str:
     steps = [event for event in on_host if event.name.startswith(_STEP)]
     num_steps = len(steps) or 1
     lines = [f"{num_steps} steps, {covered_ms(steps) / num_steps:.3f} ms each, ms a step:"]
-    parts = {part: covered_ms(event for event in on_host if event.name == part) for part in PARTS}
+    parts = {part: covered_ms(event for event in on_host if event.name == part) for part in STEP_MARKS}
     lines.append("  " + "  ".join(f"{part} {ms / num_steps:.3f}" for part, ms in parts.items() if ms))
     return "\n".join([*lines, "", *_operators(on_host, num_steps), "", _communication(events, num_steps)])
 
@@ -316,7 +308,7 @@ def _row(name: str, *values: str) -> str:
 def _communication(events: Iterable[Any], num_steps: int) -> str:
     """Return a line with the time of collectives, and on a GPU how much of it overlapped with other kernels."""
     on_device = [event for event in events if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)]
-    kernels = [event for event in on_device if not event.name.startswith((_STEP, *PARTS))]  # without copies of the host's annotations
+    kernels = [event for event in on_device if not event.name.startswith((_STEP, *STEP_MARKS))]  # without copies of the host's annotations
     collectives = [event for event in kernels or events if event.name.startswith(_KERNELS if kernels else _COLLECTIVES)]
     if not collectives:
         return "communication: none"

@@ -46,9 +46,9 @@ from ddp_train.loader.sampler import Shuffled
 from ddp_train.system.phase import PhaseTracker
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features, make_train_step
+from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState
 
@@ -222,18 +222,7 @@ def measure(name: str, pairs: int, device: str) -> None:
             raw_times.append(since(before, world))
             clock[0] = now(world)
 
-        state = TrainState()
-        trainer = Trainer(
-            components=components,
-            state=state,
-            world=world,
-            log_every_steps=checked.trainer.log_every_steps,
-            evaluate_every_steps=None,
-            train_step=make_train_step(components, state, world, clip_grad_norm=checked.trainer.clip_grad_norm),
-            write=write,
-            save=lambda window: None,
-        )
-        add_features(trainer, Features())
+        trainer = build_trainer(checked, components, TrainState(), world, RunServices(write=write))
         clock[0] = now(world)
         trainer.train()
         for writer in writers:

@@ -27,8 +27,8 @@ from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features, make_train_step
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.build.trainer import build_trainer
+from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
 
@@ -55,18 +55,8 @@ def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
     parts.module.train()
     micro_batches = list(islice(loader.micro_batches(0), loader.grad_accum_steps))
     size = loader.order.batch_at(0).size
-    state = TrainState()
-    trainer = Trainer(
-        components=parts,
-        state=state,
-        world=world,
-        log_every_steps=1,
-        evaluate_every_steps=None,
-        train_step=make_train_step(parts, state, world),
-        write=lambda record: None,
-        save=lambda window: None,
-    )
-    add_features(trainer, Features()).train_step(micro_batches, global_batch_size=size, measures_norm=True)
+    trainer = build_trainer(run, parts, TrainState(), world, RunServices())
+    trainer.train_step(micro_batches, global_batch_size=size, measures_norm=True)
     return noted[0]
 
 

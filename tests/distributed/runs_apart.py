@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,11 @@ from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features, make_train_step
+from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import weights_to_evaluate
-from ddp_train.training.loop.replica_check import ReplicaCheck
-from ddp_train.training.loop.trainer import Trainer
-from ddp_train.training.state.saved_state import content, hashes, load
+from ddp_train.training.loop.trainer import RunServices
+from ddp_train.training.state.saved_state import content, load
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.distributed.runs_of_strategies import weights
 
@@ -85,31 +85,18 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         size = sum(file.stat().st_size for file in (to / f"step_{state.step:08d}").glob("*.safetensors"))
         assert size <= estimate_checkpoint(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers
 
-    others = lambda: hashes(parts, state)  # noqa: E731
-    trainer = Trainer(
-        components=parts,
-        state=state,
-        world=world,
-        log_every_steps=logs_every,
-        evaluate_every_steps=2 if logs_every == 1 else 100,
-        train_step=make_train_step(parts, state, world, clip_grad_norm=run.trainer.clip_grad_norm),
-        write=lambda record: records.append(dict(record)),
-        save=save,
-        saves_after=lambda step: to is not None and step in SAVED,
+    every_steps = 1 if logs_every == 1 else 100
+    config = replace(
+        run,
+        sanity_check=False,
+        trainer=replace(run.trainer, log_every_steps=logs_every),
+        evaluation=replace(run.evaluation, every_steps=2 * every_steps),
+        health=replace(run.health, check_replicas_every_steps=every_steps),
     )
-    add_features(
-        trainer,
-        Features(
-            replicas=ReplicaCheck(
-                parts.trained,
-                world,
-                every_steps=1 if logs_every == 1 else 100,
-                optimizer=parts.optimizer,
-                others=others,
-                strategy=parts.strategy,
-            )
-        ),
+    services = RunServices(
+        write=lambda record: records.append(dict(record)), save=save, saves_after=lambda step: to is not None and step in SAVED
     )
+    trainer = build_trainer(config, parts, state, world, services)
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*arguments: Any, **named: Any) -> Any:

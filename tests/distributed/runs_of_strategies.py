@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,18 @@ from ddp_train.distributed.world import World, open_world
 from ddp_train.interfaces import is_sharded, local_rows
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features, make_train_step
+from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint, memory_by_part
 from ddp_train.training.loop.evaluation import weights_to_evaluate
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import content, load
 from ddp_train.training.train_state import TrainState, WindowSums
 
 SAVED = 3
 SETTINGS = ["cluster=cpu", "trainer.clip_grad_norm=0.5", "callbacks=[ema,freeze]", "callbacks.freeze.patterns=[blocks.0]"]
-SETTINGS += ["callbacks.freeze.until_step=2", "callbacks.ema.decay=0.5", "evaluation.batch_size=5", "trainer.log_every_steps=1"]
+SETTINGS += ["callbacks.freeze.until_step=2", "callbacks.ema.decay=0.5", "evaluation.batch_size=5"]
+SETTINGS += ["evaluation.every_steps=2", "trainer.log_every_steps=1"]
 
 
 def strategies(world_size: int) -> dict[str, list[str]]:
@@ -61,18 +63,10 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
             with weights_to_evaluate(parts) as aside:
                 saver.save(content(parts, state, window, world, aside))
 
-    trainer = Trainer(
-        components=parts,
-        state=state,
-        world=world,
-        log_every_steps=1,
-        evaluate_every_steps=2,
-        train_step=make_train_step(parts, state, world, clip_grad_norm=run.trainer.clip_grad_norm),
-        write=lambda record: records.append(dict(record)),
-        save=save,
-        saves_after=lambda step: to is not None and step == SAVED,
+    services = RunServices(
+        write=lambda record: records.append(dict(record)), save=save, saves_after=lambda step: to is not None and step == SAVED
     )
-    add_features(trainer, Features(sanity_check=since is None)).train()
+    build_trainer(replace(run, sanity_check=since is None), parts, state, world, services).train()
     assert saver.finish() == ""
     if world.is_main and since is None:  # it has the most of all that is cut
         foreseen = memory_by_part(parts, num_ranks=world.size)

@@ -20,11 +20,12 @@ from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features, make_train_step
+from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.instantiate import build_writers
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.train_state import TrainState
 from tests.conftest import Project
 from tests.docs.conftest import compose, is_missing_package
@@ -84,18 +85,7 @@ def _train(config: RunConfig, folder: Path) -> None:
         for writer in writers:
             writer.write(record)
 
-    state = TrainState()
-    trainer = Trainer(
-        components=parts,
-        state=state,
-        world=alone(),
-        log_every_steps=1,
-        evaluate_every_steps=None,
-        train_step=make_train_step(parts, state, alone(), clip_grad_norm=config.trainer.clip_grad_norm),
-        write=write,
-        save=lambda window: None,
-    )
-    add_features(trainer, Features(sanity_check=True, folder=folder, settings=config.callbacks))
+    trainer = build_trainer(config, parts, TrainState(), alone(), RunServices(run_folder=RunFolder(folder), write=write))
     assert trainer.train()
     trainer.end(Status.COMPLETED)
     for writer in writers:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.training.build.build import build
-from ddp_train.training.build.features import Features, add_features, make_train_step
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.build.trainer import build_trainer
+from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import content
 from ddp_train.training.train_state import TrainState, WindowSums
@@ -38,15 +39,36 @@ def components(*overrides: str, base: list[str] = TINY) -> Components:
     return build(run, alone())
 
 
-def trainer(parts: Components, state: TrainState | None = None, world: World | None = None, **changes: Any) -> Trainer:
-    """Return what trains the components, with what their features add; it writes nothing and saves nothing."""
-    features = Features(**{name: changes.pop(name) for name in [each.name for each in fields(Features)] if name in changes})
-    state, world = state or TrainState(), world or alone()
-    of_step = {name: changes.pop(name) for name in ("clip_grad_norm", "guard") if name in changes}
-    settings: dict[str, Any] = {"log_every_steps": 1, "evaluate_every_steps": None}
-    settings |= {"write": lambda record: None, "save": lambda window: None} | changes
-    step = make_train_step(parts, state, world, **of_step)
-    return add_features(Trainer(components=parts, state=state, world=world, train_step=step, **settings), features)
+def trainer(
+    parts: Components,
+    state: TrainState | None = None,
+    world: World | None = None,
+    *,
+    log_every_steps: int = 1,
+    evaluate_every_steps: int | None = None,
+    clip_grad_norm: float | None = None,
+    on_nonfinite: str = "stop",
+    check_replicas_every_steps: int | None = None,
+    sanity_check: bool = False,
+    settings: dict[str, Any] | None = None,
+    **services: Any,
+) -> Trainer:
+    """Return what trains the components, with what their features add; by default it writes nothing and saves nothing."""
+    plain = _plain()
+    config = replace(
+        plain,
+        sanity_check=sanity_check,
+        callbacks=settings or {},
+        trainer=replace(plain.trainer, log_every_steps=log_every_steps, clip_grad_norm=clip_grad_norm),
+        evaluation=replace(plain.evaluation, every_steps=evaluate_every_steps),
+        health=replace(plain.health, on_nonfinite=on_nonfinite, check_replicas_every_steps=check_replicas_every_steps),
+    )
+    return build_trainer(config, parts, state or TrainState(), world or alone(), RunServices(**services))
+
+
+@cache
+def _plain() -> RunConfig:
+    return checked()
 
 
 def manifest(step: int, **changes: Any) -> Manifest:

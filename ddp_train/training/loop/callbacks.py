@@ -7,7 +7,6 @@ import gc
 import json
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain, product
-from pathlib import Path
 from typing import Any, Concatenate
 
 from torch import Tensor
@@ -26,14 +25,11 @@ from ddp_train.training.parts.components import Components, wrap
 from ddp_train.training.record.logged import check_logged, mean
 from ddp_train.training.train_state import Stopped
 
-Show = Callable[[str, "Tensor | str", int], None]
-"""Gets the name of an image or a text, the image or text, and the step; on rank 0."""
-
 
 class RunView:
-    """The run as callbacks see it (`interfaces.Run`); `show` takes rank 0's images and texts, `settings` are the nodes of the callbacks."""
+    """The run as callbacks see it (`interfaces.Run`); `settings` are the nodes of the callbacks in the configuration."""
 
-    def __init__(self, trainer: Trainer, *, folder: Path, show: Show, settings: Mapping[str, Any]) -> None:
+    def __init__(self, trainer: Trainer, settings: Mapping[str, Any]) -> None:
         components, world = trainer.components, trainer.world
         self.components, self.state, self.world, self.logged = components, trainer.state, world, trainer.logged
         self.model, self.optimizer = components.model, components.optimizer
@@ -42,7 +38,8 @@ class RunView:
         self.data = components.train_loader.source
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
         self.metrics: Mapping[str, float] = trainer.last
-        self.folder, self.show, self.settings = folder, show, settings
+        self.folder, self.show = trainer.services.run_folder.root, trainer.services.show
+        self.settings = settings
         self.status, self.is_log_step = "running", False
         self.event = self.caller = ""  # the event, and the callback that is called now
         self.sink: Sink | None = None  # gets what is logged; None: no record will have it

@@ -8,6 +8,7 @@ Other kinds of step are in `other_steps.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -19,8 +20,7 @@ from ddp_train.distributed.world import World
 from ddp_train.interfaces import Batch, as_pair, batch_size, counted_as
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop import gradient
-from ddp_train.training.loop.gradient import clip, total_norm
+from ddp_train.training.loop.gradient import backward, clip, total_norm
 from ddp_train.training.loop.skip_nonfinite import StepGuard
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import LogWindow
@@ -28,6 +28,7 @@ from ddp_train.training.train_state import TrainState
 
 Weight = Callable[[], float | Tensor]
 """Gives the weight of a global batch; a tensor of shape [] where the shapes do not tell it."""
+_UNMARKED = nullcontext()
 
 
 @dataclass(kw_only=True)
@@ -39,6 +40,7 @@ class TrainStep:
     world: World
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
+    mark: Callable[[str], AbstractContextManager[object]] = lambda name: _UNMARKED  # gives what marks "forward" or "backward" in a profile
     window: LogWindow = field(init=False)  # gets the losses and the weight of each step
 
     def __post_init__(self) -> None:
@@ -122,7 +124,7 @@ class TrainStep:
     def _forward_backward(self, micro_batch: MicroBatch, total_weight: Weight) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
-        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
+        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.mark("forward"):
             loss_sum = self.loss(batch)
         if not micro_batch.counts:
             loss_sum = loss_sum * 0.0
@@ -133,7 +135,9 @@ class TrainStep:
             factor = (self.ranks_per_step / torch.where(weight == 0, 1.0, weight)).to(loss_sum.dtype)  # 0: nothing counts
         else:
             factor = torch.full_like(loss_sum, world.size / weight)
-        gradient.backward(loss_sum, components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum)))
+        grad_output = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
+        with self.mark("backward"):
+            backward(loss_sum, grad_output)
         self.add_loss(loss_sum)
 
     def _start_total_weight(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[Weight, Iterable[MicroBatch]]:

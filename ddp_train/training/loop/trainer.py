@@ -22,6 +22,7 @@ from ddp_train.errors import DataError
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.order import epochs
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.loop import evaluation
 from ddp_train.training.loop.train_step import TrainStep
@@ -29,13 +30,21 @@ from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
-from ddp_train.training.record.records import Record
+from ddp_train.training.record.records import Event, Record
 from ddp_train.training.train_state import TrainState, WindowSums
+
+
+@dataclass(frozen=True)
+class Request:
+    """Something that a person can ask of a run while it trains."""
+
+    is_made: Callable[[], bool]  # on this rank
+    answer: Callable[[int], None]  # called on all ranks after the record, with the steps taken, if it was made on any rank
 
 
 @dataclass(kw_only=True)
 class Hooks:
-    """The points of the loop on which a run's features hang, in the order of their calls; `build/features.py` fills them.
+    """The points of the loop on which a run's features hang, in the order of their calls; `build/trainer.py` fills them.
 
     All ranks call the same ones. Those of a step must not wait for the device.
     """
@@ -47,12 +56,31 @@ class Hooks:
     at_start: list[Callable[[], None]] = field(default_factory=list)  # when steps begin, and again when they go on after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
-    is_requested: Callable[[], float] = lambda: 0.0  # at each record: 1.0 if this rank has found a request to the run (`profile`)
-    on_request: Callable[[int], None] = lambda step: None  # after the record, if any rank has found one
+    requests: list[Request] = field(default_factory=list)  # looked for at each record
     at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
     after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
     before_save: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
     at_end: list[Callable[[str], None]] = field(default_factory=list)  # in `end`
+
+
+@dataclass(kw_only=True)
+class RunServices:
+    """What the loop calls outside of the training; by default nothing is written or saved, and no stop is asked for."""
+
+    run_folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
+    tracker: PhaseTracker = field(default_factory=PhaseTracker)
+
+    # Rank 0 writes, the others drop it.
+    write: Callable[[Record], None] = lambda record: None
+    log_event: Callable[[Event, str], None] = lambda event, line: None  # gets the line for the screen, too
+    show: Callable[[str, Tensor | str, int], None] = lambda name, shown, step: None  # a callback's image or text
+
+    save: Callable[[WindowSums], None] = lambda window: None  # collective; gets what has come since the last record
+    saves_after: Callable[[int], bool] = lambda step: False  # whether a checkpoint is due, asked after each step; the same on all ranks
+    rewind: Callable[[Rewind], None] | None = None  # collective; loads a checkpoint into the state, but for the position in the data
+
+    stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
+    is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
 
 
 @dataclass(kw_only=True)
@@ -80,19 +108,11 @@ class Trainer:
     train_step: TrainStep
     log_every_steps: int
     evaluate_every_steps: int | None  # None: at the end of every epoch
-    predictions_of: Callable[[int, str], Path] | None = None  # where those of the evaluation after a step go, by the set; None: not saved
-
-    # What the loop calls.
-    write: Callable[[Record], None]  # rank 0 writes, the others drop it
-    save: Callable[[WindowSums], None]  # collective; gets what has come since the last record
-    saves_after: Callable[[int], bool] = lambda step: False  # whether a checkpoint is due, asked after each step; the same on all ranks
-    stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
-    is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
-    rewind: Callable[[Rewind], None] | None = None  # collective; loads a checkpoint into the state, but for the position in the data
-    tracker: PhaseTracker = field(default_factory=PhaseTracker)
+    saves_predictions: bool = False  # of each evaluation
     monitor: LossMonitor = field(default_factory=LossMonitor)  # judges the losses
 
-    hooks: Hooks = field(default_factory=Hooks)  # what features hang on them (`build/features.py`)
+    services: RunServices = field(default_factory=RunServices)
+    hooks: Hooks = field(default_factory=Hooks)  # what features hang on them (`build/trainer.py`)
 
     logged: Logged = field(init=False)  # by callbacks and by the model
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
@@ -113,10 +133,10 @@ class Trainer:
             try:
                 with model_log.taken_by(self.logged.sink()):
                     return self._take_steps(micro_batches)
-            except Rewind as found:  # the data goes on where it is
-                if self.rewind is None:
+            except Rewind as rewind:  # the data goes on where it is
+                if self.services.rewind is None:
                     raise
-                self.rewind(found)
+                self.services.rewind(rewind)
 
     def end(self, status: str) -> None:
         """Called when the run has ended in good order, with what result.json will say. Collective."""
@@ -164,20 +184,20 @@ class Trainer:
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
             state.samples += batch.size
-            for after_step in hooks.after_step:
+            for after_step in [*hooks.after_step]:  # which may leave
                 after_step(state.step)
             if is_log_step:
                 self._log(grad_norm)
                 is_over = self._is_over()  # the last one is a log step, and a callback's stop is agreed on in the log
 
-            stops = self.stops_after(state.steps_taken)
+            stops = self.services.stops_after(state.steps_taken)
             if is_over or (state.step % every == 0 if every else batch.stop == order.epoch_size):
                 started = time.perf_counter()
                 stops = stops or not self.evaluate()
                 is_over = self._is_over()  # or agreed on in an evaluation
                 state.evaluation_pending = stops
                 self.window.exclude_since(started)
-            saves = self.saves_after(state.step)  # after the evaluation: it may be one of the best
+            saves = self.services.saves_after(state.step)  # after the evaluation: it may be one of the best
             if stops or saves or is_over:
                 if not is_log_step:  # else it is known: weights that are lost must not replace good ones
                     self._judge(self.window.read(self.world))
@@ -203,15 +223,15 @@ class Trainer:
     def _save(self) -> None:
         """Save a checkpoint. Collective."""
         started = time.perf_counter()
-        self.tracker.enter(Phase.SAVE, self.state.step)
+        self.services.tracker.enter(Phase.SAVE, self.state.step)
         for before_save in self.hooks.before_save:
             before_save(self.state.step)
-        self.save(self.window.sums(self.logged))
+        self.services.save(self.window.sums(self.logged))
         self.window.exclude_since(started)
 
     def _of_next_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
-        step, window, tracker = self.state.step, self.window, self.tracker
+        step, window, tracker = self.state.step, self.window, self.services.tracker
         parts = self.components.train_loader.micro_steps(self.state.samples)
         for number in range(parts):
             started = time.perf_counter()
@@ -235,8 +255,9 @@ class Trainer:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window, hooks = self.components, self.window, self.hooks
         memory = components.throughput.memory()
-        reading = window.read(self.world, grad_norm, self.logged, extra=[hooks.is_requested(), *memory])
-        num_requests, *memory = reading.extra_sums
+        requests = [float(request.is_made()) for request in hooks.requests]
+        reading = window.read(self.world, grad_norm, self.logged, extra=[*memory, *requests])
+        memory, requests = reading.extra_sums[: len(memory)], reading.extra_sums[len(memory) :]
         assert reading.grad_norm is not None
         loss = self._judge(reading)
         elapsed = time.perf_counter() - window.started
@@ -252,8 +273,9 @@ class Trainer:
         for add_to in hooks.at_record:
             add_to(values, reading)
         self._write("train", values | self.logged.reduce_and_reset(reading.logged, self.world))
-        if num_requests:
-            hooks.on_request(self.state.step)
+        for request, number in zip(hooks.requests, requests, strict=True):
+            if number:
+                request.answer(self.state.step)
         window.reset()
 
     def _judge(self, reading: Reading) -> float:
@@ -270,9 +292,9 @@ class Trainer:
             metrics = evaluation.evaluate(
                 components,
                 self.world,
-                predictions=partial(self.predictions_of, state.step) if self.predictions_of else None,
-                begins_batch=lambda: self.tracker.enter(Phase.EVALUATION, state.step),
-                is_stopping=self.is_stopping,
+                predictions=partial(self.services.run_folder.predictions_of, state.step) if self.saves_predictions else None,
+                begins_batch=lambda: self.services.tracker.enter(Phase.EVALUATION, state.step),
+                is_stopping=self.services.is_stopping,
             )
             if metrics is None:
                 return False
@@ -290,4 +312,4 @@ class Trainer:
         state = self.state
         epoch = epochs(self.components.train_loader.order, state.samples)
         self.last |= {f"{split}/{name}": value for name, value in values.items()}
-        self.write({"split": split, "step": state.step, "epoch": epoch, "samples": state.samples, "time": time.time(), **values})
+        self.services.write({"split": split, "step": state.step, "epoch": epoch, "samples": state.samples, "time": time.time(), **values})

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from ddp_train.distributed.world import World, alone
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
-from ddp_train.system.phase import PhaseTracker
-from ddp_train.training.loop.trainer import Hooks, Trainer
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.profile import Profiler, Trace, covered_ms, table
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState
@@ -30,10 +28,10 @@ def run(
 ) -> tuple[Trainer, list[Record]]:
     """Train as a run in this folder does, on this rank alone; steps are not many."""
     words = ["trainer.max_steps=12", "trainer.max_epochs=null", "data.num_samples=64", *overrides]
-    config, parts, tracker, records = checked(*words), components(*words), PhaseTracker(), list[Record]()
-    profiler = Profiler(config.profile, RunFolder(folder), world or alone(), parts, tracker)
-    settings: dict[str, Any] = {"tracker": tracker, "log_every_steps": 4, "write": records.append, "profiler": profiler} | changes
-    one_run = trainer(parts, state, **settings)
+    records: list[Record] = []
+    settings: dict[str, Any] = {"log_every_steps": 4, "write": records.append, **changes}
+    one_run = trainer(components(*words), state, world, run_folder=RunFolder(folder), **settings)
+    profiler = Profiler(checked(*words).profile, one_run)
     one_run.train()
     profiler.close()
     return one_run, records
@@ -95,9 +93,8 @@ def test_the_first_step_can_be_recorded(tmp_path: Path) -> None:
 def test_ranks_that_are_not_chosen_record_nothing(tmp_path: Path) -> None:
     other = replace(alone(), rank=1)
     config = checked("profile=trace", "profile.start_step=0", "profile.steps=1")
-    profiler = Profiler(config.profile, RunFolder(tmp_path), other, components(), PhaseTracker())
-    hooks = Hooks()
-    profiler.register(hooks)
+    one_run = trainer(components(), world=other, run_folder=RunFolder(tmp_path))
+    profiler, hooks = Profiler(config.profile, one_run), one_run.hooks
     assert hooks.before_step == [profiler.begin_step]
     for step in range(3):
         profiler.begin_step(step)
@@ -105,15 +102,14 @@ def test_ranks_that_are_not_chosen_record_nothing(tmp_path: Path) -> None:
 
 
 def test_the_run_computes_the_same_and_leaves_no_mark(tmp_path: Path) -> None:
-    backward = Tensor.backward
     plain, _ = run(tmp_path / "plain")
     recorded, _ = run(tmp_path / "recorded", *WINDOW)
     for one, other in zip(plain.components.model.parameters(), recorded.components.model.parameters(), strict=True):
         assert torch.equal(one, other)
     parts = recorded.components
-    assert Tensor.backward is backward and "loss" not in vars(parts)
+    assert recorded.train_step.mark is plain.train_step.mark
     assert not parts.optimizer._optimizer_step_pre_hooks and not parts.optimizer._optimizer_step_post_hooks
-    assert recorded.tracker._listeners == []
+    assert recorded.services.tracker._listeners == []
 
 
 def test_the_next_job_of_the_same_process_records_nothing(tmp_path: Path) -> None:
@@ -175,7 +171,7 @@ def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp
     run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", stops_after=lambda step: step == 2)
     assert "nothing was recorded: the run took 2 steps, and 9 come before the window" in capsys.readouterr().out
     (tmp_path / "profile.request").touch()
-    Profiler(checked().profile, RunFolder(tmp_path), alone(), components(), PhaseTracker()).close()
+    Profiler(checked().profile, trainer(components(), run_folder=RunFolder(tmp_path))).close()
     assert "came too late" in capsys.readouterr().out and not (tmp_path / "profile.request").exists()
 
 
@@ -195,7 +191,7 @@ def test_a_window_that_fails_ends_no_run(
     one_run, _ = run(tmp_path, *WINDOW)
     assert one_run.state.step == 12
     assert "rank 0 records no profile: OSError: No space left on device" in caplog.text
-    assert "loss" not in vars(one_run.components)
+    assert one_run.train_step.mark is trainer(one_run.components).train_step.mark
 
 
 def test_memory_on_a_cpu_is_told_by_operator(tmp_path: Path) -> None:

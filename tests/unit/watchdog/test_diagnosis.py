@@ -57,7 +57,7 @@ READ = [
     FrameSummary("/site-packages/ddp_train/training/record/log_window.py", 70, "sums"),
 ]
 BOUND = [
-    FrameSummary("/site-packages/ddp_train/training/build/features.py", 45, "after_step"),
+    FrameSummary("/site-packages/ddp_train/training/build/trainer.py", 45, "after_step"),
     FrameSummary("/venv/torch/cuda/streams.py", 9, "wait"),
 ]
 MUON = [

@@ -19,6 +19,7 @@ from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
+from ddp_train.training.check import memory
 from ddp_train.training.check.memory import (
     estimate_checkpoint,
     estimate_share,
@@ -48,10 +49,11 @@ def test_parts_are_what_they_take() -> None:
     assert memory_by_part(parts, num_ranks=1)["gradients"] < weights
 
 
-def test_it_is_told_once_after_the_first_step_of_a_run() -> None:
+def test_it_is_told_once_after_the_first_step_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     parts, state = components("trainer.max_steps=3"), TrainState()
-    trainer(parts, state, after_first_step=lambda: told.append(state.step)).train()
+    monkeypatch.setattr(memory, "print_memory_use", lambda components, world: told.append(state.step))
+    trainer(parts, state).train()
     assert told == [1]
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
-from ddp_train.distributed.world import alone
 from ddp_train.training.loop.replica_check import ReplicaCheck, ReplicaError
 from tests.unit.parts import components, trainer
 from tests.unit.training.threads import ThreadWorld, on_all, thread_worlds
@@ -103,11 +102,10 @@ def flip_a_bit(tensor: Tensor, place: int, bit: int) -> None:
     tensor.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]).flatten()[place] ^= 1 << bit
 
 
-def test_the_loop_tells_it_of_every_step() -> None:
-    parts, steps = components("trainer.max_steps=3"), list[int]()
-    check = ReplicaCheck(parts.trained, alone(), every_steps=1, optimizer=parts.optimizer, others=dict)
-    check.after_step = steps.append  # type: ignore[method-assign]
-    trainer(parts, replicas=check).train()
+def test_the_loop_tells_it_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(ReplicaCheck, "after_step", lambda check, step: steps.append(step))
+    trainer(components("trainer.max_steps=3"), check_replicas_every_steps=1).train()
     assert steps == [1, 2, 3]
 
 

@@ -53,7 +53,7 @@ def everything(parts: Components) -> dict[str, Any]:
 
 def run(parts: Components, spoiled: set[int], *, without: bool, clip: float | None = None) -> LogWindow:
     """Take ten steps of two micro-batches each; spoil some batches, or leave them out."""
-    one_run = trainer(parts, clip_grad_norm=clip, guard=SkippingGuard(parts.model, parts.optimizer))
+    one_run = trainer(parts, clip_grad_norm=clip, on_nonfinite="skip")
     batches = parts.train_loader.micro_batches(0)
     parts.module.train()
     for step in range(10):
@@ -103,16 +103,15 @@ def test_a_loss_that_is_lost_without_its_gradient_is_skipped_too() -> None:
     loss = parts.objective.loss
     parts.objective.loss = lambda model, batch: loss(model, batch) + float("inf")  # type: ignore[method-assign]
     before = [parameter.detach().clone() for parameter in parts.model.parameters()]
-    guard = SkippingGuard(parts.model, parts.optimizer)
     batch = next(parts.train_loader.micro_batches(0))
-    trainer(parts, guard=guard).train_step([batch], global_batch_size=32)
+    trainer(parts, on_nonfinite="skip").train_step([batch], global_batch_size=32)
     assert all(torch.equal(left, right) for left, right in zip(before, parts.model.parameters(), strict=True))
 
 
 def test_nothing_is_read_from_the_device_with_a_fused_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_window, "is_host", lambda device: False)  # as on a GPU
     parts = components("optimizer=adamw")
-    one_run, batches = trainer(parts, guard=SkippingGuard(parts.model, parts.optimizer)), parts.train_loader.micro_batches(0)
+    one_run, batches = trainer(parts, on_nonfinite="skip"), parts.train_loader.micro_batches(0)
 
     def step() -> None:
         one_run.train_step([next(batches)], global_batch_size=32)

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal
-from ddp_train.training.loop.skip_nonfinite import SkippingGuard
 from ddp_train.training.parts.components import Components
-from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Record
 from ddp_train.training.state.saved_state import load
 from ddp_train.training.train_state import TrainState, WindowSums
@@ -195,8 +193,7 @@ def test_killed_and_resumed_is_the_run_that_never_stopped(tmp_path: Path) -> Non
 def test_a_turn_that_is_not_finite_ends_its_step(monkeypatch: pytest.MonkeyPatch, fused: str) -> None:
     monkeypatch.setattr(Bad, "lost", iter([False, True]))  # step 1, step 2
     parts = gan(f"optimizer.fused={fused}", objective="Bad", steps=2)
-    guard = SkippingGuard(parts.trained, parts.optimizer)
-    weights, records = trained(parts, guard=guard, sanity_check=False)
+    weights, records = trained(parts, on_nonfinite="skip", sanity_check=False)
     monkeypatch.setattr(Bad, "lost", iter(()))
     once, _ = trained(gan(f"optimizer.fused={fused}", objective="Bad", steps=1), sanity_check=False)
     assert [record["skipped_steps"] for record in records] == [0, 1]
@@ -213,10 +210,8 @@ def test_the_losses_of_turns_are_those_of_the_steps_that_count_and_took_them(mon
 
     def run(parts: Components, log_every_steps: int, first: int = 0, **changes: Any) -> list[Record]:
         monkeypatch.setattr(Bad, "lost", iter([step == 3 for step in range(first + 1, 7)]))
-        guard = SkippingGuard(parts.trained, parts.optimizer)
         records: list[Record] = []
-        monitor = LossMonitor(on_nonfinite="skip")
-        trainer(parts, guard=guard, monitor=monitor, write=records.append, log_every_steps=log_every_steps, **changes).train()
+        trainer(parts, on_nonfinite="skip", write=records.append, log_every_steps=log_every_steps, **changes).train()
         return [each for each in records if each["split"] == "train"]
 
     alone_, whole = run(gan(objective="RarelyBad", steps=6), 1), run(gan(objective="RarelyBad", steps=6), 6)

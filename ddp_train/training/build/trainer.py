@@ -1,96 +1,114 @@
-"""What a run's features add to the plain loop: chosen here, once, from what was built and what the config asks for."""
+"""Put the trainer of a run together. Its features are chosen here, once, from what was built and what the config asks for."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.system.phase import PhaseTracker
+from ddp_train.training.check import memory
 from ddp_train.training.check.sanity_check import try_first_batches
-from ddp_train.training.loop.callbacks import Callbacks, RunView, Show
+from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.evaluation import as_evaluated
-from ddp_train.training.loop.skip_nonfinite import StepGuard
+from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.loop.train_step import TrainStep
-from ddp_train.training.loop.trainer import Hooks, Trainer
+from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import Reading
+from ddp_train.training.record.loss_monitor import LossMonitor
+from ddp_train.training.state.saved_state import hashes
 from ddp_train.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from ddp_train.training.loop.replica_check import ReplicaCheck
-    from ddp_train.training.profile import Profiler
 
 
-@dataclass(kw_only=True)
-class Features:
-    """What the config asks for, apart from the components."""
+def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
+    """Return the trainer of a run, with all its features. Call it when the state is where the run begins or goes on. Collective."""
+    log_every = config.trainer.log_every_steps
+    cut_off = config.debug.max_steps
+    health = config.health
+    trainer = Trainer(
+        components=components,
+        state=state,
+        world=world,
+        train_step=_train_step(config, components, state, world),
+        log_every_steps=log_every if cut_off is None else min(log_every, -(-cut_off // 20)),
+        evaluate_every_steps=config.debug.resume_after_steps or config.evaluation.every_steps,
+        saves_predictions=config.evaluation.save_predictions,
+        monitor=LossMonitor(
+            on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=services.log_event
+        ),
+        services=services,
+    )
+    _add_features(trainer, config)
+    return trainer
 
-    sanity_check: bool = False  # before the first step: one batch of training and one of evaluation are tried
-    replicas: ReplicaCheck | None = None
-    profiler: Profiler | None = None
-    after_first_step: Callable[[], None] | None = None  # called once, after the first step that this process takes
 
-    # What callbacks see of the run.
-    folder: Path = Path()
-    show: Show = lambda name, shown, step: None  # rank 0's images and texts
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the callbacks' nodes of the config
-
-
-def make_train_step(
-    components: Components, state: TrainState, world: World, *, clip_grad_norm: float | None = None, guard: StepGuard | None = None
-) -> TrainStep:
+def _train_step(config: RunConfig, components: Components, state: TrainState, world: World) -> TrainStep:
     """Return what takes the steps of a run: the plain one, one of turns, or one within backward."""
     kind = TrainStep
     if components.turns or components.steps_in_backward:
         from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
 
         kind = TurnsStep if components.turns else EarlyStep
-    return kind(components=components, state=state, world=world, clip_grad_norm=clip_grad_norm, guard=guard or StepGuard())
+    skips = config.health.on_nonfinite == "skip"
+    guard = SkippingGuard(components.trained, components.optimizer) if skips else StepGuard()
+    return kind(components=components, state=state, world=world, clip_grad_norm=config.trainer.clip_grad_norm, guard=guard)
 
 
-def add_features(trainer: Trainer, features: Features) -> Trainer:
-    """Hang all features of a run on its trainer, and return it. Call it when the state is where the run begins or goes on."""
+def _add_features(trainer: Trainer, config: RunConfig) -> None:
     components, hooks, world = trainer.components, trainer.hooks, trainer.world
     strategy, scheduler = components.strategy, components.scheduler
-    _before_training(trainer, features)
+    replicas = _replica_check(trainer, config.health.check_replicas_every_steps)
+    _before_training(trainer, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):
         _count_epochs(trainer, scheduler)
     if strategy.has_local_weights:
         hooks.after_step.append(strategy.after_step)
     if world.device.type == "cuda":
-        hooks.after_step.append(DeviceQueue(trainer.tracker).after_step)
-    if features.replicas is not None:
-        hooks.after_step.append(features.replicas.after_step)
+        hooks.after_step.append(DeviceQueue(trainer.services.tracker).after_step)
+    if replicas is not None:
+        hooks.after_step.append(replicas.after_step)
     if components.callbacks:
-        view = RunView(trainer, folder=features.folder, show=features.show, settings=features.settings)
-        Callbacks(components.callbacks, view).register(hooks, trainer.is_log_step)
-    if features.replicas is not None:
-        hooks.before_save.append(features.replicas.before_save)
+        Callbacks(components.callbacks, RunView(trainer, config.callbacks)).register(hooks, trainer.is_log_step)
+    if replicas is not None:
+        hooks.before_save.append(replicas.before_save)
     if isinstance(scheduler, Plateau):
         plateau = scheduler
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
         hooks.after_evaluation.append(lambda metrics: plateau.follow(world.from_main(lambda: metrics)))
     _add_to_record(trainer)
-    if features.profiler is not None:
-        features.profiler.register(hooks)
-    if features.after_first_step is not None:
-        _call_once(hooks, features.after_first_step)
-    return trainer
+    _print_memory_use_once(trainer)
 
 
-def _before_training(trainer: Trainer, features: Features) -> None:
+def _replica_check(trainer: Trainer, every_steps: int | None) -> ReplicaCheck | None:
+    if not every_steps:
+        return None
+    from ddp_train.training.loop.replica_check import ReplicaCheck
+
+    components = trainer.components
+    return ReplicaCheck(
+        components.trained,
+        trainer.world,
+        every_steps=every_steps,
+        optimizer=components.optimizer,
+        others=lambda: hashes(components, trainer.state),
+        strategy=components.strategy,
+    )
+
+
+def _before_training(trainer: Trainer, *, sanity_check: bool) -> None:
     """Let the first micro-batch serve for all that comes before the first step."""
     components, state, world = trainer.components, trainer.state, trainer.world
-    hooks, predicts = trainer.hooks.before_training, trainer.predictions_of is not None
+    hooks, predicts = trainer.hooks.before_training, trainer.saves_predictions
     throughput, lengths = components.throughput, components.length_plan
 
     def rebuild_buckets(first: MicroBatch) -> None:
@@ -107,7 +125,7 @@ def _before_training(trainer: Trainer, features: Features) -> None:
 
     if throughput.wants_batch:
         hooks.append(see_shapes)
-    if features.sanity_check:
+    if sanity_check:
         hooks.append(lambda first: try_first_batches(components, first, world, samples=state.samples, predicts=predicts))
     if state.step == 0 and world.size > 1 and components.rebuilds_buckets_at_start():
         hooks.append(rebuild_buckets)
@@ -129,7 +147,7 @@ def _compile(trainer: Trainer, first: MicroBatch) -> None:
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
             with as_evaluated(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
-                components.evaluate_batch(batch, predicts=trainer.predictions_of is not None)
+                components.evaluate_batch(batch, predicts=trainer.saves_predictions)
     components.compiled.end_warm_up()
 
 
@@ -162,14 +180,15 @@ def _add_to_record(trainer: Trainer) -> None:
     trainer.hooks.at_record.append(add)
 
 
-def _call_once(hooks: Hooks, call: Callable[[], None]) -> None:
-    """Call something after the first step, from the last of the hooks, which then leaves."""
+def _print_memory_use_once(trainer: Trainer) -> None:
+    """Print the memory after the first step that this process takes, from the last of the hooks, which then leaves."""
+    after_step = trainer.hooks.after_step
 
-    def first(step: int) -> None:
-        hooks.after_step.remove(first)
-        call()
+    def print_and_leave(step: int) -> None:
+        after_step.remove(print_and_leave)
+        memory.print_memory_use(trainer.components, trainer.world)
 
-    hooks.after_step.append(first)
+    after_step.append(print_and_leave)
 
 
 STEPS_AHEAD = 8

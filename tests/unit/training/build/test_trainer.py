@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ddp_train.distributed.world import alone
 from ddp_train.system.phase import PhaseTracker
-from ddp_train.training.build.features import STEPS_AHEAD, DeviceQueue, Features, add_features
+from ddp_train.training.build.trainer import STEPS_AHEAD, DeviceQueue
+from ddp_train.training.check import memory
 from ddp_train.training.loop.train_step import TrainStep
 from tests.unit.parts import components, trainer
 
@@ -81,12 +83,14 @@ def test_it_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(
 
 
 def test_the_loop_of_a_gpu_marks_the_end_of_every_step(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_run = trainer(components("trainer.max_steps=3"), log_every_steps=10)
-    assert one_run.hooks.after_step == []  # on a CPU a step that was taken is done
-    own, one_run.world = one_run.world, replace(one_run.world, device=torch.device("cuda", 0))
+    parts = components("trainer.max_steps=3")
+    own = alone()
+    on_cpu = trainer(parts, log_every_steps=10)
     monkeypatch.setattr(TrainStep, "begin_window", lambda step: None)
-    add_features(one_run, Features())
+    one_run = trainer(parts, world=replace(own, device=torch.device("cuda", 0)), log_every_steps=10)
+    assert len(one_run.hooks.after_step) == len(on_cpu.hooks.after_step) + 1  # on a CPU a step that was taken is done
     monkeypatch.undo()
+    monkeypatch.setattr(memory, "print_memory_use", lambda components, world: None)
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
     one_run.world = one_run.train_step.world = own
     one_run.train()
