@@ -30,10 +30,10 @@ from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
+from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate, weights_to_evaluate
 from ddp_train.training.loop.trainer import RunServices, Trainer
-from ddp_train.training.parts.compiled import keep_cache
 from ddp_train.training.parts.components import Components
 from ddp_train.training.profile import Profiler
 from ddp_train.training.record import predictions
@@ -134,16 +134,11 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
     if job.config.batch.is_open:
         config, folder = job.config, job.run_folder.root
         job = _with_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
-    keep = None
-    if job.config.compile.mode is not None:
-        sweep = sweep_of(job.run_folder.root)
-        keep = keep_cache(job.run_folder.compiled if sweep is None else sweep / job.run_folder.compiled.name, world)
+    sweep = sweep_of(job.run_folder.root)
     with environment.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
-        components = build(job.config, world)
-        if keep is not None:
-            components.compiled.keep = keep
+        components = build(job.config, world, compile_cache=(sweep or job.run_folder.root) / job.run_folder.compiled.name)
         require_alike(components.data_identity, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
@@ -168,7 +163,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
     if checkpoint is not None:
-        components.rebuild_buckets(world)
+        rebuild_buckets(components, world)
         if not load(checkpoint, components, state, world, on_progress=tracker.move):
             seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.stopped is not None and not state.stopped.holds(config.callbacks):

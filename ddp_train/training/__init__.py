@@ -1,7 +1,7 @@
 """From a config to trained weights, on one rank. `loop/trainer.py` is where to begin reading. Rooms, the upper ones use the lower ones:
 
     inference/      what a finished run gives: `load`, predictions, exports
-    build/          components in the order that they need, and what features add to the loop (`features.py`)
+    build/          components in the order that they need, and what features add to the loop (`trainer.py`)
     state/          checkpoints, weights to begin with, the identity of the data
     profile         windows of steps that are recorded by torch's profiler
     loop/           the order of things in a run, one step, one evaluation, callbacks

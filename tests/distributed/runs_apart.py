@@ -31,6 +31,7 @@ from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
+from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.state.saved_state import content, load
@@ -71,7 +72,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     parts, state = build(run, world), TrainState()
     parts.strategy.start_training(parts.trained, {}, weights_are_equal=True)
     if since is not None:
-        parts.rebuild_buckets(world)
+        rebuild_buckets(parts, world)
         load(since, parts, state, world)
     records: list[dict[str, Any]] = []
     saver, exchanges = Saver(to or Path(), world, config_hash="abc"), set[int]()

@@ -29,6 +29,7 @@ from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint, memory_by_part
+from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.components import Components
@@ -52,7 +53,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     """Train to the end, from a checkpoint or from the beginning, and save one on the way."""
     parts, state = build(run, world), TrainState()
     if since is not None:
-        parts.rebuild_buckets(world)
+        rebuild_buckets(parts, world)
         load(since, parts, state, world)
     records: list[dict[str, Any]] = []
     saver = Saver(to or Path(), world, config_hash="abc")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
@@ -46,9 +47,10 @@ from ddp_train.traits import follows_a_metric, require_rows
 _NOTHING: Mapping[str, Any] = {}
 
 
-def build(config: RunConfig, world: World) -> Components:
+def build(config: RunConfig, world: World, *, compile_cache: Path | None = None) -> Components:
     """Build the components of one run on this rank. Collective.
 
+    The folder `compile_cache` keeps what torch.compile makes.
     On the device `meta` tensors of model, objective and optimizer have no values, and the data is left where it is.
 
     Raises UserError: a component refuses its arguments, the data is missing or damaged, or the parts do not fit.
@@ -69,7 +71,8 @@ def build(config: RunConfig, world: World) -> Components:
     peak = peak_of(world.device, amp, trained, cast=strategy.param_dtype if world.has_group else None)
     throughput = measure(world, objective, trained, source=source, peak=peak)
     notes = [note_methods_not_called(model), _checkpoint_activations(model, config)]
-    compiled = compile_model(model, config.compile, world, parts=[*model.children()] if isinstance(objective, TurnObjective) else [model])
+    called = [*model.children()] if isinstance(objective, TurnObjective) else [model]
+    compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
     notes.append(note(compiled, config.compile))
     module, turns = wrap(trained, objective, strategy, world)
 

@@ -14,6 +14,7 @@ from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.system.phase import PhaseTracker
 from ddp_train.training.check import memory
+from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
 from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.evaluation import as_evaluated
@@ -111,9 +112,9 @@ def _before_training(trainer: Trainer, *, sanity_check: bool) -> None:
     hooks, predicts = trainer.hooks.before_training, trainer.saves_predictions
     throughput, lengths = components.throughput, components.length_plan
 
-    def rebuild_buckets(first: MicroBatch) -> None:
-        with components.untouched(world.device):
-            components.rebuild_buckets(world, first)
+    def rehearse(first: MicroBatch) -> None:
+        with untouched(components, world.device):
+            rebuild_buckets(components, world, first)
 
     def see_shapes(first: MicroBatch) -> None:
         with batch_on(world.device, first) as batch:
@@ -128,7 +129,7 @@ def _before_training(trainer: Trainer, *, sanity_check: bool) -> None:
     if sanity_check:
         hooks.append(lambda first: try_first_batches(components, first, world, samples=state.samples, predicts=predicts))
     if state.step == 0 and world.size > 1 and components.rebuilds_buckets_at_start():
-        hooks.append(rebuild_buckets)
+        hooks.append(rehearse)
     if lengths is not None:
         hooks.append(cut)  # what cannot be cut is refused before the first step
         trainer.hooks.wrap_micro_batches.append(lambda micro_batches: map(cut, micro_batches))
@@ -141,9 +142,9 @@ def _compile(trainer: Trainer, first: MicroBatch) -> None:
     components, world = trainer.components, trainer.world
     if components.length_plan is not None:
         first = components.length_plan.cut(first, trainer.state.step)
-    with components.untouched(world.device):
+    with untouched(components, world.device):
         components.module.train()
-        components.try_step(world, first)
+        try_step(components, world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
             with as_evaluated(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):

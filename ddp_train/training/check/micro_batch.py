@@ -25,6 +25,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
+from ddp_train.training.check.rehearsal import untouched
 from ddp_train.training.check.sanity_check import try_training, without_compiling
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.turn import Turn
@@ -68,7 +69,7 @@ def largest_micro_batch(components: Components, world: World, *, most: int) -> i
     """
     sizes = sizes_to_try(most)
     try_training(components, components.train_loader.of_size(sizes[0]), world)
-    with components.untouched(world.device), without_compiling():
+    with untouched(components, world.device), without_compiling():
         components.module.train()
         search = _Search(components, world, accumulates_below=most)
         largest = bisect(sizes, search.fits)

@@ -35,6 +35,7 @@ from ddp_train.objective.classification import Classification
 from ddp_train.objective.supervised import LossObjective
 from ddp_train.run_folder import failure
 from ddp_train.training.check.memory import is_out_of_memory
+from ddp_train.training.check.rehearsal import untouched
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components
 
@@ -68,7 +69,7 @@ def try_first_batches(components: Components, first: MicroBatch, world: World, *
     DataError: a label is out of range.
     """
     lines = []
-    with components.untouched(world.device), without_compiling():  # hooks on a forward would be compiled into it
+    with untouched(components, world.device), without_compiling():  # hooks on a forward would be compiled into it
         for trial in _trials(components, first, samples):
             lines.append(_try(components, trial, world, predicts=predicts))
             _refuse_means(components, trial, world)
@@ -88,7 +89,7 @@ def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator
 
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
     """Try a micro-batch of training alone, and print nothing; raises as `try_first_batches` does."""
-    with components.untouched(world.device), without_compiling():
+    with untouched(components, world.device), without_compiling():
         _try(components, _Trial("the first training batch", True, micro_batch), world, predicts=False)
 
 

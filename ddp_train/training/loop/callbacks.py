@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain, product
@@ -19,9 +18,10 @@ from ddp_train.errors import ConfigError, RunError
 from ddp_train.interfaces import Batch, Goal, Run, SupportsState, named_parameters, overrides
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
+from ddp_train.training.check.rehearsal import rebuild_buckets, untouched
 from ddp_train.training.loop.evaluation import as_evaluated, callback_errors
 from ddp_train.training.loop.trainer import Hooks, Trainer
-from ddp_train.training.parts.components import Components, wrap
+from ddp_train.training.parts.components import Components
 from ddp_train.training.record.logged import check_logged, mean
 from ddp_train.training.train_state import Stopped
 
@@ -160,7 +160,7 @@ class Callbacks:
             if not any(parameter.requires_grad for group in view.optimizer.param_groups for parameter in group["params"]):
                 happened = f"no parameter is left to train after step {view.step}"
                 raise ConfigError(key=f"callbacks.{view.caller}", happened=happened, expected="at least one that is not frozen")
-            _rewrap(view.components, view.world)
+            _wrap_again(view.components, view.world)
 
 
 def states(callbacks: Mapping[str, Any], world: World) -> dict[str, dict[str, Any]]:
@@ -198,16 +198,11 @@ def load_states(callbacks: Mapping[str, Any], saved: Mapping[str, Any], fresh: M
     return lines + [f"callbacks.{name} is gone, and its state in the checkpoint with it" for name in saved if name not in loading]
 
 
-def _rewrap(components: Components, world: World) -> None:
-    """Let the strategy wrap the model again, as other parameters are trained now. Collective.
-
-    The run is then as if it resumed from here: DDP has rebuilt its buckets (`rebuild_buckets`), and nothing else is changed.
-    """
+def _wrap_again(components: Components, world: World) -> None:
+    """Let the run go on as if it resumed from here: the strategy wraps the model again, and DDP has rebuilt its buckets. Collective."""
     components.optimizer.zero_grad(set_to_none=True)
     if world.size == 1 and not components.turns:
         return
-    components.module, components.turns = components.trained, {}
-    gc.collect()  # the old module is in a reference cycle, and its hooks stay on the parameters as long as it lives
-    components.module, components.turns = wrap(components.trained, components.objective, components.strategy, world)
-    with components.untouched(world.device), model_log.taken_by(None):
-        components.rebuild_buckets(world)
+    components.rewrap(world)
+    with untouched(components, world.device), model_log.taken_by(None):
+        rebuild_buckets(components, world)

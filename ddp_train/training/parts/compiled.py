@@ -148,14 +148,14 @@ class Compiled:
                 raise ConfigError(key="compile.backend", happened=happened, expected=f"one of {known}") from None
             module._compiled_call_impl = _Region(self, module, name or type(module).__name__, goes_on=config.on_failure == "eager")
 
-    def _begins(self, found: Any) -> None:
+    def _begins(self, event: Any) -> None:
         self._began = time.perf_counter()
 
-    def _ends(self, found: Any) -> None:
+    def _ends(self, event: Any) -> None:
         took = time.perf_counter() - self._began
         self.seconds += took
-        number = str(getattr(found, "compile_id", "")).rpartition("/")[2].partition("_")[0]  # of one frame: 0 is the first time
-        is_forward = getattr(getattr(found, "callback_trigger", None), "name", "") == "DYNAMO"
+        number = str(getattr(event, "compile_id", "")).rpartition("/")[2].partition("_")[0]  # of one frame: 0 is the first time
+        is_forward = getattr(getattr(event, "callback_trigger", None), "name", "") == "DYNAMO"
         if is_forward and number.isdecimal() and int(number) > 0:
             self.recompiles += 1
             if self._is_warm:
@@ -165,8 +165,8 @@ class Compiled:
         from torch._dynamo.utils import counters
 
         self.graphs = counters["stats"]["unique_graphs"] - self._counted["graphs"]
-        found = {one_line(reason, _SHOWN): number - self._counted.get(reason, 0) for reason, number in counters["graph_break"].items()}
-        self.breaks = {reason: number for reason, number in found.items() if number > 0}
+        breaks = {one_line(reason, _SHOWN): number - self._counted.get(reason, 0) for reason, number in counters["graph_break"].items()}
+        self.breaks = {reason: number for reason, number in breaks.items() if number > 0}
 
 
 class _Region:
@@ -178,14 +178,14 @@ class _Region:
         self._as_written: Callable[..., Any] = module._call_impl
         self._call: Callable[..., Any] = module._compiled_call_impl
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from torch._dynamo.exc import TorchDynamoException
 
         try:
-            return self._call(*given, **named)
+            return self._call(*args, **kwargs)
         except TorchDynamoException as error:
             if _is_of_a_signal(error):  # a stop: the step is finished, and saved
-                return self(*given, **named)
+                return self(*args, **kwargs)
             where, what = _users_line(error), f"{type(error).__name__}: {one_line(str(error), _SHOWN)}"
             if not self._goes_on:
                 happened = f"{self._name} cannot be compiled{where}\n  {what}"
@@ -194,24 +194,29 @@ class _Region:
             logger.warning("%s is not compiled%s: %s", self._name, where, what, exc_info=error)
         self._compiled.given_up += 1
         self._call = self._as_written
-        return self._call(*given, **named)
+        return self._call(*args, **kwargs)
 
 
-def compile_model(model: nn.Module, config: CompileConfig, world: World, *, parts: Sequence[nn.Module]) -> Compiled:
+def compile_model(
+    model: nn.Module, config: CompileConfig, world: World, *, parts: Sequence[nn.Module], cache_folder: Path | None = None
+) -> Compiled:
     """Let regions of a model be compiled when they are first called, in place; on the device `meta` only look whether they are there.
 
     Args:
         parts: what is called of the model: itself, or its parts where an objective takes turns.
+        cache_folder: keeps what is compiled (`keep_cache`); None: torch's own does.
     """
     compiled = Compiled()
     if config.mode is None:
         return compiled
-    found = {} if config.regions == "whole" else blocks_of(model, config.regions, key="compile.regions")
-    if not found:
+    if cache_folder is not None:
+        compiled.keep = keep_cache(cache_folder, world)
+    regions = {} if config.regions == "whole" else blocks_of(model, config.regions, key="compile.regions")
+    if not regions:
         names = {id(module): name for name, module in model.named_modules()}
-        found = {names.get(id(part), ""): part for part in parts}
+        regions = {names.get(id(part), ""): part for part in parts}
     if world.device.type != "meta":
-        compiled.begin(found, config, world)
+        compiled.begin(regions, config, world)
     return compiled
 
 
@@ -219,8 +224,8 @@ def compile_model(model: nn.Module, config: CompileConfig, world: World, *, part
 def _with_forward(kind: Any) -> type[nn.Module]:
     """Return a subclass of the same name, as for `activation_checkpointing`, whose forward is not in torch; alike ones share a graph."""
 
-    def forward(self: Any, *given: Any, **named: Any) -> Any:
-        return kind.forward(self, *given, **named)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return kind.forward(self, *args, **kwargs)
 
     own = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (kind,), own)

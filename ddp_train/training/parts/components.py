@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import gc
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,14 +26,12 @@ from ddp_train.interfaces import (
     SupportsTurnsAt,
     overrides,
 )
-from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.loader import EvaluationLoader, Loader
-from ddp_train.loader.reader import LengthPlan, MicroBatch
+from ddp_train.loader.reader import LengthPlan
 from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, goals_of
 from ddp_train.training.parts.turn import Turn, make_turns
 from ddp_train.training.record.throughput import Throughput
-from ddp_train.training.seeding import random_state, set_random_state
 
 
 @dataclass(kw_only=True)
@@ -163,48 +161,8 @@ class Components(EvaluationParts):
         """Tell whether a run rebuilds its buckets when it begins, too."""
         return self.strategy.has_buckets and (bool(self.turns) or self.zeroes_gradients_in_place())
 
-    def rebuild_buckets(self, world: World, micro_batch: MicroBatch | None = None) -> None:
-        """Bring DDP into the state that it has after its first steps, before a checkpoint is loaded. Collective.
-
-        DDP rebuilds its buckets after the first backward, and where an element lies in a bucket decides the order in which the ranks'
-        values are added. Without this, a resumed run on three or more ranks differs from one that never stopped in the last bits.
-        Parameters are not touched; buffers and random streams are, so it comes before loading. Twice, because a static graph takes two.
-
-        Where gradients are zeroed in place they are in the buckets from then on, so a run that begins rebuilds them, too. So it is
-        with turns, of which one may come for the first time after a checkpoint.
-        """
-        if world.size > 1 and self.strategy.has_buckets:
-            self.try_step(world, micro_batch, times=2)
-
-    def try_step(self, world: World, micro_batch: MicroBatch | None = None, *, times: int = 1) -> None:
-        """Take forward and backward of a micro-batch so many times, of each turn where there are some; forget the gradients. Collective."""
-        micro_batch = micro_batch or self.train_loader.peek()
-        with batch_on(world.device, micro_batch) as batch:
-            for turn in times * [*self.turns.values()] or times * [None]:
-                self.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
-                with turn.alone() if turn else nullcontext():
-                    with self.amp.autocast(world.device):
-                        loss = self.loss(batch, turn)
-                    loss.backward()
-        self.zero_gradients()
-
-    @contextmanager
-    def untouched(self, device: torch.device) -> Iterator[None]:
-        """Put back what computing changes: random streams, buffers, modes, and attributes of the model's modules and of the objective."""
-        objective = self.objective
-        parts = [self.model, objective, *getattr(objective, "__dict__", {}).values()]
-        modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
-        buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
-        copies = [buffer.detach().clone() for buffer in buffers]
-        dicts = [vars(owner) for owner in [*modules, objective] if hasattr(owner, "__dict__")] + [module._buffers for module in modules]
-        before = [dict(each) for each in dicts]
-        streams = random_state(device)
-        yield  # an error ends the run, and a GPU that failed could not copy
-        self.reshard()
-        set_random_state(streams, device)
-        for now, then in zip(dicts, before, strict=True):
-            now.clear()
-            now.update(then)
-        with torch.no_grad():
-            for buffer, copy in zip(buffers, copies, strict=True):
-                buffer.copy_(copy)
+    def rewrap(self, world: World) -> None:
+        """Let the strategy wrap the model again, as other parameters are trained now. Collective."""
+        self.module, self.turns = self.trained, {}
+        gc.collect()  # the old module is in a reference cycle, and its hooks stay on the parameters as long as it lives
+        self.module, self.turns = wrap(self.trained, self.objective, self.strategy, world)
