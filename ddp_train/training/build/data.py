@@ -45,24 +45,24 @@ def make_data(config: RunConfig, *, key: str) -> Any:
 def make_source(config: RunConfig, *, key: str) -> Source:
     """Return the data of a key (`make_data`) as the loaders read it."""
     node = config.loader.collate
-    made = make_data(config, key=key)
+    data = make_data(config, key=key)
     collate = instantiate(node, key="loader.collate") if node is not None else None
     if not callable(collate) and collate is not None:
         expected = "a function that takes a list of samples, or a class whose objects do"
         raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
-    return adapt(made, config.loader.fields, collate)
+    return adapt(data, config.loader.fields, collate)
 
 
-def adapt(made: Any, fields: Sequence[str] | None = None, collate: Collate | None = None) -> Source:
+def adapt(data: Any, fields: Sequence[str] | None = None, collate: Collate | None = None) -> Source:
     """Return what a `_target_` made as the loaders read it."""
-    if not isinstance(made, Mixture):
-        return Stream(made, fields, collate) if is_stream(made) else as_source(made, fields, collate)
-    for name, each in made.sources.items():
-        if is_stream(each):
-            happened = f"is a stream ({type(each).__name__}): its samples have no positions to draw from, nor to go back to"
+    if not isinstance(data, Mixture):
+        return Stream(data, fields, collate) if is_stream(data) else as_source(data, fields, collate)
+    for name, part in data.sources.items():
+        if is_stream(part):
+            happened = f"is a stream ({type(part).__name__}): its samples have no positions to draw from, nor to go back to"
             expected = "data with positions (`ddp-train help docs/data.md`)"
             raise ConfigError(key=f"data.sources.{name}.data", happened=happened, expected=expected)
-    return MixtureSource({name: as_source(each, fields, collate) for name, each in made.sources.items()}, made.weights)
+    return MixtureSource({name: as_source(part, fields, collate) for name, part in data.sources.items()}, data.weights)
 
 
 def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
@@ -90,44 +90,64 @@ def _own_sampler(source: DataSource, config: RunConfig) -> Any:
         "global_batch_size": lambda: config.batch.global_batch_size,
     }
     target = locate(node["_target_"])
-    given = {f"{key}.{name}": offers[name]() for name in given_in(key) if name not in node and accepts(target, name)}
-    return instantiate({**node, **dict.fromkeys((each.rpartition(".")[2] for each in given), AUTO)}, key=key, answers=given)
+    answers = {f"{key}.{name}": offers[name]() for name in given_in(key) if name not in node and accepts(target, name)}
+    return instantiate({**node, **dict.fromkeys((name.rpartition(".")[2] for name in answers), AUTO)}, key=key, answers=answers)
 
 
 def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader:
     """Return what reads the training data on this rank."""
     loader, batch = config.loader, config.batch
     drop_last = loader.drop_last or config.debug.overfit
-    reading: dict[str, Any] = {**_reading(loader, world), "grad_accum_steps": batch.grad_accum_steps}
     if isinstance(source, Stream):
         _require_plain(loader)
         _require_one_pass(config, source)
-        batches = BatchOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last)
-        return StreamLoader(source, batches, **reading)
-    least = batch.global_batch_size if loader.drop_last else 1
-    require_samples(source, key="data", at_least=least)
-    drawing: dict[str, Any] = {"sampling": loader.sampling, "sample_weights": loader.sample_weights, "multiple_of": least}
+        return StreamLoader(
+            source,
+            BatchOrder(source.length, global_batch_size=batch.global_batch_size, drop_last=drop_last),
+            rank=world.rank,
+            world_size=world.size,
+            grad_accum_steps=batch.grad_accum_steps,
+            num_workers=loader.num_workers,
+            pin_memory=_pins_memory(loader, world),
+        )
+    multiple_of = batch.global_batch_size if loader.drop_last else 1
+    require_samples(source, key="data", at_least=multiple_of)
     own, mixture = _own_sampler(source, config), None
     if isinstance(source, MixtureSource):
         if own is not None:
             raise conflict("loader.sampler", "is given, and the weights of data.sources say which sample comes when", "null")
-        own = mixture = source.sampler(seed=config.seed, **drawing)
-    reading["blend"] = _blend(source.facts, loader)
-    reading["mixture"] = mixture if loader.bucket_batches is None else None  # within a window of batches nobody keeps count
-    drawing |= {"global_batch_size": batch.global_batch_size, "bucket_batches": loader.bucket_batches}
-    sampler = sampler_from(source, own, seed=config.seed, **drawing)
-    changes = batch_changes(config.trainer.batch_size_schedule or {})
-    order = SampleOrder(
-        sampler,
-        global_batch_size=min(batch.global_batch_size, sampler.length),
-        drop_last=drop_last,
-        changes=[(step, min(size, sampler.length)) for step, size in changes],
+        own = mixture = source.sampler(
+            seed=config.seed, sampling=loader.sampling, sample_weights=loader.sample_weights, multiple_of=multiple_of
+        )
+    sampler = sampler_from(
+        source,
+        own,
+        seed=config.seed,
+        sampling=loader.sampling,
+        sample_weights=loader.sample_weights,
+        multiple_of=multiple_of,
+        global_batch_size=batch.global_batch_size,
+        bucket_batches=loader.bucket_batches,
     )
+    changes = [(step, min(size, sampler.length)) for step, size in batch_changes(config.trainer.batch_size_schedule or {})]
+    order = SampleOrder(sampler, global_batch_size=min(batch.global_batch_size, sampler.length), drop_last=drop_last, changes=changes)
+    grad_accum_steps, by_size = batch.grad_accum_steps, None
     if changes:  # the last batch of an epoch has as few micro-batches as its size asks for
-        reading["by_size"] = by_size = partial(accumulation_of, loader=loader, world_size=world.size)
-        sizes = (batch.global_batch_size, *(size for _, size in changes))
-        reading["grad_accum_steps"] = max(by_size(min(size, sampler.length)) for size in sizes)
-    return TrainLoader(source, order, **reading, skips=loader.on_bad_sample == "skip")
+        by_size = partial(accumulation_of, loader=loader, world_size=world.size)
+        grad_accum_steps = max(by_size(size) for size in (order.global_batch_size, *(size for _, size in changes)))
+    return TrainLoader(
+        source,
+        order,
+        rank=world.rank,
+        world_size=world.size,
+        grad_accum_steps=grad_accum_steps,
+        num_workers=loader.num_workers,
+        pin_memory=_pins_memory(loader, world),
+        skips=loader.on_bad_sample == "skip",
+        by_size=by_size,
+        mixture=mixture if loader.bucket_batches is None else None,  # within a window of batches nobody keeps count
+        blend=_blend(source.facts, loader),
+    )
 
 
 def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | None:
@@ -158,17 +178,20 @@ def _eval_loader(source: Source, config: RunConfig, world: World, *, key: str) -
         _require_plain(loader)
         return StreamEvaluationLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, most=most)
     require_samples(source, key=key)
-    skips = loader.on_bad_sample == "skip"
-    return PositionedEvaluationLoader(source, batch_size=batch_size, **_reading(loader, world), skips=skips, most=most)
+    return PositionedEvaluationLoader(
+        source,
+        rank=world.rank,
+        world_size=world.size,
+        batch_size=batch_size,
+        num_workers=loader.num_workers,
+        pin_memory=_pins_memory(loader, world),
+        skips=loader.on_bad_sample == "skip",
+        most=most,
+    )
 
 
-def _reading(loader: LoaderConfig, world: World) -> dict[str, Any]:
-    return {
-        "rank": world.rank,
-        "world_size": world.size,
-        "num_workers": loader.num_workers,
-        "pin_memory": world.device.type == "cuda" and not loader.on_device,
-    }
+def _pins_memory(loader: LoaderConfig, world: World) -> bool:
+    return world.device.type == "cuda" and not loader.on_device
 
 
 def _require_plain(loader: LoaderConfig) -> None:

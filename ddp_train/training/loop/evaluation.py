@@ -55,7 +55,7 @@ def evaluate(
     with as_evaluated(components):
         for name, loader in components.eval_loaders.items():
             folder = predictions(name) if predictions else None
-            of_set = _evaluate_set(components, loader, world, predictions=folder, hooks=(begins_batch, is_stopping))
+            of_set = _evaluate_set(components, loader, world, predictions=folder, begins_batch=begins_batch, is_stopping=is_stopping)
             if of_set is None:
                 return None
             metrics |= {metric.of_set(name, metric_name): value for metric_name, value in of_set.items()}
@@ -128,9 +128,9 @@ def _evaluate_set(
     world: World,
     *,
     predictions: Path | None,
-    hooks: tuple[Callable[[], None], Callable[[], bool]],
+    begins_batch: Callable[[], None],
+    is_stopping: Callable[[], bool],
 ) -> dict[str, float] | None:
-    begins_batch, is_stopping = hooks
     model, objective = components.model, components.objective
     modules = [module for module in (model, objective) if isinstance(module, nn.Module)]
     world.copy_from_main([buffer for module in modules for buffer in module.buffers()])

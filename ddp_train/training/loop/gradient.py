@@ -26,31 +26,31 @@ def backward(loss: Tensor, grad_output: Tensor) -> None:
         loss.backward(grad_output)
 
 
-class Part(NamedTuple):
-    """The part of a gradient on this rank that the norm is computed of."""
+class NormShare(NamedTuple):
+    """What this rank's part of a gradient adds to the norm."""
 
     tensor: Tensor  # its rows here, or their norm
     replicas: int  # ranks that have the same rows; 0: it is whole, and on all ranks
 
 
-def part_of(gradient: Tensor) -> Part:
-    return Part(local_rows(gradient), num_replicas(gradient) if is_sharded(gradient) else 0)
+def norm_share(gradient: Tensor) -> NormShare:
+    return NormShare(local_rows(gradient), num_replicas(gradient) if is_sharded(gradient) else 0)
 
 
 def total_norm(gradients: Sequence[Tensor], world: World) -> Tensor:
     """Return the L2 norm over all gradients, shape [], the same on all ranks. Collective where some are sharded: one small all-reduce."""
-    return norm_of([part_of(gradient) for gradient in gradients], world)
+    return norm_of([norm_share(gradient) for gradient in gradients], world)
 
 
-def norm_of(parts: Sequence[Part], world: World) -> Tensor:
-    """Return the L2 norm over all parts, as `total_norm`."""
-    unsharded = [part.tensor for part in parts if not part.replicas]
-    if len(unsharded) == len(parts):
+def norm_of(shares: Sequence[NormShare], world: World) -> Tensor:
+    """Return the L2 norm over all shares, as `total_norm`."""
+    unsharded = [share.tensor for share in shares if not share.replicas]
+    if len(unsharded) == len(shares):
         return nn.utils.get_total_norm(unsharded)
     # In float64: a square overflows float32 long before the norm does.
     squares = torch.zeros((), dtype=torch.float64, device=world.device)
-    for replicas in {part.replicas for part in parts if part.replicas}:
-        rows = [part.tensor for part in parts if part.replicas == replicas]
+    for replicas in {share.replicas for share in shares if share.replicas}:
+        rows = [share.tensor for share in shares if share.replicas == replicas]
         squares += nn.utils.get_total_norm(rows).to(squares).square() / replicas
     squares = world.sum(squares)
     if unsharded:

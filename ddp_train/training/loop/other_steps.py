@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ddp_train.interfaces import Batch
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop.gradient import Part, norm_of, part_of
+from ddp_train.training.loop.gradient import NormShare, norm_of, norm_share
 from ddp_train.training.loop.train_step import TrainStep, Weight
 from ddp_train.training.parts.turn import Turn
 
@@ -61,7 +61,7 @@ class EarlyStep(TrainStep):
         groups = self._optimizer.param_groups
         self._order = {parameter: number for number, parameter in enumerate(chain.from_iterable(group["params"] for group in groups))}
         self._is_stepping = self._measures = False
-        self._parts: dict[int, Part] = {}  # of the norm, by the parameters' numbers
+        self._shares: dict[int, NormShare] = {}  # of the norm, by the parameters' numbers
         for index, group in enumerate(groups):
             for parameter in group["params"]:
                 parameter.register_post_accumulate_grad_hook(partial(self._step, index))
@@ -71,9 +71,9 @@ class EarlyStep(TrainStep):
         num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
         self._is_stepping, self._measures = True, measures_norm
         self.compute_gradients(self.components.module, micro_batches, weight)
-        parts, self._parts, self._is_stepping = self._parts, {}, False
+        shares, self._shares, self._is_stepping = self._shares, {}, False
         self._sort_state(num_known)
-        norm = norm_of([parts[number] for number in sorted(parts)], self.world) if measures_norm else None
+        norm = norm_of([shares[number] for number in sorted(shares)], self.world) if measures_norm else None
         self.components.zero_gradients()
         return norm
 
@@ -83,8 +83,8 @@ class EarlyStep(TrainStep):
         if not self._is_stepping or gradient is None:
             return
         if self._measures:
-            part = part_of(gradient)
-            self._parts[self._order[parameter]] = part._replace(tensor=torch.linalg.vector_norm(part.tensor))
+            share = norm_share(gradient)
+            self._shares[self._order[parameter]] = share._replace(tensor=torch.linalg.vector_norm(share.tensor))
         groups = optimizer.param_groups
         optimizer.param_groups = [{**groups[index], "params": [parameter]}]
         try:

@@ -44,13 +44,12 @@ class TrainStep:
     window: LogWindow = field(init=False)  # gets the losses and the weight of each step
 
     def __post_init__(self) -> None:
-        # How many ranks take a step together: over so many the weight of its batch is summed, where shapes do not tell it.
-        self.ranks_per_step = 1 if self.components.strategy.has_local_steps else self.world.size
+        self.has_local_steps = self.components.strategy.has_local_steps  # each rank takes its own
         self.begin_window()
 
     def begin_window(self) -> None:
         """Count steps from here on in a new window, which begins with what the state's holds."""
-        own_weights = self.ranks_per_step == 1
+        own_weights = self.has_local_steps or self.world.size == 1
         self.window = LogWindow(self.world.device, self.state.window, turns=self.components.turns, own_weights=own_weights)
 
     def __call__(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
@@ -132,7 +131,8 @@ class TrainStep:
         # DDP takes the mean over the ranks, and the sum is wanted. Backward begins with this factor: the gradients are those of the loss
         # times the factor, without that product and its own backward.
         if isinstance(weight, Tensor):
-            factor = (self.ranks_per_step / torch.where(weight == 0, 1.0, weight)).to(loss_sum.dtype)  # 0: nothing counts
+            num_ranks = 1 if self.has_local_steps else world.size  # over which the weight was summed
+            factor = (num_ranks / torch.where(weight == 0, 1.0, weight)).to(loss_sum.dtype)  # 0: nothing counts
         else:
             factor = torch.full_like(loss_sum, world.size / weight)
         grad_output = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
@@ -155,7 +155,7 @@ class TrainStep:
         weights = [torch.as_tensor(self._weight(each), dtype=torch.float64) * each.counts for each in every]
         own = torch.stack(weights).sum()
         # Reduced where the data is, mostly on the CPU: no wait for the device.
-        wait = self.world.start_sum(own) if self.ranks_per_step == self.world.size else lambda: own
+        wait: Callable[[], Tensor] = (lambda: own) if self.has_local_steps else self.world.start_sum(own)
         return cache(lambda: wait().to(self.world.device, non_blocking=True)), every
 
     def _weight(self, micro_batch: MicroBatch) -> int | Tensor:

@@ -171,7 +171,7 @@ def test_a_model_logs_from_its_forward_in_training_and_nowhere_else() -> None:
 def test_a_stop_ends_the_run_as_its_last_step_would() -> None:
     training, records = run(stopping=Stopping())
     saves: list[int] = []
-    training.save = lambda window: saves.append(training.state.step)
+    training.services.save = lambda window: saves.append(training.state.step)
     assert training.train()
     assert training.state.step == 4 and saves == [4]
     assert str(training.state.stopped) == "callbacks.stopping: that is enough"

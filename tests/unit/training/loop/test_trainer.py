@@ -39,9 +39,9 @@ def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes
     parts, state, records, saved = components("trainer.max_steps=30"), TrainState(), list[Record](), list[dict[str, Any]]()
     one_run = trainer(parts, state, write=records.append, evaluate_every_steps=5, save=lambda window: saved.append(state.state_dict()))
     if comes == "before the evaluation":
-        one_run.stops_after = lambda step: step == 10
+        one_run.services.stops_after = lambda step: step == 10
     else:
-        one_run.is_stopping = lambda: state.step == 10
+        one_run.services.is_stopping = lambda: state.step == 10
     assert not one_run.train()
     assert [(record["step"]) for record in records if record["split"] == "eval"] == [5]
     assert [(each["step"], each["evaluation_pending"]) for each in saved] == [(10, True)]

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import alone
-from ddp_train.training.loop.skip_nonfinite import SkippingGuard
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record import log_window
 from ddp_train.training.record.log_window import LogWindow
-from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import WindowSums
 from tests.unit.parts import components, trainer
@@ -68,7 +66,6 @@ def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> No
         reads_of_log_steps.append(len(reads))
 
     monkeypatch.setattr(Trainer, "_log", counted)
-    skipping = {"guard": SkippingGuard(parts.model, parts.optimizer), "monitor": LossMonitor(on_nonfinite="skip")}  # with norms to be read
-    trainer(parts, write=records.append, log_every_steps=4, **skipping).train()
+    trainer(parts, write=records.append, log_every_steps=4, on_nonfinite="skip").train()  # with norms to be read
     assert reads_of_log_steps == [1, 1]
     assert {"loss", "grad_norm", "skipped_samples", "skipped_steps"} <= records[0].keys()
