@@ -16,7 +16,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import read_json
 
-USAGE = """ddp-train doctor [--full] [key=value group=option ...]
+USAGE = """ddp-train doctor [--full] [--json] [key=value group=option ...]
 
   key=value      the words of the planned run: doctor examines the machines that it would use, its data and its folder.
                  By hand, type the same command on each machine, as for the run itself; with cluster=slurm a short job examines them
@@ -25,20 +25,21 @@ USAGE = """ddp-train doctor [--full] [key=value group=option ...]
 doctor trains nothing and leaves no files. The exit code is 0 if the machines are fit, 78 if something is wrong with one of them.
 """
 
-_FULL = "--full"
+_FULL, _JSON = "--full", "--json"
 _SEEN_WITHIN_S = 3.0  # a network file system may show the files of another machine late
 
 
 def examine(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train doctor [--full] [key=value ...]`: examine the machines of a run."""
-    words = [word for word in arguments if word != _FULL]
+    words = [word for word in arguments if word not in (_FULL, _JSON)]
     if refused := [word for word in words if word in ("-m", "--multirun") or word.startswith("resume=")]:
         happened = f"doctor examines the machines of one run that is to come, not {refused[0]}"
         raise ConfigError(happened=happened, expected=USAGE.partition("\n")[0])
     program = f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}"
 
     def examination_of(job: Job) -> Job:
-        return replace(job, program=program, config=_as_short_job(job.config, is_full=_FULL in arguments))
+        typed = [job.command[0], "doctor", *arguments]
+        return replace(job, program=program, command=typed, config=_as_short_job(job.config, is_full=_FULL in arguments))
 
     words = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
     try:
@@ -48,6 +49,8 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
         found = RunFolder(launcher.begun).doctor
         if not wait_until(found.exists, within_s=_SEEN_WITHIN_S, every_s=0.1):
             return ENVIRONMENT_REFUSES
+        if _JSON in arguments:
+            print(found.read_text())
         return int(read_json(found)["exit_code"])  # the exit code of an engine's job does not have the doctor's result
     finally:
         if launcher.begun is not None:

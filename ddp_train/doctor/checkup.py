@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -114,10 +115,11 @@ class _Checkup:
             )
             report = replace(report, measurements=sums)
         errors = problems(report)
-        print(screen(report, errors, seconds=time.monotonic() - self._begun), flush=True)
+        stream = sys.stderr if "--json" in self._job.command else sys.stdout
+        print(screen(report, errors, seconds=time.monotonic() - self._begun), file=stream, flush=True)
         code = ENVIRONMENT_REFUSES if errors else DONE
         with suppress(OSError):  # the folder may be the very fault
-            write_json(self._job.run_folder.doctor, {"exit_code": code})
+            write_json(self._job.run_folder.doctor, {"exit_code": code, "problems": [*map(str, errors)], **asdict(report)})
             Result(status=Status.COMPLETED).write(self._job.run_folder.result)  # nothing starts the examination again
         self._store.set("verdict", json.dumps({"code": code, "problems": len(errors), "host": report.name(0)}))
         return code

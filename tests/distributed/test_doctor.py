@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -34,12 +35,15 @@ def test_a_fit_machine_passes_and_nothing_is_left(project: Project) -> None:
 
 def test_what_is_wrong_is_named_with_advice_and_ends_with_78(project: Project) -> None:
     project.write("mine.py", MINE)
-    done = project.run(*DOCTOR, "+data.root=missing", "data._target_=mine.Data", env={"GLOO_SOCKET_IFNAME": "eth99"})
+    done = project.run(*DOCTOR, "--json", "+data.root=missing", "data._target_=mine.Data", env={"GLOO_SOCKET_IFNAME": "eth99"})
     assert done.returncode == 78, done.output
-    assert "GLOO_SOCKET_IFNAME=eth99 names eth99, which is not there" in done.stdout
-    assert "data.root: there is nothing at this path" in done.stdout
-    assert done.stdout.count("  fix: ") == 2
-    assert "Traceback" not in done.output and "not tried" in done.stdout
+    assert "GLOO_SOCKET_IFNAME=eth99 names eth99, which is not there" in done.stderr
+    assert "data.root: there is nothing at this path" in done.stderr
+    assert done.stderr.count("  fix: ") == 2
+    assert "Traceback" not in done.output and "not tried" in done.stderr
+    report = json.loads(done.stdout)
+    assert (report["exit_code"], report["count"], len(report["problems"])) == (78, 1, 2)
+    assert report["machines"]["0"]["facts"]["processes"] == 2
 
 
 @pytest.mark.long
