@@ -252,7 +252,7 @@ def kind_of(key: str) -> str:
         if name not in fields:
             return ""
         item, schema = fields[name], subsection(fields[name])
-    parts = [] if str(item.type) == "Any" or schema is not None else [str(item.type).replace(" | None", " or null")]
+    parts = [] if "parse" in item.metadata or schema is not None else [str(item.type).replace(" | None", " or null")]
     rule = item.metadata
     parts += [f"at least {rule['min']}"] if "min" in rule else []
     parts += [f"more than {rule['above']}"] if "above" in rule else []

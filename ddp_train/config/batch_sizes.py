@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 from ddp_train.config.cluster import most_nodes, processes_of_nodes
 from ddp_train.config.schema import ClusterConfig, LoaderConfig, TrainerConfig
@@ -27,7 +27,7 @@ class BatchSizes:
     is_derived: bool = False  # the global batch follows from the number of ranks: none was given
     is_open: bool = False  # `loader.micro_batch_size=auto`, not measured yet: the sizes are for a batch that fits as a whole
 
-    def on(self, world_size: int, *, micro_batch_size: Any) -> BatchSizes:
+    def on(self, world_size: int, *, micro_batch_size: int | Literal["auto"]) -> BatchSizes:
         """Return the same global batch on another number of ranks, at least one sample each: the accumulation follows.
 
         `micro_batch_size`: as configured, a number or auto; it is smaller if the global batch does not fill it.
@@ -67,8 +67,8 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
             raise ConfigError(key="cluster.processes_per_node", happened=happened, fix=fix)
     micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps
     if micro == AUTO:
-        _refuse_open(trainer, cluster)
-    elif total is not None and accumulation is not None and micro * world_size * accumulation != total:
+        return _sizes(_open_batch_size(trainer, cluster), micro, world_size)
+    if total is not None and accumulation is not None and micro * world_size * accumulation != total:
         product = f"micro-batch {micro} x {world_size} ranks x accumulation {accumulation} = {micro * world_size * accumulation}"
         expected = "give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived"
         fix = "trainer.grad_accum_steps=null"
@@ -83,26 +83,25 @@ def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:
     return 1 if loader.micro_batch_size == AUTO else -(-size // (loader.micro_batch_size * world_size))
 
 
-def _sizes(total: int, micro: Any, world_size: int) -> BatchSizes:
+def _sizes(total: int, micro: int | Literal["auto"], world_size: int) -> BatchSizes:
     """Return the sizes for this many ranks: the accumulation follows. The micro-batch may be auto, and shrinks to the global batch."""
     if total < world_size:
         happened = f"{total} is smaller than the world size {world_size}"
         fix = f"trainer.global_batch_size={world_size}, or fewer processes"
         raise ConfigError(key="trainer.global_batch_size", happened=happened, expected="at least one sample per rank", fix=fix)
-    is_open = micro == AUTO
-    accumulation = 1 if is_open else -(-total // (micro * world_size))
+    accumulation = 1 if micro == AUTO else -(-total // (micro * world_size))
     share = -(-total // (world_size * accumulation))
     return BatchSizes(
         global_batch_size=total,
-        micro_batch_size=share if is_open else min(micro, share),
+        micro_batch_size=share if micro == AUTO else min(micro, share),
         grad_accum_steps=accumulation,
         world_size=world_size,
-        is_open=is_open,
+        is_open=micro == AUTO,
     )
 
 
-def _refuse_open(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
-    """Refuse to measure the largest micro-batch if the global batch is unknown, or no memory can be measured."""
+def _open_batch_size(trainer: TrainerConfig, cluster: ClusterConfig) -> int:
+    """Return the global batch whose micro-batch is measured. ConfigError: it is unknown, or no memory can be measured."""
     if trainer.global_batch_size is None:
         happened = f"is null, and {MICRO_BATCH} is auto: nothing says how many samples a step has"
         expected = "the samples of a step, which micro-batches of any size add up to"
@@ -114,3 +113,4 @@ def _refuse_open(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
     if resolve_device(cluster.device) == "cpu":
         happened = "is auto, and the run is on CPU: where its memory ends, processes are killed, and no error says so before"
         raise ConfigError(key=MICRO_BATCH, happened=happened, expected="a number; auto is for GPUs", fix=f"{MICRO_BATCH}=32")
+    return trainer.global_batch_size

@@ -72,8 +72,8 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
     errors += _unknown_root_names(tree, hydra)
     errors += _targets_in_extra(tree)
     errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.variable_for_secret(key, value))]
-    sections = {name: _typed(kind, tree[name], name, errors) for name, kind in schema.SECTIONS.items() if name in tree}
-    root = _typed(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
+    sections = {name: _checked_section(kind, tree[name], name, errors) for name, kind in schema.SECTIONS.items() if name in tree}
+    root = _checked_section(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
     if "name" in tree:
         errors += _check_name(tree["name"])
     errors += _check_targets(tree, reported={error.key for error in errors})
@@ -135,7 +135,7 @@ def section(composed: DictConfig, kind: type[_Section]) -> _Section:
     """
     errors: list[ConfigError] = []
     name = next(name for name, of_section in schema.SECTIONS.items() if of_section is kind)
-    values = _typed(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
+    values = _checked_section(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
     if values is None:
         raise ConfigErrors(errors)
     return schema.typed(kind, values)
@@ -158,13 +158,13 @@ def check_folder(folder: str, *, key: str) -> list[ConfigError]:
     return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder's name that everybody may see")]
 
 
-def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
+def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
     """Merge values into a schema one by one, so that every wrong one is found; return all fields, typed, or None after an error."""
     prefix, before = f"{section}." if section else "", len(errors)
     if not isinstance(values, Mapping):
         errors.append(ConfigError(key=section, happened=f"is {values!r}", expected="a group of keys"))
         return None
-    merged = OmegaConf.structured(kind)
+    merged = OmegaConf.structured(schema.as_written(kind))
     OmegaConf.set_readonly(merged, False)
     fields = {item.name: item for item in dataclasses.fields(kind)}
     for name, value in values.items():
@@ -176,7 +176,7 @@ def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> 
             errors.append(unknown(key, valid, value))
             continue
         if (inner := schema.subsection(fields[name])) is not None:
-            inner_values = _typed(inner, value, key, errors)
+            inner_values = _checked_section(inner, value, key, errors)
             if inner_values is None:
                 continue
             value = schema.typed(inner, inner_values)
@@ -185,23 +185,25 @@ def _typed(kind: type, values: Any, section: str, errors: list[ConfigError]) -> 
         try:
             merged[name] = value
         except OmegaConfBaseException:
-            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=f"a value of type {_kind(fields[name])}"))
+            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=_expected(fields[name])))
             continue
         errors += _check_value(key, merged[name], fields[name].metadata)
     for name, item in fields.items():
         if name not in values and OmegaConf.is_missing(merged, name):
-            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=f"a value of type {_kind(item)}"))
+            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=_expected(item)))
     if len(errors) > before:
         return None
     content: Any = OmegaConf.to_container(merged)
     if kind is schema.DebugConfig:
-        faults = [_typed(schema.FaultConfig, fault, f"debug.faults.{index}", errors) for index, fault in enumerate(content["faults"])]
+        faults = [
+            _checked_section(schema.FaultConfig, fault, f"debug.faults.{index}", errors) for index, fault in enumerate(content["faults"])
+        ]
         return {**content, "faults": [fault for fault in faults if fault is not None]}
     return dict(content)
 
 
-def _kind(item: dataclasses.Field[Any]) -> str:
-    return str(item.type).replace(" | None", " or null")
+def _expected(item: dataclasses.Field[Any]) -> str:
+    return "a value" if "parse" in item.metadata else f"a value of type {str(item.type).replace(' | None', ' or null')}"
 
 
 def _check_value(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[ConfigError]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.config.values import host_and_processes, node_range
+from ddp_train.config.values import NodeRange, node_range
 from ddp_train.errors import ConfigError
 from ddp_train.system import devices, torchrun_env
 from ddp_train.system.redaction import reveal
@@ -74,8 +74,7 @@ class Rendezvous:
 
 def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Rendezvous:
     """Read the rendezvous from the config, or else from the environment, or else from the SLURM step."""
-    nodes, nodes_from = _setting("nodes", cluster, environment)
-    min_nodes, max_nodes = _read(node_range, nodes or 1, nodes_from)
+    min_nodes, max_nodes = _nodes(cluster, environment)
     token, _ = _setting("rendezvous_id", cluster, environment)
     if max_nodes == 1:
         return Rendezvous(min_nodes=1, max_nodes=1, token=str(token or ""))
@@ -114,15 +113,10 @@ def rendezvous_of(cluster: ClusterConfig, environment: Mapping[str, str]) -> Ren
     )
 
 
-def hosts_of(cluster: ClusterConfig) -> list[str]:
-    """Return the machines of `cluster.hosts`, as ssh knows them."""
-    return [host_and_processes(text)[0] for text in cluster.hosts or ()]
-
-
 def processes_of_nodes(cluster: ClusterConfig) -> tuple[int, ...]:
     """Return the number of processes on each machine, in order; by default one per GPU of this machine, or two."""
     configured = processes_given(cluster, os.environ) if cluster.launcher == "machines" else cluster.processes_per_node
-    own = [host_and_processes(text)[1] for text in cluster.hosts] if cluster.hosts else [None] * most_nodes(cluster)
+    own = [host.processes for host in cluster.hosts] if cluster.hosts else [None] * most_nodes(cluster)
     return tuple(devices.processes_per_node(count or configured, cluster.device) for count in own)
 
 
@@ -130,10 +124,9 @@ def most_nodes(cluster: ClusterConfig) -> int:
     """Return the maximal number of machines; 1 if the environment has a bad number, which `rendezvous_of` reports."""
     if cluster.hosts:
         return len(cluster.hosts)
-    nodes, _ = _setting("nodes", cluster, os.environ if cluster.launcher == "machines" else {})
     try:
-        return node_range(nodes or 1)[1]
-    except ValueError:
+        return _nodes(cluster, os.environ if cluster.launcher == "machines" else {}).most
+    except ConfigError:
         return 1
 
 
@@ -175,6 +168,12 @@ def check_environment(cluster: ClusterConfig) -> Iterator[ConfigError]:
             yield ConfigError(key=key, happened="is set by torchrun, for each rank", expected="no such key")
         elif isinstance(value, (dict, list)):
             yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it alone")
+
+
+def _nodes(cluster: ClusterConfig, environment: Mapping[str, str]) -> NodeRange:
+    """Return how many machines take part. ConfigError: the environment has a bad number."""
+    nodes, source = _setting("nodes", cluster, environment)
+    return nodes if isinstance(nodes, NodeRange) else _read(node_range, nodes or 1, source)
 
 
 def _setting(name: str, cluster: ClusterConfig, environment: Mapping[str, str]) -> tuple[Any, str]:

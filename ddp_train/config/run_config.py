@@ -15,9 +15,8 @@ import yaml
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.hydra_internals import get_omega_conf_dumper
-from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, Parts, RootConfig, typed
+from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, typed
 from ddp_train.config.targets.target import evaluation_sets, own_keys
-from ddp_train.config.values import batch_changes, run_folders
 
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 """How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the batch for which `optimizer.lr` was tuned.
@@ -40,7 +39,7 @@ class _InvalidSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartialConfig(Parts):
+class PartialConfig(Sections):
     """As `RunConfig`, before it is known to be good: our own sections, typed, and the nodes of components, {} where there is none."""
 
     tree: Mapping[str, Any]  # all of it, as it was composed
@@ -60,7 +59,7 @@ class PartialConfig(Parts):
     @property
     def micro_steps(self) -> int:
         """The most micro-batches that a rank has of a step; 1 while their size is not known."""
-        sizes = [self.batch.global_batch_size, *(size for _, size in batch_changes(self.trainer.batch_size_schedule or {}))]
+        sizes = [self.batch.global_batch_size, *(change.value for change in self.trainer.batch_size_schedule or ())]
         return max(accumulation_of(size, self.loader, self.batch.world_size) for size in sizes)
 
     @property
@@ -70,7 +69,7 @@ class PartialConfig(Parts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(RootConfig, Parts):
+class RunConfig(RootConfig, Sections):
     """One run's configuration: everything resolved, our own sections typed, the nodes of components as plain containers."""
 
     metrics: dict[str, dict[str, Any] | None]
@@ -83,7 +82,7 @@ class RunConfig(RootConfig, Parts):
     @classmethod
     def of(cls, tree: dict[str, Any], batch: BatchSizes, left_out: list[str] | None = None) -> RunConfig:
         """Return the typed form of a checked tree."""
-        root = {key: tree[key] for key in ROOT_KEYS}
+        root = vars(typed(RootConfig, {key: tree[key] for key in ROOT_KEYS}))
         components = {name: tree[name] for name in (*TARGETS, *NAMED)}
         sections = _typed_sections({name: tree[name] for name in SECTIONS})
         return cls(**root, **sections, **components, tree=tree, batch=batch, left_out=left_out or [])
@@ -110,7 +109,7 @@ class RunConfig(RootConfig, Parts):
 
     def runs_before(self) -> list[Path]:
         """Return the folders of the runs that must have completed before this one begins (`after`)."""
-        return [] if self.after is None else [Path(folder).absolute() for folder in run_folders(self.after)]
+        return [Path(folder).absolute() for folder in self.after or ()]
 
     def on(self, world_size: int) -> RunConfig:
         """Return the same run on another number of ranks: the global batch is kept, the accumulation follows (`BatchSizes.on`)."""

@@ -6,9 +6,10 @@ Default values are in the YAML alone (conf/).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
+from functools import cache
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from ddp_train.config import values as forms
 
@@ -23,7 +24,7 @@ class RootConfig:
     seed: int = field(metadata={"min": 0})
     deterministic: bool
     resume: str
-    after: Any = field(metadata={"parse": forms.run_folders})  # a folder or several
+    after: tuple[str, ...] | None = field(metadata={"parse": forms.run_folders})  # run folders
     init_from: str | None
     init_from_keys: dict[str, str]
     init_from_strict: bool
@@ -39,8 +40,8 @@ class TrainerConfig:
     max_epochs: int | None = field(metadata={"min": 1})
     global_batch_size: int | None = field(metadata={"min": 1})
     grad_accum_steps: int | None = field(metadata={"min": 1})
-    batch_size_schedule: Any = field(metadata={"parse": forms.batch_changes})  # {first step: size}
-    length_schedule: Any = field(metadata={"parse": forms.length_changes})  # {first step: length}
+    batch_size_schedule: tuple[forms.StepChange, ...] | None = field(metadata={"parse": forms.batch_changes})
+    length_schedule: tuple[forms.StepChange, ...] | None = field(metadata={"parse": forms.length_changes})
     clip_grad_norm: float | None = field(metadata={"above": 0})
     optimizer_in_backward: bool
     log_every_steps: int = field(metadata={"min": 1})
@@ -55,7 +56,7 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationCheckpointingConfig:
-    blocks: Any = field(metadata={"parse": forms.block_classes})  # auto or a list
+    blocks: str | Sequence[str] | None = field(metadata={"parse": forms.block_classes})  # auto or names of classes
     every: int = field(metadata={"min": 1})
     save_ops: list[str]
 
@@ -63,7 +64,7 @@ class ActivationCheckpointingConfig:
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
     mode: str | None = field(metadata={"one_of": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")})
-    regions: Any = field(metadata={"parse": forms.regions})  # auto, whole or a list
+    regions: str | Sequence[str] = field(metadata={"parse": forms.regions})  # auto, whole or names of classes
     backend: str
     fullgraph: bool
     max_recompiles: int = field(metadata={"min": 1})
@@ -129,7 +130,7 @@ class ClusterConfig:
     launcher: str = field(metadata={"one_of": ("local", "machines", "slurm", "ssh")})
     agent: str = field(metadata={"one_of": ("own", "torch")})
     device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
-    nodes: Any = field(metadata={"parse": forms.node_range})  # a number or "min:max"
+    nodes: forms.NodeRange | None = field(metadata={"parse": forms.node_range})
     processes_per_node: int | None = field(metadata={"min": 1})
     threads_per_process: int | None = field(metadata={"min": 1})
     node_rank: int | None = field(metadata={"min": 0})
@@ -138,7 +139,7 @@ class ClusterConfig:
     join_timeout_s: int = field(metadata={"min": 1})
     max_restarts: int | None = field(metadata={"min": 0})
     grace_s: int = field(metadata={"min": 1})
-    walltime: Any = field(metadata={"parse": forms.seconds_of})  # minutes or text
+    walltime: int | None = field(metadata={"parse": forms.seconds_of})  # in seconds
     start_timeout_s: float | None = field(metadata={"above": 0})
     step_timeout_s: float | None = field(metadata={"above": 0})
     env: dict[str, Any]
@@ -147,7 +148,7 @@ class ClusterConfig:
     wait: bool
     code_limit_mib: int = field(metadata={"min": 1})
     slurm: SlurmConfig
-    hosts: Any = field(metadata={"parse": forms.host_list})  # a list of "name" and "name:processes"
+    hosts: tuple[forms.Host, ...] | None = field(metadata={"parse": forms.host_list})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,7 @@ class SweepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    micro_batch_size: Any = field(metadata={"parse": forms.micro_batch})  # a number or auto
+    micro_batch_size: int | Literal["auto"] = field(metadata={"parse": forms.micro_batch})
     num_workers: int = field(metadata={"min": 0})
     drop_last: bool
     on_device: bool
@@ -192,7 +193,7 @@ class FaultConfig:
     rank: int = field(default=0, metadata={"min": 0})
     phase: str = field(default="step", metadata={"one_of": PHASES})
     step: int | None = field(default=None, metadata={"min": 0})  # steps taken before it; None: the first time in this phase
-    attempt: Any = field(default=0, metadata={"parse": forms.attempt_number})
+    attempt: int | str = field(default=0, metadata={"parse": forms.attempt_number})  # a number or every
     seconds: float | None = field(default=None, metadata={"above": 0})
 
 
@@ -206,7 +207,7 @@ class DebugConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Sections:
     """What a configuration consists of beside the keys of its root: our own sections, and the components of each run."""
 
     loader: LoaderConfig
@@ -231,8 +232,8 @@ class Parts:
     strategy: dict[str, Any]
 
 
-SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Parts).items() if isinstance(kind, type)}
-TARGETS = tuple(item.name for item in dataclasses.fields(Parts) if item.name not in SECTIONS)
+SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Sections).items() if isinstance(kind, type)}
+TARGETS = tuple(item.name for item in dataclasses.fields(Sections) if item.name not in SECTIONS)
 
 
 def subsection(item: dataclasses.Field[Any]) -> type | None:
@@ -249,12 +250,28 @@ def keys_of(schema: type, prefix: str) -> list[str]:
 
 
 def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
-    """Return a checked section as its dataclass, inner sections too."""
-    sections = {item.name: inner for item in dataclasses.fields(schema) if (inner := subsection(item)) is not None}  # type: ignore[arg-type]
-    converted: dict[str, Any] = {name: typed(inner, values[name]) for name, inner in sections.items()}
+    """Return a checked section as its dataclass: inner sections too, and values with several forms as their parsers return them."""
+    converted = dict(values)
+    for item in dataclasses.fields(schema):  # type: ignore[arg-type]
+        value = values.get(item.name)
+        if (inner := subsection(item)) is not None:
+            converted[item.name] = typed(inner, values[item.name])
+        elif value is not None and "parse" in item.metadata:
+            converted[item.name] = item.metadata["parse"](value)
     if schema is DebugConfig:
-        converted["faults"] = [FaultConfig(**fault) for fault in values["faults"]]
-    return schema(**{**values, **converted})
+        converted["faults"] = [typed(FaultConfig, fault) for fault in values["faults"]]
+    return schema(**converted)
+
+
+@cache
+def as_written(schema: type) -> type:
+    """Return the schema of a section as people write it: a key with a parser takes any value."""
+    types = get_type_hints(schema)
+    fields = [
+        (item.name, Any if "parse" in item.metadata else types[item.name], field(default=item.default))
+        for item in dataclasses.fields(schema)
+    ]
+    return dataclasses.make_dataclass(schema.__name__, fields, init=False, repr=False, eq=False, match_args=False)
 
 
 _SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}

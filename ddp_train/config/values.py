@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 EVERY_ATTEMPT = "every"
 _BOUNDS = {"min": ("at least", operator.ge), "above": ("more than", operator.gt), "below": ("less than", operator.lt)}
@@ -17,32 +17,54 @@ def missed_range(value: float, rule: Mapping[str, Any]) -> str:
     return "" if all(bounds.values()) else " and ".join(bounds)
 
 
-def node_range(nodes: Any) -> tuple[int, int]:
-    """Return the minimal and maximal number of machines for `2` or `1:4`."""
+class NodeRange(NamedTuple):
+    """How many machines a run needs, and how many may take part."""
+
+    least: int
+    most: int
+
+
+class Host(NamedTuple):
+    """A machine as ssh knows it."""
+
+    name: str
+    processes: int | None  # None: as many as the section `cluster` says
+
+
+class StepChange(NamedTuple):
+    """A value that holds from a step on."""
+
+    first_step: int  # counted from 0
+    value: int
+
+
+def node_range(nodes: Any) -> NodeRange:
+    """Return the numbers of machines for `2` or `1:4`."""
     low, colon, high = str(nodes).partition(":")
     numbers = [int(text) for text in (low, high if colon else low) if text.isdigit()]
     if isinstance(nodes, bool) or len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
         raise ValueError("a number of machines, or MIN:MAX such as 1:4 (in quotes in a YAML)")
-    return numbers[0], numbers[1]
+    return NodeRange(*numbers)
 
 
-def host_and_processes(text: Any) -> tuple[str, int | None]:
-    """Return the machine and its number of processes for `b:4` or `b`."""
+def _host(text: Any) -> Host:
+    """Return the machine for `b:4` or `b`."""
     match = re.fullmatch(r"((?:[\w.-]+@)?(?:[\w.][\w.-]*|\[[0-9a-fA-F:]+\]))(?::([1-9]\d*))?", str(text), re.ASCII)
     if match is None or str(text).startswith("-"):
         raise ValueError("machines as ssh knows them, each with its number of processes where it has its own: [a,b:4,user@c]")
     name = match[1].replace("[", "").replace("]", "")  # an address with colons, which ssh takes without brackets
-    return name, int(match[2]) if match[2] else None
+    return Host(name, int(match[2]) if match[2] else None)
 
 
-def host_list(hosts: Any) -> list[str]:
+def host_list(value: Any) -> tuple[Host, ...]:
     """Return the machines of a run over SSH."""
-    if not isinstance(hosts, Sequence) or isinstance(hosts, str):
+    if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError("a list of machines: [a,b:4,c]")
-    names = [host_and_processes(host)[0] for host in hosts]
+    hosts = tuple(_host(text) for text in value)
+    names = [host.name for host in hosts]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"each machine once; {repeated[0]} is there more often")
-    return names
+    return hosts
 
 
 def seconds_of(walltime: Any) -> int:
@@ -57,27 +79,27 @@ def seconds_of(walltime: Any) -> int:
     return 60 * (60 * (24 * days + hours) + minutes + whole_minutes) + seconds
 
 
-def batch_changes(value: Any) -> list[tuple[int, int]]:
-    """Return pairs (first step, size of the global batch from there on), ascending."""
+def batch_changes(value: Any) -> tuple[StepChange, ...]:
+    """Return the sizes of the global batch, by ascending steps."""
     expected = "the first step, counted from 0, and the size from there on: {1000: 128, 5000: 256}"
     return _by_step(value, 1, expected, "steps and sizes of at least 1. trainer.global_batch_size is the size before them")
 
 
-def length_changes(value: Any) -> list[tuple[int, int]]:
-    """Return pairs (first step, tokens of a piece from there on), ascending."""
+def length_changes(value: Any) -> tuple[StepChange, ...]:
+    """Return the tokens of a piece, by ascending steps."""
     expected = "the first step, counted from 0, and the tokens of a piece from there on: {0: 256, 2000: 512, 5000: 1024}"
     if changes := _by_step(value, 0, expected, "lengths of at least 1"):
         return changes
     raise ValueError(expected)
 
 
-def _by_step(value: Any, least_step: int, expected: str, limits: str) -> list[tuple[int, int]]:
+def _by_step(value: Any, least_step: int, expected: str, limits: str) -> tuple[StepChange, ...]:
     if not isinstance(value, Mapping):
         raise ValueError(expected)
-    changes = [(int(str(step)) if str(step).isdecimal() else -1, number) for step, number in value.items()]
+    changes = [StepChange(int(str(step)) if str(step).isdecimal() else -1, number) for step, number in value.items()]
     if not all(step >= least_step and type(number) is int and number > 0 for step, number in changes):
         raise ValueError(f"{expected}; {limits}")
-    return sorted(changes)
+    return tuple(sorted(changes))
 
 
 def micro_batch(value: Any) -> Any:
@@ -103,9 +125,9 @@ def regions(value: Any) -> Any:
         raise ValueError("auto, whole, or the classes of the model's blocks: [Block]") from None
 
 
-def run_folders(value: Any) -> list[str]:
+def run_folders(value: Any) -> tuple[str, ...]:
     """Return the run folders that a path or a list of paths names."""
-    folders = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    folders = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
     if not folders or not all(isinstance(folder, str) and folder for folder in folders):
         raise ValueError("a run folder, or several: '[RUN1,RUN2]'; null for none")
     return folders

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.config.values import seconds_of
 from ddp_train.errors import UserError
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import restart_note
@@ -85,5 +84,5 @@ def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | Non
             ends = slurm_client.state(job).ends or ends
     limits = [ends] if ends is not None and ends > time.time() else []  # else of another allocation
     if cluster.walltime is not None and not (limits and cluster.launcher == "slurm"):
-        limits.append((restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED) + seconds_of(cluster.walltime))
+        limits.append((restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED) + cluster.walltime)
     return min(limits) - cluster.grace_s if limits else None

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 
 from ddp_train.config.cluster import processes_of_nodes
-from ddp_train.config.values import node_range
 from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.launch import source_copy
 from ddp_train.launch.agent_process import stop_fork_server
@@ -91,7 +90,7 @@ def freeze(job: Job, code: Code | None, **options: int) -> Spec:
         job=job,
         engine=cluster.launcher,
         processes=processes,
-        min_nodes=node_range(cluster.nodes or len(processes))[0],
+        min_nodes=cluster.nodes.least if cluster.nodes else len(processes),
         code=code,
         engine_options={"python": sys.executable, "step_s": round((step_ms or 0.0) / 1000, 3), "after": _jobs_before(job), **options},
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.launch.job import Job
@@ -69,10 +68,10 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         halfway = f"; after step {after} it is built anew and resumed" if after is not None and after < components.total_steps else ""
         lines.append(f"debug    it ends there; its schedules are those of the whole run{halfway}")
     if changes := job.config.trainer.batch_size_schedule:
-        later = ", ".join(f"{size} from step {step} on" for step, size in batch_changes(changes))
+        later = ", ".join(f"{size} from step {step} on" for step, size in changes)
         lines.append(f"batch    {wanted} samples, then {later}")
     if components.length_plan is not None and (cuts := job.config.trainer.length_schedule):
-        later = ", ".join(f"{length} from step {step} on" for step, length in length_changes(cuts))
+        later = ", ".join(f"{length} from step {step} on" for step, length in cuts)
         lines.append(f"lengths  windows of {components.length_plan.whole} tokens, in pieces of {later}")
     lines += _groups(components.optimizer)
     if order.epoch_size and order.epoch_size < wanted:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from ddp_train.config.cluster import check_environment, max_restarts, rendezvous_of
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.config.values import host_and_processes, node_range, seconds_of
+from ddp_train.config.values import node_range
 from ddp_train.errors import ConfigError
 from ddp_train.system.slurm_step import slurm_step
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -33,8 +33,9 @@ def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
     cluster = config.cluster
     yield from check_environment(cluster)
     yield from check_copies(cluster, os.environ)
-    if cluster.walltime is not None and seconds_of(cluster.walltime) <= cluster.grace_s:
-        happened = f"is {cluster.walltime}, and cluster.grace_s is {cluster.grace_s:g} s: the run would stop before it begins"
+    if cluster.walltime is not None and cluster.walltime <= cluster.grace_s:
+        typed = config.tree["cluster"]["walltime"]
+        happened = f"is {typed}, and cluster.grace_s is {cluster.grace_s:g} s: the run would stop before it begins"
         yield ConfigError(key="cluster.walltime", happened=happened, fix="a smaller cluster.grace_s")
     if cluster.agent == "torch" and cluster.launcher != "local":
         happened = f"is torch, and cluster.launcher={cluster.launcher} starts agents of ours on several machines"
@@ -43,7 +44,7 @@ def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
     if cluster.launcher in ("slurm", "ssh") and not is_torchrun_worker():
         yield from _check_other_machines(cluster)
     if cluster.hosts is not None or cluster.launcher == "ssh":
-        yield from _check_hosts(cluster)
+        yield from _check_hosts(config)
     if cluster.launcher == "machines" and not is_torchrun_worker():
         found, restarts = rendezvous_of(cluster, os.environ), max_restarts(cluster, os.environ)
         if found.min_nodes < found.max_nodes and restarts == 0:
@@ -56,22 +57,24 @@ def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     if cluster.device == "auto":
         happened, expected = "is auto, and the run's machines are not this one", "cuda: a GPU for each process; or cpu"
         yield ConfigError(key="cluster.device", happened=happened, expected=expected, fix="cluster.device=cuda")
-    has_open = not cluster.hosts or None in [host_and_processes(host)[1] for host in cluster.hosts]
+    has_open = not cluster.hosts or any(host.processes is None for host in cluster.hosts)
     if cluster.device == "cuda" and cluster.processes_per_node is None and has_open:
         happened = "is not given, and this machine cannot know the GPUs of the others"
         expected = "how many GPUs each machine of the job has for it: one process each"
         yield ConfigError(key="cluster.processes_per_node", happened=happened, expected=expected, fix="cluster.processes_per_node=4")
 
 
-def _check_hosts(cluster: ClusterConfig) -> Iterator[ConfigError]:
+def _check_hosts(config: PartialConfig) -> Iterator[ConfigError]:
+    cluster = config.cluster
     if cluster.launcher != "ssh":
         yield ConfigError(key="cluster.hosts", happened=f"is given with cluster.launcher={cluster.launcher}", expected="cluster=ssh")
     elif not cluster.hosts:
         expected = "the machines, as ssh knows them"
         yield ConfigError(key="cluster.hosts", happened="is not given", expected=expected, fix="'cluster.hosts=[a,b:4,c]'")
     else:
-        if cluster.nodes is not None and node_range(cluster.nodes)[1] != len(cluster.hosts):
-            happened, expected = f"is {cluster.nodes}, with {len(cluster.hosts)} in cluster.hosts", "null, or the fewest and all of them"
+        if cluster.nodes is not None and cluster.nodes.most != len(cluster.hosts):
+            happened = f"is {config.tree['cluster']['nodes']}, with {len(cluster.hosts)} in cluster.hosts"
+            expected = "null, or the fewest and all of them"
             yield ConfigError(key="cluster.nodes", happened=happened, expected=expected, fix="cluster.nodes=null")
         if not cluster.wait:
             yield ConfigError(key="cluster.wait", happened="is false with cluster=ssh", expected="true: the run ends with its command")
@@ -92,7 +95,7 @@ def check_copies(cluster: ClusterConfig, environment: Mapping[str, str]) -> Iter
         if (second and second not in environment) or (second == "SLURM_PROCID" and not is_task):
             continue
         with suppress(ValueError):
-            if (count := node_range(environment.get(variable, ""))[1]) > 1:
+            if (count := node_range(environment.get(variable, "")).most) > 1:
                 happened = f"{variable}={environment[variable]} says that {says.format(count)}; each would train a run of its own"
                 expected = "one command for each machine of a run; on one machine it starts a process per GPU itself"
                 fix = f"{meant}\n  on purpose: env -u {variable} ddp-train ..."

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import EvaluationConfig, TrainerConfig
 from ddp_train.config.targets.locate import class_of
-from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.traits import loss_unit
 
@@ -51,7 +50,7 @@ def check_batch_size_schedule(config: PartialConfig) -> Iterator[ConfigError]:
     trainer, loader, world_size, key = config.trainer, config.loader, config.batch.world_size, "trainer.batch_size_schedule"
     if not trainer.batch_size_schedule:
         return
-    if (least := min(size for _, size in batch_changes(trainer.batch_size_schedule))) < world_size:
+    if (least := min(change.value for change in trainer.batch_size_schedule)) < world_size:
         yield ConfigError(key=key, happened=f"has a size of {least} for {world_size} ranks", expected="a sample for each rank at least")
     if trainer.grad_accum_steps is not None:
         happened = f"is {trainer.grad_accum_steps}, and {key} changes the global batch"
@@ -67,7 +66,7 @@ def check_batch_size_schedule(config: PartialConfig) -> Iterator[ConfigError]:
 def check_lengths(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse pieces into which a window cannot be cut evenly, where the config says how long it is; else a rank checks it."""
     whole = config.data.get("context_length")
-    lengths = [length for _, length in length_changes(config.trainer.length_schedule or {0: 1})]
+    lengths = [change.value for change in config.trainer.length_schedule or ()]
     if isinstance(whole, int) and (uneven := [length for length in lengths if whole % length]):
         yield uneven_length(uneven[0], whole)
 

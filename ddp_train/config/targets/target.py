@@ -14,7 +14,7 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from ddp_train import FOLDER
 from ddp_train.config.field_words import instead_of
@@ -25,7 +25,7 @@ from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
 
-AUTO = "auto"  # a value that only the data or the run knows (auto.py)
+AUTO: Final = "auto"  # a value that only the data or the run knows (auto.py)
 
 _OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
 FACTS = {

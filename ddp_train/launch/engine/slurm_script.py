@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddp_train import FOLDER
-from ddp_train.config.values import seconds_of
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.engine import setup_lines
 from ddp_train.launch.spec import Spec
@@ -130,11 +129,12 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     if cluster.device == "cuda" and not set(_GPUS) & set(slurm.options):
         yield f"gpus-per-node={max(spec.processes)}"
     if cluster.walltime is not None:
-        if seconds_of(cluster.walltime) <= signal_s(spec):
-            happened = f"is {cluster.walltime}, and SLURM is to warn the run {signal_s(spec)} s before: that would be as it begins"
+        if cluster.walltime <= signal_s(spec):
+            typed = spec.job.config.tree["cluster"]["walltime"]
+            happened = f"is {typed}, and SLURM is to warn the run {signal_s(spec)} s before: that would be as it begins"
             expected = f"more than cluster.grace_s ({cluster.grace_s}), a step and {_MARGIN_S} s"
             raise ConfigError(key="cluster.walltime", happened=happened, expected=expected)
-        days, rest = divmod(seconds_of(cluster.walltime), 86_400)
+        days, rest = divmod(cluster.walltime, 86_400)
         yield f"time={days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     for name in ("account", "partition", "qos", "reservation", "constraint"):
         if (value := getattr(slurm, name)) is not None:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_train.config.cluster import hosts_of
 from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission, setup_lines
 from ddp_train.launch.engine.ssh_client import Remote, run_client
@@ -56,9 +55,9 @@ class Ssh:
         """Return each machine's script, and the `ssh` that it is fed to."""
         files, commands = {}, []
         for spec in specs:
-            for index, host in enumerate(hosts_of(spec.job.config.cluster)):
-                files[spec.job.run_folder.launch / f"ssh_{index}.sh"] = _script(spec, index, host)
-                commands.append(ssh_command(host))
+            for index, host in enumerate(spec.job.config.cluster.hosts or ()):
+                files[spec.job.run_folder.launch / f"ssh_{index}.sh"] = _script(spec, index, host.name)
+                commands.append(ssh_command(host.name))
         return Rendered(files=files, commands=commands, run_folders=[spec.job.run_folder.root for spec in specs])
 
     def submit(self, rendered: Rendered) -> str:
@@ -67,7 +66,7 @@ class Ssh:
         run_folder = RunFolder(rendered.run_folders[0])
         rendered.write()
         spec = Spec.read(run_folder.spec)
-        hosts = hosts_of(spec.job.config.cluster)
+        hosts = [host.name for host in spec.job.config.cluster.hosts or ()]
         remotes = [Remote(*each) for each in zip(hosts, rendered.commands, rendered.files.values(), strict=True)]
         told, tell = os.pipe()
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ddp_train.config.cluster import Rendezvous, hosts_of
+from ddp_train.config.cluster import Rendezvous
 from ddp_train.config.saved import answers_before
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError
@@ -118,7 +118,7 @@ def rendezvous_under_an_engine(
         host=host.strip("[]"),
         ports=(int(port),) if meeting else (),
         token=spec.token,
-        hosts=step.hosts if step is not None else tuple(hosts_of(spec.job.config.cluster)),
+        hosts=step.hosts if step is not None else tuple(host.name for host in spec.job.config.cluster.hosts or ()),
         is_fixed=True,
         listener=listen("", int(port or 0)) if node_rank == 0 else None,
         meeting_file=None if meeting else spec.job.run_folder.meeting(launch_id),

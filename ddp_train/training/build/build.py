@@ -22,7 +22,6 @@ from ddp_train.config.schema import EVENTS, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
 from ddp_train.config.targets.target import AUTO, own_keys
 from ddp_train.config.tree import value_at
-from ddp_train.config.values import batch_changes
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Goal, Scheduler, Strategy, SupportsPredict, TurnObjective, adapted, overrides
@@ -229,7 +228,7 @@ def _train_loader(source: Source, config: RunConfig, world: World) -> Loader:
 
 def _largest_share(config: RunConfig, components: Components) -> int:
     """Return the most samples that a rank has of a global batch."""
-    sizes = [config.batch.global_batch_size, *(size for _, size in batch_changes(config.trainer.batch_size_schedule or {}))]
+    sizes = [config.batch.global_batch_size, *(change.value for change in config.trainer.batch_size_schedule or ())]
     epoch_size = components.train_loader.order.epoch_size
     most = max(sizes) if epoch_size is None else min(max(sizes), epoch_size)
     return -(-most // config.batch.world_size)

@@ -12,7 +12,6 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
 from ddp_train.config.targets.target import AUTO, evaluation_sets, given_in, set_name, split_at
-from ddp_train.config.values import batch_changes, length_changes
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, conflict
@@ -129,7 +128,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         global_batch_size=batch.global_batch_size,
         bucket_batches=loader.bucket_batches,
     )
-    changes = [(step, min(size, sampler.length)) for step, size in batch_changes(config.trainer.batch_size_schedule or {})]
+    changes = [(step, min(size, sampler.length)) for step, size in config.trainer.batch_size_schedule or ()]
     order = SampleOrder(sampler, global_batch_size=min(batch.global_batch_size, sampler.length), drop_last=drop_last, changes=changes)
     grad_accum_steps, by_size = batch.grad_accum_steps, None
     if changes:  # the last batch of an epoch has as few micro-batches as its size asks for
@@ -154,15 +153,15 @@ def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | Non
     """Return how long windows of tokens are at each step, which the data has to be made of; None: always as long as they are."""
     if not trainer.length_schedule:
         return None
-    changes, whole = length_changes(trainer.length_schedule), source.facts.get("context_length")
+    whole = source.facts.get("context_length")
     differ = not isinstance(source, Stream) and source.lengths is not None  # as those of documents do
     if not isinstance(whole, int) or differ:
         happened = "is given, and the data is not made of windows of one length"
         expected = "data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null"
         raise conflict("trainer.length_schedule", happened, "null", expected=expected)
-    if uneven := [length for _, length in changes if whole % length]:
+    if uneven := [change.value for change in trainer.length_schedule if whole % change.value]:
         raise uneven_length(uneven[0], whole)
-    return LengthPlan(whole, changes)
+    return LengthPlan(whole, trainer.length_schedule)
 
 
 def make_eval_loaders(sources: Mapping[str, Source], config: RunConfig, world: World) -> dict[str, EvaluationLoader]:

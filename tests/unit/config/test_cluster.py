@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import yaml
 from ddp_train.config.check import CONF
 from ddp_train.config.cluster import environment_of, max_restarts, processes_given, processes_of_nodes
 from ddp_train.errors import ConfigError
-from tests.unit.config.clusters import SILENT, found
+from tests.unit.config.clusters import SILENT, cluster_with, found
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -77,7 +76,7 @@ def test_what_is_missing_or_wrong_is_named(environment: dict[str, str], cluster:
 def test_an_operators_restarts_and_processes_are_taken_where_the_config_has_none() -> None:
     environment = {"PET_MAX_RESTARTS": "7", "PET_NPROC_PER_NODE": "4"}
     assert (max_restarts(SILENT, environment), processes_given(SILENT, environment)) == (7, 4)
-    ours = replace(SILENT, max_restarts=0, processes_per_node=2)
+    ours = cluster_with(max_restarts=0, processes_per_node=2)
     assert (max_restarts(ours, environment), processes_given(ours, environment)) == (0, 2)
     assert processes_given(SILENT, {"PET_NPROC_PER_NODE": "auto"}) is None
     assert processes_given(SILENT, {"NPROC_PER_NODE": "3"}) == 3
@@ -85,8 +84,8 @@ def test_an_operators_restarts_and_processes_are_taken_where_the_config_has_none
 
 def test_the_batch_is_reckoned_with_the_processes_that_the_environment_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPROC_PER_NODE", "3")
-    assert processes_of_nodes(replace(SILENT, launcher="machines", nodes=2)) == (3, 3)
-    assert processes_of_nodes(replace(SILENT, launcher="local", processes_per_node=1)) == (1,)
+    assert processes_of_nodes(cluster_with(launcher="machines", nodes=2)) == (3, 3)
+    assert processes_of_nodes(cluster_with(launcher="local", processes_per_node=1)) == (1,)
 
 
 def test_values_of_the_environment_become_text() -> None:

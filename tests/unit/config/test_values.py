@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_train.config.values import missed_range, node_range, seconds_of
+from ddp_train.config.values import NodeRange, missed_range, node_range, seconds_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_value_out_of_its_range_is_told_the_range(value: float, rule: dict[str
 
 
 def test_a_range_of_nodes() -> None:
-    assert [node_range(value) for value in (1, "3", "1:4")] == [(1, 1), (3, 3), (1, 4)]
+    assert [node_range(value) for value in (1, "3", "1:4")] == [NodeRange(1, 1), NodeRange(3, 3), NodeRange(1, 4)]
     for wrong in (0, -1, "4:2", "1:", "a", "0:2", True, 1.5, "1:2:3"):
         with pytest.raises(ValueError, match="MIN:MAX"):
             node_range(wrong)

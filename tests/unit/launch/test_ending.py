@@ -12,9 +12,9 @@ import pytest
 
 from ddp_train.launch.launcher import stops_at
 from ddp_train.run_folder import restart_note
-from tests.unit.config.clusters import SILENT
+from tests.unit.config.clusters import cluster_with
 
-OWN = replace(SILENT, walltime="00:10:00", grace_s=30)
+OWN = cluster_with(walltime="00:10:00", grace_s=30)
 
 
 def test_a_run_stops_so_long_before_its_time_is_up_as_saving_may_take(monkeypatch: pytest.MonkeyPatch) -> None:

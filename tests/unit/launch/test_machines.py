@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.machines import meet
 from ddp_train.launch.node.facts import of_a_command_line
 from ddp_train.launch.node.this_node import NodeRendezvous
-from tests.unit.config.clusters import SILENT
+from tests.unit.config.clusters import cluster_with
 from tests.unit.launch.node.machines import facts
 
 
@@ -25,7 +24,7 @@ def free_port() -> int:
 
 
 def place(port: int, node_rank: int | None = None, host: str = "127.0.0.1") -> NodeRendezvous:
-    found = meet(replace(SILENT, launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
+    found = meet(cluster_with(launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
     assert found is not None
     return found
 
@@ -51,7 +50,7 @@ def test_a_machine_elsewhere_follows(free_port: int) -> None:
 
 
 def test_one_machine_alone_meets_nobody() -> None:
-    assert meet(replace(SILENT, launcher="machines", nodes=1)) is None
+    assert meet(cluster_with(launcher="machines", nodes=1)) is None
 
 
 def test_of_a_command_line_what_is_each_machines_own_is_left_out() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from ddp_train.config.rules.machines import check_copies
 from tests.conftest import TINY, Project
-from tests.unit.config.clusters import SILENT
+from tests.unit.config.clusters import cluster_with
 
 TASK = {
     "SLURM_JOB_ID": "7",
@@ -24,7 +22,7 @@ POD = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "pod-0", "MASTER_PORT": "2
 
 
 def problems(environment: dict[str, str], **cluster: object) -> list[str]:
-    return [str(error) for error in check_copies(replace(SILENT, **{"launcher": "local", "nodes": 1, **cluster}), environment)]
+    return [str(error) for error in check_copies(cluster_with(**{"launcher": "local", "nodes": 1, **cluster}), environment)]
 
 
 @pytest.mark.parametrize(
