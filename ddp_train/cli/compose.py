@@ -1,21 +1,20 @@
 """From the words of a command line to its run. Hydra composes here, in one process per job, and nowhere else.
 
-What Hydra calls, in this order:
+`compose` gives the command to Hydra as a `HydraSession`. What Hydra calls, in this order:
 
-    a single run   `_check_and_claim`, before it makes the folder; then `_Command.__call__`: the job, which the launcher runs
-    a sweep        `_claim_sweep`; then `_Command.launch` with each batch of jobs that the sweeper asks for
+    a single run   `claim_run`, before it makes the folder; then the session itself: the job, which the launcher runs
+    a sweep        `claim_sweep`; then `launch` with each batch of jobs that the sweeper asks for
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -57,53 +56,85 @@ def compose(words: list[str], launcher: Launcher, *, change: Callable[[Job], Job
     """Let Hydra compose a command line, run what comes of it, and return the exit code; `change`: makes of the job the one that is run."""
     refuse_unknown_options(words)
     sys.argv[1:] = words  # Hydra reads them there alone
-    command = _Command(launcher, change)
-    try:
-        with env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(command):  # it raises its errors, and prints none
-            hydra.main(**MAIN, config_path=str(CONF), config_name="config")(command)()
-    except _LeaveHydra as leave:
-        return leave.then()
-    return command.exit_code()
+    session = HydraSession.current = HydraSession(launcher, change)
+    # With that variable Hydra raises its errors, and prints none.
+    with suppress(_LeaveHydra), env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(session):
+        hydra.main(**MAIN, config_path=str(CONF), config_name="config")(session)()
+    return session.exit_code()
 
 
-class Checked(Callback):
-    """Checks a config before Hydra makes its folder, and claims that folder (Hydra itself takes any that exists)."""
+class HydraSession:
+    """A command while Hydra has it: what is claimed, what Hydra runs, and what comes instead where a callback leaves Hydra."""
 
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with _errors_leave_hydra():
-            self._claimed = _check_and_claim(config)
-
-    def on_job_start(self, config: DictConfig, *, task_function: Any, **kwargs: Any) -> None:
-        if isinstance(task_function, _Command):  # a single run's
-            task_function.claimed = self._claimed
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with _errors_leave_hydra():
-            _claim_sweep(config)
-
-
-class _Command:
-    """What Hydra runs: the job of a single run or, through the plugin in `hydra_plugins`, the jobs of a sweep."""
-
-    claimed: _Claimed | None = None  # of a single run, from `Checked`
+    current: ClassVar[HydraSession]  # for `Checked`, which Hydra makes
 
     def __init__(self, launcher: Launcher, change: Callable[[Job], Job]) -> None:
         self._launcher, self._change = launcher, change
-        self._exit_code = DONE
+        self._claimed: _ClaimedRun | None = None
         self._multirun: Multirun | None = None
+        self._ending: Callable[[], int] = lambda: DONE  # returns the exit code, or raises what a callback has raised
+
+    def before_folder(self, claim: Callable[[DictConfig], None], composed: DictConfig) -> None:
+        """Call `claim_run` or `claim_sweep`. An error leaves Hydra, which would turn it into a warning, and go on."""
+        try:
+            claim(composed)
+        except Exception as error:
+            self._leave(partial(_raise, error))
+
+    def claim_run(self, composed: DictConfig) -> None:
+        """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
+        checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
+        rendezvous = self._meet(composed, checked)
+        location = location_of(composed, checked)
+        folder = _continue(location.folder, checked, key=location.key) if location.is_continued else _claim(location)
+        _fix_run_folder(composed, folder, is_continued=location.is_continued)
+        self._claimed = _ClaimedRun(_without_hydra(composed), checked, rendezvous)
+
+    def _meet(self, composed: DictConfig, checked: RunConfig) -> NodeRendezvous | None:
+        """Meet the other machines, where others take part. Leaves Hydra on each but the first, which alone claims."""
+        if checked.cluster.launcher != "machines":
+            return None
+        from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
+
+        rendezvous = machines.meet(checked.cluster, run=_typed_run_folder(composed))
+        if rendezvous is not None and not rendezvous.is_first:
+            self._leave(partial(machines.take_part, rendezvous, checked))
+        return rendezvous
 
     def __call__(self, composed: DictConfig) -> None:
         """Run a single run, in the folder that is claimed for it."""
         hydra_config: Any = HydraConfig.get()
-        config, checked, rendezvous = self.claimed or (None, None, None)
+        config, checked, rendezvous = self._claimed or (None, None, None)
         if checked is None or config is None or config != _without_hydra(composed):
+            # Our callback was deleted, a value refers to the folder, which is known by now, or another callback has changed a value.
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         record(job.run_folder, job.config)
-        self._exit_code = self._launcher.begin(self._change(job), rendezvous)
+        code = self._launcher.begin(self._change(job), rendezvous)
+        self._ending = lambda: code
+
+    def claim_sweep(self, composed: DictConfig) -> None:
+        """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed. Leaves Hydra where machines meet."""
+        from ddp_train.launch import machines
+        from ddp_train.sweep import sweeper
+
+        require_our_launcher(composed)
+        cluster = section(composed, ClusterConfig)
+        if errors := list(check_copies(cluster, os.environ)):
+            raise ConfigErrors(errors)  # before anything is claimed
+        if (rendezvous := machines.meet(cluster)) is not None:
+            # Global rank 0 composes and claims.
+            self._leave(partial(machines.take_part, rendezvous, cluster, arguments=sys.argv[1:]))
+        location = location_of_sweep(composed)
+        if location.is_continued:
+            require_trust(location.folder, key=location.key, accept=f"ddp-train resume {location.folder} --trust")
+            hold(location.folder, key=location.key)
+        folder = location.folder if location.is_continued else _claim(location)
+        fix_sweep_folder(composed, folder)
+        sweeper.prepare_optuna(composed, folder)
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
-        """Run jobs that a sweeper asks for."""
+        """Run jobs that a sweeper asks for (`hydra_plugins`)."""
         from ddp_train.sweep.hydra_jobs import Multirun  # with its table and its engines: what a single run has no use for
 
         if self._multirun is None:
@@ -111,6 +142,7 @@ class _Command:
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
             self._multirun = Multirun(sweep, section(base, SweepConfig), self._launcher.begin_sweep, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
+            self._ending = self._multirun.exit_code
         return self._multirun.launch(context, base, job_overrides)
 
     def close(self) -> None:
@@ -119,11 +151,29 @@ class _Command:
             self._multirun.close()
 
     def exit_code(self) -> int:
-        """Return how it went."""
-        return self._exit_code if self._multirun is None else self._multirun.exit_code()
+        """Return how it went, after Hydra; raise what a callback has raised."""
+        return self._ending()
+
+    def _leave(self, instead: Callable[[], int]) -> NoReturn:
+        self._ending = instead
+        raise _LeaveHydra
 
 
-class _Claimed(NamedTuple):
+class Checked(Callback):
+    """Calls the session before Hydra makes a folder (Hydra itself takes any that exists). conf/config.yaml names this callback."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        HydraSession.current.before_folder(HydraSession.current.claim_run, config)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        HydraSession.current.before_folder(HydraSession.current.claim_sweep, config)
+
+
+class _LeaveHydra(BaseException):
+    """Leaves Hydra, which catches every `Exception` of a callback."""
+
+
+class _ClaimedRun(NamedTuple):
     """A single run that is checked, and whose folder is claimed."""
 
     config: Any  # as it was checked, to be compared with what the job gets (`_without_hydra`)
@@ -131,63 +181,8 @@ class _Claimed(NamedTuple):
     rendezvous: NodeRendezvous | None  # with `cluster=machines`, where others take part: this machine leads
 
 
-def _check_and_claim(composed: DictConfig) -> _Claimed:
-    """Check a single run, and claim the folder that Hydra makes for it. Leaves Hydra on a machine that follows another one."""
-    checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-    rendezvous = None
-    if checked.cluster.launcher == "machines":
-        from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
-
-        rendezvous = machines.meet(checked.cluster, run=_typed_run_folder(composed))
-        if rendezvous is not None and not rendezvous.is_first:
-            raise _LeaveHydra(partial(machines.take_part, rendezvous, checked))  # the first machine claims
-    location = location_of(composed, checked)
-    folder = _continue(location.folder, checked, key=location.key) if location.is_continued else _claim(location)
-    with read_write(composed.hydra), open_dict(composed.hydra):
-        composed.hydra.run.dir = str(folder)
-        if location.is_continued:
-            composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-    return _Claimed(_without_hydra(composed), checked, rendezvous)
-
-
-def _claim_sweep(composed: DictConfig) -> None:
-    """Claim the folder of a sweep, or take it up again; its jobs are checked when they are composed. Leaves Hydra where machines meet."""
-    from ddp_train.launch import machines
-    from ddp_train.sweep import sweeper
-
-    require_our_launcher(composed)
-    cluster = section(composed, ClusterConfig)
-    if errors := list(check_copies(cluster, os.environ)):
-        raise ConfigErrors(errors)  # before anything is claimed
-    if (rendezvous := machines.meet(cluster)) is not None:
-        # Global rank 0 composes and claims.
-        raise _LeaveHydra(partial(machines.take_part, rendezvous, cluster, arguments=sys.argv[1:]))
-    location = location_of_sweep(composed)
-    if location.is_continued:
-        require_trust(location.folder, key=location.key, accept=f"ddp-train resume {location.folder} --trust")
-        hold(location.folder, key=location.key)
-    folder = location.folder if location.is_continued else _claim(location)
-    fix_sweep_folder(composed, folder)
-    sweeper.prepare_optuna(composed, folder)
-
-
-@dataclass(eq=False)
-class _LeaveHydra(BaseException):
-    """Leaves Hydra, which would turn another exception of a callback into a warning, and go on."""
-
-    then: Callable[[], int]  # what comes instead, and returns the exit code
-
-
-@contextmanager
-def _errors_leave_hydra() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise _LeaveHydra(partial(_raise, error)) from None
-
-
 def _raise(error: Exception) -> NoReturn:
-    raise error from error.__cause__
+    raise error
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
@@ -285,6 +280,14 @@ def require_our_launcher(composed: DictConfig) -> None:
     """Refuse a launcher of Hydra's, or of a plugin, for the jobs of a sweep. ConfigError: it is not ours."""
     if composed.hydra.launcher._target_ != _OUR_LAUNCHER:
         raise ConfigError(key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs")
+
+
+def _fix_run_folder(composed: DictConfig, folder: Path, *, is_continued: bool) -> None:
+    """Let Hydra make, or use, the folder that is claimed."""
+    with read_write(composed.hydra), open_dict(composed.hydra):
+        composed.hydra.run.dir = str(folder)
+        if is_continued:
+            composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
 
 
 def fix_sweep_folder(composed: DictConfig, folder: Path) -> None:
