@@ -18,8 +18,8 @@ from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, FAILED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
-from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.sweep import is_sweep, sweep_of
+from ddp_train.run_folder.paths import RunFolder, is_sweep
+from ddp_train.run_folder.sweep import sweep_of
 from ddp_train.run_folder.verdict import mark_cancelled
 from ddp_train.system.folder_lock import holder_of, is_held, is_here
 

@@ -26,21 +26,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.check_process import check_in_torch_process
 from ddp_train.cli.pipeline import check_pipeline
-from ddp_train.cli.saved_run import frozen_job, record, run_of
 from ddp_train.config.check import CONF, ConfigErrors, check_folder, section
 from ddp_train.config.command.command_line import options_of, refuse_unknown_options
 from ddp_train.config.hydra_internals import MAIN, composing_once
 from ddp_train.config.rules.machines import check_copies
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.saved import changes
+from ddp_train.config.saved import changes, config_text
 from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_new, claim_typed
-from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.sweep import Sweep, is_sweep
+from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -109,7 +107,7 @@ class HydraSession:
             # Our callback was deleted, a value refers to the folder, which is known by now, or another callback has changed a value.
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
-        record(job.run_folder, job.config)
+        job.run_folder.record_config(config_text(job.config, job.run_folder.root))
         code = self._launcher.begin(self._change(job), rendezvous)
         self._ending = lambda: code
 
@@ -135,7 +133,10 @@ class HydraSession:
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for (`hydra_plugins`)."""
-        from ddp_train.sweep.hydra_jobs import Multirun  # with its table and its engines: what a single run has no use for
+        # With its table and its engines: what a single run has no use for.
+        from ddp_train.cli.saved_run import frozen_job
+        from ddp_train.run_folder.sweep import Sweep
+        from ddp_train.sweep.hydra_jobs import Multirun
 
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)
@@ -242,6 +243,8 @@ class Location(NamedTuple):
 def location_of(composed: DictConfig, checked: RunConfig) -> Location:
     """Return where a run goes. Looks, and touches nothing."""
     if checked.resume not in ("auto", "never"):
+        from ddp_train.cli.saved_run import run_of  # with what changes a saved configuration
+
         return Location(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
     return _location(composed, "run", is_there=lambda folder: checked.resume == "auto" and (folder / "config.yaml").exists())
 

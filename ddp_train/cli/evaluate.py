@@ -16,14 +16,14 @@ from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
-from ddp_train.cli.saved_run import ask_trust, original_words, parse_words, record, require_working_directory, run_of
+from ddp_train.cli.saved_run import ask_trust, original_words, parse_words, require_working_directory, run_of
 from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
 from ddp_train.config.resolve import resolve
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.saved import answered_config
+from ddp_train.config.saved import answered_config, config_text
 from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.target import evaluation_sets, evaluation_split, set_name, split_at
 from ddp_train.errors import ConfigError, EnvironmentRefuses
@@ -110,7 +110,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     task = Task(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
     task.write(evaluation_folder)
-    record(evaluation_folder, config)
+    evaluation_folder.record_config(config_text(config, evaluation_folder.root))
     job = Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, task=task)
     return launcher.begin(job, rendezvous)
 

@@ -42,8 +42,7 @@ from ddp_train.launch import local
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher, Slot
 from ddp_train.run_folder.claim import release
-from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.sweep import is_sweep
+from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system import handover
 from ddp_train.system.process import die_with_parent
 

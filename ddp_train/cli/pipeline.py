@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.foreign_form import require_known_form
 from ddp_train.config.check import ConfigErrors
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.sweep import Sweep, is_sweep
+from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -54,6 +52,8 @@ def require_possible(folder: Path) -> Verdict:
 def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
     for folder in folders:
         if not (folder / "config.yaml").is_file():
+            from ddp_train.run_folder.sweep import Sweep  # for a mistake
+
             jobs = [str(folder / job.folder) for job in Sweep.load(folder).jobs] if is_sweep(folder) else []
             happened = f"{folder} is the folder of a sweep" if jobs else f"{folder} is no run folder"
             fix = override("after", jobs) if jobs else ""
@@ -75,6 +75,8 @@ def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Itera
     is_run = (run / "config.yaml").is_file()
     if not is_run and not waits_for and (launcher == "local" or path.exists()):  # else another machine may have the file
         try:
+            from ddp_train.checkpoint.foreign_form import require_known_form  # with zipfile
+
             require_known_form(path)
         except ConfigError as error:
             yield error

@@ -42,7 +42,7 @@ USAGE = f"""ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
 
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _NO_TEXT = (".json", ".parquet", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz")
-_PART_BYTES = 1 << 20  # of text that is encoded at a time
+_BLOCK_BYTES = 1 << 20  # of text that is encoded at a time
 _MAX_UNCUT_BYTES = 1 << 26  # without a place to cut
 _PRINT_EVERY_S = 10.0
 
@@ -90,7 +90,7 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Passage:
     """A document, or a part of a long one."""
 
     split: str
@@ -106,7 +106,7 @@ class _Corpus:
         self._files, self._val_fraction, self._tokenizer = request.files, request.val_fraction, tokenizer
         self.documents = self.empty = 0
 
-    def parts(self) -> Iterator[_Part]:
+    def passages(self) -> Iterator[_Passage]:
         if len(self._files) == 1 and not _is_jsonl(self._files[0]) and self._val_fraction > 0:
             middle = _middle(self._files[0], self._val_fraction)
             yield from self._text(self._files[0], "train", 0, middle)
@@ -121,10 +121,10 @@ class _Corpus:
         self.documents += 1
         return "val" if after > before else "train"
 
-    def _text(self, path: Path, split: str | None, start: int, stop: int | None) -> Iterator[_Part]:
+    def _text(self, path: Path, split: str | None, start: int, stop: int | None) -> Iterator[_Passage]:
         with _open(path) as file:
             file.seek(start)
-            blocks = iter(lambda: file.read(_PART_BYTES if stop is None else min(_PART_BYTES, stop - file.tell())), b"")
+            blocks = iter(lambda: file.read(_BLOCK_BYTES if stop is None else min(_BLOCK_BYTES, stop - file.tell())), b"")
             text = next(blocks, b"")
             if not text:
                 self.empty += 1
@@ -132,14 +132,14 @@ class _Corpus:
             split = split or self._split()
             for block in blocks:
                 if end := self._tokenizer.cut(text):
-                    yield _Part(split, text[:end], False, str(path))
+                    yield _Passage(split, text[:end], False, str(path))
                 text = text[end:] + block
                 if len(text) > _MAX_UNCUT_BYTES:
                     happened = f"{path} has {_MAX_UNCUT_BYTES:,} bytes without the end of a line or of a word"
                     raise DataError(happened=happened, expected="text, which can be cut somewhere", fix="tokenizer=byte")
-            yield _Part(split, text, True, str(path))
+            yield _Passage(split, text, True, str(path))
 
-    def _lines(self, path: Path) -> Iterator[_Part]:
+    def _lines(self, path: Path) -> Iterator[_Passage]:
         with _open(path) as file:
             for number, line in enumerate(file, 1):
                 where = f"{path}, line {number}"
@@ -151,7 +151,7 @@ class _Corpus:
                     happened = f"{where} is no document: {type(error).__name__}: {error}"
                     raise DataError(happened=happened, expected='{"text": "..."} on every line') from None
                 if text:
-                    yield _Part(self._split(), text, True, where)
+                    yield _Passage(self._split(), text, True, where)
                 else:
                     self.empty += 1
 
@@ -176,9 +176,9 @@ def _prepare_tokens(request: _Request) -> None:
     ) as writer:
         num_bytes = num_tokens = 0
         began = printed = time.monotonic()
-        for part, tokens in _encoded(corpus.parts(), tokenizer):
-            writer.append(part.split, tokens, num_bytes=len(part.text), ends_document=part.ends_document)
-            num_bytes, num_tokens = num_bytes + len(part.text), num_tokens + len(tokens)
+        for passage, tokens in _encoded(corpus.passages(), tokenizer):
+            writer.append(passage.split, tokens, num_bytes=len(passage.text), ends_document=passage.ends_document)
+            num_bytes, num_tokens = num_bytes + len(passage.text), num_tokens + len(tokens)
             if time.monotonic() > printed + _PRINT_EVERY_S:
                 printed = time.monotonic()
                 rate = num_bytes / 1e6 / (printed - began)
@@ -199,16 +199,16 @@ def _require_val(request: _Request, documents: int) -> None:
         raise ConfigError(key="val_fraction", happened=happened, expected="at least one document in the split val", fix=fix)
 
 
-def _encoded(parts: Iterable[_Part], tokenizer: Tokenizer) -> Iterator[tuple[_Part, Tokens]]:
+def _encoded(passages: Iterable[_Passage], tokenizer: Tokenizer) -> Iterator[tuple[_Passage, Tokens]]:
     """Encode in threads, in order; tiktoken does it outside the interpreter's lock."""
 
-    def encode(group: list[_Part]) -> list[tuple[_Part, Tokens]]:
-        return [(part, _encode(part, tokenizer)) for part in group]
+    def encode(group: list[_Passage]) -> list[tuple[_Passage, Tokens]]:
+        return [(passage, _encode(passage, tokenizer)) for passage in group]
 
     threads = len(os.sched_getaffinity(0))
-    waiting: deque[Future[list[tuple[_Part, Tokens]]]] = deque()
+    waiting: deque[Future[list[tuple[_Passage, Tokens]]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        for group in _groups(parts):
+        for group in _groups(passages):
             waiting.append(pool.submit(encode, group))
             if len(waiting) > 2 * threads:
                 yield from waiting.popleft().result()
@@ -216,27 +216,27 @@ def _encoded(parts: Iterable[_Part], tokenizer: Tokenizer) -> Iterator[tuple[_Pa
             yield from waiting.popleft().result()
 
 
-def _groups(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+def _groups(passages: Iterable[_Passage]) -> Iterator[list[_Passage]]:
     """Group short documents: a thread for each would cost more than to encode it."""
-    group: list[_Part] = []
+    group: list[_Passage] = []
     num_bytes = 0
-    for part in parts:
-        group.append(part)
-        num_bytes += len(part.text)
-        if num_bytes >= _PART_BYTES:
+    for passage in passages:
+        group.append(passage)
+        num_bytes += len(passage.text)
+        if num_bytes >= _BLOCK_BYTES:
             yield group
             group, num_bytes = [], 0
     if group:
         yield group
 
 
-def _encode(part: _Part, tokenizer: Tokenizer) -> Tokens:
+def _encode(passage: _Passage, tokenizer: Tokenizer) -> Tokens:
     try:
-        return tokenizer.encode(part.text)
+        return tokenizer.encode(passage.text)
     except UnicodeDecodeError as error:
-        happened = f"{part.where} is not UTF-8: {error.reason}, {part.text[error.start : error.start + 4]!r}"
+        happened = f"{passage.where} is not UTF-8: {error.reason}, {passage.text[error.start : error.start + 4]!r}"
         expected = f"UTF-8, which {tokenizer.name} needs"
-        raise DataError(happened=happened, expected=expected, fix=f"iconv -f LATIN1 -t UTF-8 {part.where}, or tokenizer=byte") from None
+        raise DataError(happened=happened, expected=expected, fix=f"iconv -f LATIN1 -t UTF-8 {passage.where}, or tokenizer=byte") from None
 
 
 def _print_summary(request: _Request, index: TokenIndex, empty: int) -> None:
@@ -282,7 +282,7 @@ def _middle(path: Path, val_fraction: float) -> int:
         size = file.seek(0, os.SEEK_END)
         wanted = int(size * (1 - val_fraction))
         file.seek(wanted)
-        following = file.read(_PART_BYTES)
+        following = file.read(_BLOCK_BYTES)
     offset = following.find(b"\n") + 1
     if offset == 0:
         offset = next((offset for offset, byte in enumerate(following) if byte & 0xC0 != 0x80), 0)  # not inside a character of UTF-8

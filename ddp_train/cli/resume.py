@@ -9,14 +9,16 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
-from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, record, refuse_without_effect, require_more, run_of
+from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, refuse_without_effect, require_more, run_of
+from ddp_train.config.saved import config_text
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
-from ddp_train.run_folder.sweep import Sweep, is_sweep, sweep_of
+from ddp_train.run_folder.paths import is_sweep
+from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -63,7 +65,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     if not is_restart:
         job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()
-    record(job.run_folder, job.config)
+    job.run_folder.record_config(config_text(job.config, job.run_folder.root))
     code = launcher.begin(job, rendezvous)
     if code == WRONG_INPUT:  # the ranks have refused the overrides, and trained nothing: the run keeps its config
         job.run_folder.record_config(saved)

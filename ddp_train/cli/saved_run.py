@@ -18,15 +18,13 @@ from ddp_train.cli.pipeline import check_pipeline
 from ddp_train.config import check as config_check
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import options_of
-from ddp_train.config.run_config import RunConfig
-from ddp_train.config.saved import answered_config, answers_before, replaced_configs, saved_config
+from ddp_train.config.saved import answered_config, replaced_configs, saved_config
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import dotted_items, texts
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job, Task
-from ddp_train.run_folder.paths import RunFolder, step_of
+from ddp_train.run_folder.paths import RunFolder, is_sweep, step_of
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.run_folder.trust import require_trust
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -150,11 +148,6 @@ def require_more(job: Job) -> None:
         raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * steps}")
     if job.run_folder.is_completed():
         job.run_folder.result.unlink()
-
-
-def record(run_folder: RunFolder, checked: RunConfig) -> None:
-    """Write config.yaml, with the earlier values of the run's `auto`s, if any; `record_answers` compares them."""
-    run_folder.record_config(checked.yaml(answers_before(checked, run_folder.root)))
 
 
 def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping[str, Any]) -> None:

@@ -19,11 +19,11 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, ConfigErr
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.spec import Spec
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import LogTail, evaluation_line, newest_record, progress_line
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import close_last_attempt, count_attempt
-from ddp_train.run_folder.sweep import Sweep, is_sweep
+from ddp_train.run_folder.sweep import Sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
 from ddp_train.sweep.table import show, update
 from ddp_train.system.folder_lock import hold, holder_of, is_held

@@ -45,6 +45,11 @@ def changes(checked: RunConfig, folder: Path) -> list[str]:
     return differences(auto.with_answers(checked.tree, "", answers_before(checked, folder)), answered_config(folder))
 
 
+def config_text(checked: RunConfig, folder: Path) -> str:
+    """Return config.yaml for a run folder, with the earlier values of the run's `auto`s, if any; `record_answers` compares them."""
+    return checked.yaml(answers_before(checked, folder))
+
+
 def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -> None:
     """Complete config.yaml with the answers of the `auto`s, when the data is there (rank 0).
 

@@ -27,10 +27,9 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.rank import LOST, run_rank
 from ddp_train.rank.stop import end_agent
 from ddp_train.run_folder import failure, restart_note
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.result import STOPPED
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_last_attempt
-from ddp_train.run_folder.sweep import is_sweep
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
 

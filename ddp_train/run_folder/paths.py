@@ -26,6 +26,11 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step_"))
 
 
+def is_sweep(folder: Path) -> bool:
+    """Tell whether a folder is that of a sweep."""
+    return (folder / "sweep.json").is_file()
+
+
 @dataclass
 class RunFolder:
     """The paths below one run folder."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
@@ -126,11 +126,6 @@ class Sweep:
             speed = (getattr(job, name) for name in rates)
             writer.writerow([job.number, *(self.value(job, key) for key in swept), job.status, job.metric, job.seconds, *speed])
         return text.getvalue()
-
-
-def is_sweep(folder: Path) -> bool:
-    """Tell whether a folder is that of a sweep."""
-    return (folder / "sweep.json").is_file()
 
 
 def sweep_of(run: Path) -> Path | None:

@@ -24,7 +24,8 @@ from ddp_train.config.schema import SweepConfig
 from ddp_train.config.targets.locate import locate
 from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.sweep import GOALS, Sweep, is_sweep
+from ddp_train.run_folder.paths import is_sweep
+from ddp_train.run_folder.sweep import GOALS, Sweep
 
 _ENQUEUED_AGAIN = "suggested again after a stop"  # an attribute of a trial of Optuna's
 _MAX_FILES = 10_000  # below a folder of YAML; a folder with more holds data

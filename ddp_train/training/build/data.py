@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from ddp_train.config.batch_sizes import accumulation_of
-from ddp_train.config.rules.training import uneven_length, without_epochs
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
@@ -160,6 +159,8 @@ def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | Non
         expected = "data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null"
         raise conflict("trainer.length_schedule", happened, "null", expected=expected)
     if uneven := [change.value for change in trainer.length_schedule if whole % change.value]:
+        from ddp_train.config.rules.training import uneven_length  # with all rules, which the launcher has checked
+
         raise uneven_length(uneven[0], whole)
     return LengthPlan(whole, trainer.length_schedule)
 
@@ -215,6 +216,8 @@ def _require_one_pass(config: RunConfig, stream: Stream) -> None:
     """Refuse for a stream to count in epochs where it has none, and batch sizes that change: what it has read ahead was cut for one."""
     name = type(stream.dataset).__name__
     if stream.length is None:
+        from ddp_train.config.rules.training import without_epochs  # with all rules, which the launcher has checked
+
         for problem in without_epochs(name, config.trainer, config.evaluation, bool(config.evaluation_sets())):
             raise problem
     if config.trainer.batch_size_schedule:

@@ -71,7 +71,7 @@ def made(*arguments: object) -> None:
 
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
 def test_a_text_is_one_document_and_its_end_is_val(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "_PART_BYTES", 100)
+    monkeypatch.setattr(prepare, "_BLOCK_BYTES", 100)
     content = (TEXT + "é no line end").encode() + b"\xff\x00"
     path = tmp_path / f"a{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
@@ -118,7 +118,7 @@ def test_a_long_text_has_the_same_tokens_in_parts_as_in_one(tmp_path: Path, patt
     pieces = ["the", " the", "\n", "\n\n", "\r\n", ",", ".", "'s", "  ", " ", "你好", "é", "12", "/", "<|endoftext|>", "\u3000", "e\u0301"]
     random = np.random.default_rng(0)
     text = "".join(random.choice(pieces, 4000))
-    monkeypatch.setattr(prepare, "_PART_BYTES", 64)
+    monkeypatch.setattr(prepare, "_BLOCK_BYTES", 64)
     monkeypatch.setattr("ddp_train.data.tokens.token_writer._SEARCH_BYTES", 32)
     (tmp_path / "a.txt").write_bytes(text.encode())
     made(tmp_path / "a.txt", f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0")

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from ddp_train.cli import saved_run
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.saved import changes, record_answers
+from ddp_train.config.saved import changes, config_text, record_answers
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.parts import checked
@@ -21,7 +21,7 @@ from tests.unit.parts import checked
 
 def record(folder: Path, run: RunConfig, answers: Mapping[str, Any]) -> dict[str, Any]:
     """Begin a run in a folder, up to the point where its data is there; return config.yaml."""
-    saved_run.record(RunFolder(folder), run)
+    RunFolder(folder).record_config(config_text(run, folder))
     record_answers(RunFolder(folder).config, run, answers)
     written: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
     return written
