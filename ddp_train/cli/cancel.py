@@ -36,7 +36,7 @@ _PATIENCE_S = 60.0  # beyond cluster.grace_s
 
 def cancel(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train cancel RUN-or-SWEEP [--at-once]`: end it, and wait until it has ended."""
-    options, (typed,) = parse_words(arguments, USAGE)
+    options, (typed,) = parse_words(arguments, USAGE, {"--at-once": ""})
     path, at_once, quoted = Path(typed).absolute(), "--at-once" in options, shlex.quote(typed)
     runs = [run_folder for run_folder, _ in runs_of(path) if not run_folder.is_completed()]
     if not runs:

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
-from ddp_train.cli.saved_run import ask_trust, original_words, parse_words, require_working_directory, run_of
+from ddp_train.cli.saved_run import TRUST, ask_trust, original_words, parse_words, require_working_directory, run_of
 from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
@@ -89,7 +89,8 @@ def predict(arguments: list[str], launcher: Launcher) -> int:
 
 
 def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
-    options, (run, *overrides) = parse_words(arguments, USAGE if command == "evaluate" else PREDICT_USAGE, most=None)
+    usage, known = (USAGE, {"--watch": ""}) if command == "evaluate" else (PREDICT_USAGE, {})
+    options, (run, *overrides) = parse_words(arguments, usage, {**known, "--set": "NAME", TRUST: ""}, most=None)
     path, watches, chosen_set = Path(run), "--watch" in options, options.get("--set", "")
     folder = run_of(path, key="RUN")
     if RunFolder(folder).task.exists():

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
-from ddp_train.cli.saved_run import ask_trust, parse_words, run_of
+from ddp_train.cli.saved_run import TRUST, ask_trust, parse_words, run_of
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
@@ -32,7 +32,7 @@ _BUILT = ("hf", "torch_export", "onnx")
 
 def export(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train export RUN [--format=FORMAT] [to=PATH]`: write the weights of a run for others."""
-    options, (run,) = parse_words(arguments, USAGE)
+    options, (run,) = parse_words(arguments, USAGE, {"--format": "FORMAT", "to": "PATH", TRUST: ""})
     path, format = Path(run), options.get("--format", "safetensors")
     if format not in _SUFFIXES:
         raise ConfigError(key="--format", happened=f"is {format!r}", expected=f"one of {', '.join(_SUFFIXES)}")

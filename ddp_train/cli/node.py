@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_train.cli.saved_run import ask_trust, parse_words
+from ddp_train.cli.saved_run import TRUST, ask_trust, parse_words
 from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import signals, source_copy
@@ -38,6 +38,7 @@ Engines start this; by hand `ddp-train cluster=machines ...` does the same. Exit
 (`ddp-train verdict RUN` says which), else that of its failure.
 """
 
+_OPTIONS = {"--index": "N", "--launch": "WORD", "--meeting": "HOST:PORT", TRUST: ""}
 _SAVED = (DONE, PREEMPTED, INTERRUPTED, TERMINATED)
 _UNLOCKED_WITHIN_S = 120.0  # after a machine is gone: the lease of a network file system
 _POLL_S = 0.5
@@ -45,7 +46,7 @@ _POLL_S = 0.5
 
 def node(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train node SPEC`: take part in a run as one of its machines. 0: the run is completed or saved."""
-    options, (path,) = parse_words(arguments, USAGE)
+    options, (path,) = parse_words(arguments, USAGE, _OPTIONS)
     if Path(path).exists():
         ask_trust("node", arguments, Path(path))
     spec = Spec.read(Path(path))

@@ -304,7 +304,7 @@ def _number(options: dict[str, str], name: str, expected: str, is_good: Callable
 
 
 def _prepare_weights(arguments: Sequence[str]) -> None:
-    options, (word,) = parse_words(arguments, _WEIGHTS)
+    options, (word,) = parse_words(arguments, _WEIGHTS, {"to": "FILE", "--unpickle": ""})
     folder, to = Path(word), Path(options.get("to", ""))
     if not (folder / ".metadata").is_file():
         raise ConfigError(happened=f"{folder} is no folder of torch.distributed.checkpoint", expected="one with a file .metadata")

@@ -28,7 +28,7 @@ USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]
 
 def profile(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train profile RUN [--kind=...] [--steps=...] [--ranks=...]`: request a record from a run. Does not wait for it."""
-    options, (folder,) = parse_words(arguments, USAGE)
+    options, (folder,) = parse_words(arguments, USAGE, {"--kind": "KIND", "--steps": "N", "--ranks": "RANKS"})
     run_folder = RunFolder(run_of(Path(folder), key="RUN"))
     _require_going_on(run_folder)
     try:

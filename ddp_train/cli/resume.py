@@ -38,7 +38,7 @@ _UNLOCKED_WITHIN_S = 120.0  # after a rank has died: at once on one machine, wit
 
 def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool = False) -> int:
     """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config. `is_restart`: of ranks that have just died."""
-    _, (run, *overrides) = parse_words(arguments, USAGE, most=None)
+    _, (run, *overrides) = parse_words(arguments, USAGE, {TRUST: ""}, most=None)
     path = Path(run)
     folder = path if is_sweep(path) else run_of(path)
     ask_trust("resume", [TRUST] if is_restart else arguments, folder)

@@ -37,31 +37,32 @@ _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
 
 
-def parse_words(arguments: Sequence[str], usage: str, *, most: int | None = 1) -> tuple[dict[str, str], list[str]]:
+def parse_words(
+    arguments: Sequence[str], usage: str, known: Mapping[str, str], *, most: int | None = 1
+) -> tuple[dict[str, str], list[str]]:
     """Return the options of a command (`--steps=5` or `--steps 5`, `to=PATH`; a flag with ""), and its other words: the run folder first.
 
     Args:
-        usage: its help, with all of its options.
+        known: its options, each with what stands behind it: N or CODE, a whole number; another word, any text; "", nothing.
         most: the largest number of words; None: any number.
 
     Raises ConfigError: an option is unknown or lacks its value, or there are too few words or too many.
     """
-    known = dict.fromkeys(re.findall(r"(?<![\w-])(?:--?[a-z][a-z-]*|to(?==))", usage))
     options, words, rest = dict[str, str](), list[str](), iter(arguments)
     for word in rest:
         name, equals, value = word.partition("=")
         if not word.startswith("-") and not (equals and name in known):
             words.append(word)
             continue
-        takes_value = f"{name}=" in usage
+        takes_value = known.get(name, "") != ""
         if name not in known or (equals and not takes_value):
             close = nearest(name, known)
-            meant = close if f"{close}=" not in usage else f"{close}{equals}{value}"
+            meant = f"{close}{equals}{value}" if known.get(close) else close
             fix = meant if close else word.lstrip("-") if equals else ""
             raise ConfigError(happened=f"{word} is no option", expected=", ".join(known), fix=fix)
         if takes_value and not equals and (value := next(rest, "")) == "":
             raise ConfigError(happened=f"{name} has no value behind it", expected=f"{name}=VALUE")
-        if re.search(rf"{name}=(N|CODE)\b", usage) and not value.isdigit():
+        if known[name] in ("N", "CODE") and not value.isdigit():
             raise ConfigError(happened=f"{name}: {value!r} is not a number", expected=f"{name}=N, a whole number")
         options[name] = value
     if not words or len(words) > (most or len(words)):

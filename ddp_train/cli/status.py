@@ -63,7 +63,7 @@ _CHECK_EVERY = 10  # polls; whether the run has ended is asked of the engine
 
 def show_status(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train status RUN-or-SWEEP`: show its state. Starts nothing."""
-    options, (path,) = parse_words(arguments, USAGE)
+    options, (path,) = parse_words(arguments, USAGE, {"--json": ""})
     for run_folder, name in runs_of(Path(path)):
         if "--json" in options:
             facts = {"run": str(run_folder.root), "name": name, "state": state_of(run_folder), **verdict_of(run_folder)._asdict()}
@@ -147,7 +147,7 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
 
 def show_logs(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train logs RUN-or-SWEEP [-f]`: show its output. Starts nothing."""
-    options, (path,) = parse_words(arguments, LOGS_USAGE)
+    options, (path,) = parse_words(arguments, LOGS_USAGE, {"-f": ""})
     runs = [run_folder for run_folder, _ in runs_of(Path(path))]
     tails = {f"{run_folder.root.name}: " if len(runs) > 1 else "": LogTail(run_folder, last=_LAST_BYTES) for run_folder in runs}
     for polls in count():
@@ -169,7 +169,7 @@ def may_go_on(run_folder: RunFolder) -> bool:
 
 def show_sweep(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train runs SWEEP`: show the table of a sweep. Starts nothing."""
-    options, (path,) = parse_words(arguments, RUNS_USAGE)
+    options, (path,) = parse_words(arguments, RUNS_USAGE, {"--json": ""})
     sweep = Sweep.load(Path(path).absolute())
     runs_here = {job.number for job in sweep.jobs if job.status == Status.RUNNING} if is_held(sweep.root) else set()
     engines = update(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or no command waits
@@ -192,7 +192,7 @@ def show_sweep(arguments: list[str], launcher: Launcher) -> int:
 
 def show_verdict(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE] [--json]`: print the verdict on a run, and return it. Starts nothing."""
-    options, (path,) = parse_words(arguments, VERDICT_USAGE)
+    options, (path,) = parse_words(arguments, VERDICT_USAGE, {"--begins": "", "--job": "ID", "--ended": "CODE", "--json": ""})
     run_folder, job, ended = RunFolder(run_of(Path(path))), options.get("--job"), int(options.get("--ended") or DONE)
     if job and (other := _other_job(run_folder, job)):
         _print_verdict(Verdict(Outcome.NEVER, f"job {other} has this run", DONE), options)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_train.cli import main
 from ddp_train.config.command.commands import COMMANDS
+from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.system.folder_lock import release
@@ -120,3 +124,13 @@ def test_a_yaml_that_cannot_be_read_is_named_with_its_line(
 def test_a_command_imports_what_it_needs_alone() -> None:
     code = "import sys; import ddp_train.cli.main; print(*({'rich', 'asyncio', 'torch', 'ddp_train.launch.submit'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("plan", "doctor", "help", "prepare", "init", "completion")])
+def test_a_command_takes_the_options_that_its_help_names(name: str, launcher: Launcher) -> None:
+    command = COMMANDS[name]
+    module: Any = importlib.import_module(f"ddp_train.cli.{command.module}")
+    in_help = set(re.findall(r"(?<![\w-])(?:--?[a-z][a-z-]*|to(?==))", getattr(module, command.usage)))
+    with pytest.raises(ConfigError, match="is no option") as refused:
+        getattr(module, command.function)(["RUN", "--nothing-like-it=1"], launcher)
+    assert {word for word in refused.value.expected.split(", ") if word} == in_help
