@@ -62,4 +62,4 @@ def _as_short_job(config: RunConfig, *, is_full: bool) -> RunConfig:
     if config.cluster.launcher != "slurm":
         return config
     minutes = most_minutes(config.cluster.device, config.batch.world_size, is_full=is_full)
-    return replace(config, after=None, cluster=replace(config.cluster, wait=True, walltime=minutes, grace_s=10))
+    return replace(config, after=None, cluster=replace(config.cluster, wait=True, walltime=60 * minutes, grace_s=10))

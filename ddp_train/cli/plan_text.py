@@ -27,6 +27,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import saved_config
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import text_of, without_secrets
+from ddp_train.config.tree import value_at
 from ddp_train.errors import ConfigError, printable
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.paths import RunFolder
@@ -242,7 +243,7 @@ def time(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> None:
     """Show how long the run takes, from the step time of an earlier one of this name, and whether its walltime is enough."""
     cluster, folder = job.config.cluster, job.run_folder.root
     limit_s = None if cluster.walltime is None else cluster.walltime - cluster.grace_s
-    typed = job.config.tree["cluster"]["walltime"]
+    typed = value_at(job.config.tree, "cluster.walltime")
     ends = "" if limit_s is None else f"cluster.walltime={typed}: it saves and stops after {duration(limit_s)}"
     steps = measured["steps"] if isinstance(measured, Mapping) else job.config.trainer.max_steps
     past = newest_like(job.config, next((parent.parent for parent in folder.parents if parent.name == "sweeps"), folder.parent))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddp_train import FOLDER
+from ddp_train.config.tree import value_at
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.engine import setup_lines
 from ddp_train.launch.spec import Spec
@@ -130,7 +131,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         yield f"gpus-per-node={max(spec.processes)}"
     if cluster.walltime is not None:
         if cluster.walltime <= signal_s(spec):
-            typed = spec.job.config.tree["cluster"]["walltime"]
+            typed = value_at(spec.job.config.tree, "cluster.walltime")
             happened = f"is {typed}, and SLURM is to warn the run {signal_s(spec)} s before: that would be as it begins"
             expected = f"more than cluster.grace_s ({cluster.grace_s}), a step and {_MARGIN_S} s"
             raise ConfigError(key="cluster.walltime", happened=happened, expected=expected)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddp_train.config.cluster import Rendezvous
-from ddp_train.config.saved import answers_before
+from ddp_train.config.saved import config_text
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
@@ -81,7 +81,7 @@ def with_world_size(job: Job, world_size: int) -> Job:
     """Return the same job for another number of ranks, and write its config down (ConfigError: more ranks than samples in a batch)."""
     config = job.config.on(world_size)
     if config is not job.config:
-        job.run_folder.record_config(config.yaml(answers_before(config, job.run_folder.root)))
+        job.run_folder.record_config(config_text(config, job.run_folder.root))
     return replace(job, config=config)
 
 
