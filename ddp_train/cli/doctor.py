@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from ddp_train.cli.compose import compose
@@ -38,7 +39,7 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
     program = f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}"
 
     def examination_of(job: Job) -> Job:
-        typed = [job.command[0], "doctor", *arguments]
+        typed = [sys.argv[0], "doctor", *arguments]
         return replace(job, program=program, command=typed, config=_as_short_job(job.config, is_full=_FULL in arguments))
 
     words = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
