@@ -32,8 +32,8 @@ from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
-from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.loop.trainer import RunServices
+from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.state.saved_state import content, load
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.distributed.runs_of_strategies import weights

@@ -6,42 +6,38 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS, TrainerConfig
-from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import AUTO, own_keys
+from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Goal, Scheduler, Strategy, SupportsPredict, TurnObjective, adapted, overrides
+from ddp_train.interfaces import AnyObjective, Strategy, SupportsPredict, TurnObjective, adapted, overrides
 from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Source, Stream
-from ddp_train.optimizer.groups import Groups, freeze, parameter_groups
-from ddp_train.scheduler.schedule import EveryEpoch, Plateau
+from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
+from ddp_train.training.build.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.loop import callbacks
-from ddp_train.training.loop.evaluation import training_mode
+from ddp_train.training.parts.callback_state import fresh_states
 from ddp_train.training.parts.compiled import compile_model, note
 from ddp_train.training.parts.components import Components, EvaluationParts, wrap
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import measure, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_meaning
-from ddp_train.traits import follows_a_metric, require_rows
+from ddp_train.traits import require_rows
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -106,7 +102,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         data_identity=identity_of(source, train_loader, config),
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         throughput=throughput,
-        fresh_states=callbacks.fresh_states(made),
+        fresh_states=fresh_states(made),
         answers=answers,
         notes=[each for each in notes if each],
     )
@@ -252,69 +248,3 @@ def _total_steps(trainer: TrainerConfig, order: BatchOrder) -> int:
     """Return the run's length in optimizer steps: max_steps or, where there are epochs, max_epochs, whichever ends first."""
     by_epochs = order.steps_in(trainer.max_epochs) if trainer.max_epochs is not None else None
     return min(limit for limit in (trainer.max_steps, by_epochs) if limit is not None)
-
-
-def groups_of(node: Mapping[str, Any]) -> Groups:
-    """Return the parameter groups that an optimizer's node asks for."""
-    return own_keys(node, "optimizer").get("groups") or {}
-
-
-def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
-    """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
-    ours, target = own_keys(node, "optimizer"), locate(node["_target_"])
-    theirs = {name: value for name, value in node.items() if name not in ours}
-    if accepts(target, "model"):
-        return _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=trained)), rate_factor)
-    layer_decay, lr = ours.get("layer_decay"), _rate(theirs, target)
-    if layer_decay is not None and lr is None:
-        raise ConfigError(key="optimizer.lr", happened="is not given", expected="the rate of the last layer, for optimizer.layer_decay")
-    groups = parameter_groups(trained, theirs.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
-    optimizer = _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=groups)), rate_factor)
-    training_mode(optimizer)
-    return optimizer
-
-
-def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
-    if factor != 1.0:
-        for group in optimizer.param_groups:
-            if group.get("lr") is None:
-                happened = f"is given, and a {type(optimizer).__name__} finds its rate itself"
-                raise conflict("optimizer.lr_scale", happened, "null optimizer.base_batch_size=null", expected="an optimizer with a rate")
-            group["lr"] = group["lr"] * factor
-    return optimizer
-
-
-def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
-    """Return what `auto` arguments of a scheduler take: how often it moves on in the run, and an epoch's steps, where there are epochs."""
-    facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
-    if own_keys(node, "scheduler").get("every") != "epoch":
-        return {"total_steps": total_steps, **facts}
-    if order.epoch_size is None:
-        happened = "is epoch, and the data does not say how many samples it has: there are no epochs"
-        raise conflict("scheduler.every", happened, "step", expected="a scheduler that counts steps")
-    return {"total_steps": -(-order.samples_after(total_steps) // order.epoch_size), **facts}
-
-
-def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
-    """Complete the scheduler with the optimizer; one that counts epochs or follows one of the metrics moves on at its own times."""
-    ours = own_keys(node, "scheduler")
-    theirs = {name: value for name, value in node.items() if name not in ours}
-    if not follows_a_metric(locate(node["_target_"])):
-        scheduler = instantiate(theirs, key="scheduler", answers=answers, first=optimizer)
-        return EveryEpoch(scheduler) if ours.get("every") == "epoch" else cast(Scheduler, scheduler)
-    metric = ours.get("metric") or next(iter(goals), "")
-    if metric not in goals:
-        happened = f"is {metric!r}, which the objective does not measure"
-        raise ConfigError(key="scheduler.metric", happened=happened, expected=f"one of {', '.join(goals) or 'its metrics: it has none'}")
-    mode = theirs.get("mode", goals[metric])
-    if mode != goals[metric]:
-        better = "larger" if goals[metric] == "max" else "smaller"
-        raise conflict("scheduler.mode", f"is {mode}, and a {better} {metric} is better", goals[metric], expected=goals[metric])
-    return Plateau(instantiate({**theirs, "mode": mode}, key="scheduler", answers=answers, first=optimizer), metric)
-
-
-def _rate(node: Mapping[str, Any], target: Any) -> float | None:
-    """Return an optimizer's rate: that of its node, or its class's own."""
-    default = inspect.signature(target).parameters.get("lr") if "lr" not in node else None
-    rate = node.get("lr") if default is None else default.default
-    return float(rate) if isinstance(rate, (int, float)) else None

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ddp_train import model_log
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import MemoryKey, describe, is_sharded, local_rows, plain_name, shard_like
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts import metric
-from ddp_train.training.parts.components import Components, EvaluationParts
+from ddp_train.training.parts.components import EvaluationParts
+from ddp_train.training.parts.evaluated_weights import averaged
 from ddp_train.training.record.predictions import PredictionFiles
-from ddp_train.traits import has_modes
 
 
 def evaluate(
@@ -66,60 +61,9 @@ def evaluate(
 def as_evaluated(components: EvaluationParts) -> Iterator[None]:
     """Set the model to evaluation: its mode, no gradients, a callback's averaged weights. It may be entered twice."""
     modules = [module for module in (components.model, components.objective) if isinstance(module, nn.Module)]
-    with torch.no_grad(), model_log.taken_by(None), _averaged(components), _in_eval_mode(modules):
+    with torch.no_grad(), model_log.taken_by(None), averaged(components), _in_eval_mode(modules):
         yield
         components.reshard()
-
-
-@contextmanager
-def weights_to_evaluate(components: Components) -> Iterator[SetAside]:
-    """Give the model the weights to evaluate and to save, the same on all ranks, and afterwards those to train. Collective.
-
-    They differ where the optimizer has both (`evaluation_mode`), and where ranks take steps of their own.
-    """
-    with (
-        evaluation_mode(components.optimizer) as trained,
-        components.strategy.mean_over_ranks(components.trained, averages(components).values()) as kept,
-    ):
-        yield SetAside(trained=trained, kept=kept)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SetAside:
-    """The values that this rank goes on training with, while the model has others to be evaluated or saved."""
-
-    trained: Sequence[Tensor] = ()  # the parameters in training, from `evaluation_mode`
-    kept: Mapping[MemoryKey, Tensor] = field(default_factory=dict)  # this rank's own values, while all ranks have the same
-
-
-@contextmanager
-def evaluation_mode(optimizer: Optimizer) -> Iterator[list[Tensor]]:
-    """Give the parameters the values to evaluate and to save, and afterwards those to train, bit for bit.
-
-    They differ with schedule-free optimizers (Defazio et al. 2024, arXiv:2405.15682), which have two methods, `train()` and `eval()`, that
-    change the parameters in place. The way there and back rounds: a run with one more save would differ in the last bits. So the trained
-    weights are kept meanwhile, and a checkpoint holds both.
-
-    Yields:
-        The trained weights, in the order of the optimizer's groups; none where both are the same. An error inside ends the run.
-    """
-    if not has_modes(optimizer):
-        yield []
-        return
-    kept = [parameter.detach().clone() for group in optimizer.param_groups for parameter in group["params"]]
-    cast(Any, optimizer).eval()
-    yield kept
-    training_mode(optimizer, kept)
-
-
-def training_mode(optimizer: Optimizer, trained: Sequence[Tensor] = ()) -> None:
-    """Give the parameters the values to train: those that `evaluation_mode` yields, or the optimizer's."""
-    if has_modes(optimizer):
-        cast(Any, optimizer).train()
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        with torch.no_grad():
-            for parameter, value in zip(parameters, trained, strict=bool(trained)):
-                parameter.copy_(value)
 
 
 def _evaluate_set(
@@ -175,52 +119,6 @@ def _evaluate_set(
     return metrics | ({"skipped_samples": skipped} if loader.skips else {})
 
 
-def averages(components: EvaluationParts) -> Mapping[str, Tensor]:
-    """Return a callback's averaged weights for evaluation, by the model's names and with its shapes; {} where there are none."""
-    name = components.averaging
-    if name is None:
-        return {}
-    with callback_errors(name, "evaluation_weights"):
-        weights = components.callbacks[name].evaluation_weights() or {}
-    tensors = _tensors(components.model)
-    for key, weight in weights.items():
-        if key not in tensors or not isinstance(weight, Tensor) or weight.shape != tensors[key].shape:
-            happened = f"its evaluation_weights() gives {key}: {describe(weight)}, which is {describe(tensors.get(key))} in the model"
-            expected = "tensors with the names and shapes of the model's parameters and buffers (of a compiled one without `_orig_mod.`)"
-            raise ConfigError(key=f"callbacks.{name}", happened=happened, expected=expected)
-    return weights
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {plain_name(name): tensor for name, tensor in chain(model.named_parameters(), model.named_buffers())}
-
-
-@contextmanager
-def _averaged(components: EvaluationParts) -> Iterator[None]:
-    """Give the model a callback's averaged weights, if any, and afterwards its own. An error ends the run.
-
-    Where the types are the same, tensors are exchanged and not copied: so averages of buffers become rank 0's, too. Rows of tensors that
-    are sharded among the ranks are copied.
-    """
-    weights = averages(components)
-    if not weights:
-        yield
-        return
-    tensors = _tensors(components.model)
-    originals = {name: tensors[name].data for name in weights if not is_sharded(tensors[name])}
-    shards = {name: local_rows(tensors[name]) for name in weights if is_sharded(tensors[name])}  # a strategy may use their memory directly
-    copies = {name: rows.clone() for name, rows in shards.items()}
-    for name in originals:
-        tensors[name].data = weights[name].to(tensors[name].device, tensors[name].dtype)
-    for name, rows in shards.items():
-        rows.copy_(local_rows(shard_like(weights[name], tensors[name])))
-    yield
-    for name, original in originals.items():
-        tensors[name].data = original
-    for name, copy in copies.items():
-        shards[name].copy_(copy)
-
-
 @contextmanager
 def _in_eval_mode(roots: list[nn.Module]) -> Iterator[None]:
     """Set all modules to evaluation, and afterwards each one back to its own mode. An error ends the run."""
@@ -266,16 +164,3 @@ def on_any_rank(is_true: Callable[[], bool], world: World) -> Callable[[], bool]
 
 def _is_any(value: bool, world: World) -> bool:
     return bool(world.sum(torch.tensor(int(value))).item())  # on the CPU: it waits for the other ranks, and not for the device
-
-
-@contextmanager
-def callback_errors(name: str, method: str) -> Iterator[None]:
-    """Add the name of the callback and of its method to an error of the block."""
-    try:
-        yield
-    except UserError as error:
-        error.key = error.key or f"callbacks.{name}"
-        raise
-    except Exception as error:
-        error.add_note(f"config key: callbacks.{name} (in its `{method}`)")
-        raise

@@ -27,6 +27,7 @@ from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.loop import evaluation
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
@@ -288,7 +289,7 @@ class Trainer:
         components, state = self.components, self.state
         if not components.eval_loaders:
             return True
-        with evaluation.weights_to_evaluate(components):
+        with weights_to_evaluate(components):
             metrics = evaluation.evaluate(
                 components,
                 self.world,

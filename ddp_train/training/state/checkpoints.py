@@ -21,8 +21,8 @@ from ddp_train.errors import RunError
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phase, PhaseTracker
 from ddp_train.training.check.memory import estimate_checkpoint, estimate_share
-from ddp_train.training.loop.evaluation import weights_to_evaluate
 from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records

@@ -15,7 +15,8 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import Plateau
-from ddp_train.training.loop.evaluation import averages, evaluate, in_lockstep, on_any_rank
+from ddp_train.training.loop.evaluation import evaluate, in_lockstep, on_any_rank
+from ddp_train.training.parts.evaluated_weights import averages
 from ddp_train.training.state.checkpoints import ranking_of
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer

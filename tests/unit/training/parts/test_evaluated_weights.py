@@ -14,8 +14,8 @@ from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.distributed.world import alone
 from ddp_train.training.check.memory import estimate_checkpoint
-from ddp_train.training.loop.evaluation import evaluation_mode
 from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.evaluated_weights import evaluation_mode
 from ddp_train.training.state import saved_state
 from ddp_train.training.state.saved_state import SetAside, content
 from ddp_train.training.train_state import TrainState, WindowSums
