@@ -58,7 +58,7 @@ def compose(words: list[str], launcher: Launcher, *, change: Callable[[Job], Job
     # With that variable Hydra raises its errors, and prints none.
     with suppress(_LeaveHydra), env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(session):
         hydra.main(**MAIN, config_path=str(CONF), config_name="config")(session)()
-    return session.exit_code()
+    return session.ending()
 
 
 class HydraSession:
@@ -70,7 +70,7 @@ class HydraSession:
         self._launcher, self._change = launcher, change
         self._claimed: _ClaimedRun | None = None
         self._multirun: Multirun | None = None
-        self._ending: Callable[[], int] = lambda: DONE  # returns the exit code, or raises what a callback has raised
+        self.ending: Callable[[], int] = lambda: DONE  # returns the exit code, or raises what a callback has raised
 
     def before_folder(self, claim: Callable[[DictConfig], None], composed: DictConfig) -> None:
         """Call `claim_run` or `claim_sweep`. An error leaves Hydra, which would turn it into a warning, and go on."""
@@ -109,7 +109,7 @@ class HydraSession:
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
         code = self._launcher.begin(self._change(job), rendezvous)
-        self._ending = lambda: code
+        self.ending = lambda: code
 
     def claim_sweep(self, composed: DictConfig) -> None:
         """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed. Leaves Hydra where machines meet."""
@@ -143,7 +143,7 @@ class HydraSession:
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
             self._multirun = Multirun(sweep, section(base, SweepConfig), self._launcher.begin_sweep, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
-            self._ending = self._multirun.exit_code
+            self.ending = self._multirun.exit_code
         return self._multirun.launch(context, base, job_overrides)
 
     def close(self) -> None:
@@ -151,12 +151,8 @@ class HydraSession:
         if self._multirun is not None:
             self._multirun.close()
 
-    def exit_code(self) -> int:
-        """Return how it went, after Hydra; raise what a callback has raised."""
-        return self._ending()
-
     def _leave(self, instead: Callable[[], int]) -> NoReturn:
-        self._ending = instead
+        self.ending = instead
         raise _LeaveHydra
 
 

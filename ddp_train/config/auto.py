@@ -73,11 +73,6 @@ def with_answers(value: Any, key: str, answers: Mapping[str, Any]) -> Any:
     return changed(value, key, lambda path, leaf: answers.get(path, leaf) if _is_auto(leaf) else leaf)
 
 
-def without_answers(value: Any, key: str, keys: list[str]) -> Any:
-    """Return a part of a configuration with `auto` instead of answers."""
-    return changed(value, key, lambda path, leaf: AUTO if path in keys else leaf)
-
-
 def keys(tree: Mapping[str, Any]) -> list[str]:
     """Return the keys of every `auto` whose answer belongs to the experiment; those of `metrics` belong to one attempt."""
     sections = (*BY_DATA, "scheduler", "amp", "loader.micro_batch_size")

@@ -34,7 +34,6 @@ from ddp_train.system import redaction
 CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
 """The config groups, in the installed package (`pkg://ddp_train.conf`); in a checkout the folder is a link to conf/ at the top."""
 
-
 _Section = TypeVar("_Section")
 
 

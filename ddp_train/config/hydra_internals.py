@@ -29,7 +29,6 @@ from ddp_train.errors import ConfigError
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # Hydra's own: each combination of the values
 
-
 IS_1_4 = hasattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS")
 MAIN: dict[str, Any] = {"execution_whitelist": vars(hydra.utils)["UNSAFE_DISABLE_EXECUTION_CHECKS"]} if IS_1_4 else {"version_base": "1.3"}
 """Arguments for `hydra.main`. Before 1.4 it warns where `version_base` is missing, since 1.4 where it is there. What is

@@ -47,7 +47,8 @@ class PartialConfig(Sections):
     @classmethod
     def of(cls, sections: Mapping[str, dict[str, Any] | None], tree: Mapping[str, Any]) -> PartialConfig:
         """Return the config of a tree; `sections`: those of our own that are there, None where one is not valid."""
-        parts: dict[str, Any] = dict.fromkeys(SECTIONS, _InvalidSection()) | _typed_sections(sections)
+        parts: dict[str, Any] = dict.fromkeys(SECTIONS, _InvalidSection())
+        parts |= {name: typed(SECTIONS[name], values) for name, values in sections.items() if values is not None}
         parts |= {name: node if isinstance(node := tree.get(name), dict) else {} for name in TARGETS}
         return cls(**parts, tree=tree)
 
@@ -84,7 +85,7 @@ class RunConfig(RootConfig, Sections):
         """Return the typed form of a checked tree."""
         root = vars(typed(RootConfig, {key: tree[key] for key in ROOT_KEYS}))
         components = {name: tree[name] for name in (*TARGETS, *NAMED)}
-        sections = _typed_sections({name: tree[name] for name in SECTIONS})
+        sections: dict[str, Any] = {name: typed(schema, tree[name]) for name, schema in SECTIONS.items()}
         return cls(**root, **sections, **components, tree=tree, batch=batch, left_out=left_out or [])
 
     def evaluation_sets(self) -> list[str]:
@@ -156,8 +157,3 @@ class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function retu
 
 
 ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`
-
-
-def _typed_sections(sections: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return our own sections as their dataclasses, by name, without those that are None."""
-    return {name: typed(SECTIONS[name], values) for name, values in sections.items() if values is not None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from ddp_train.config import values as forms
@@ -238,7 +238,7 @@ TARGETS = tuple(item.name for item in dataclasses.fields(Sections) if item.name 
 
 def subsection(item: dataclasses.Field[Any]) -> type | None:
     """Return the schema of a key that is a section itself; None for any other."""
-    return _SUBSECTIONS.get(str(item.type))
+    return SlurmConfig if item.type == "SlurmConfig" else None
 
 
 def keys_of(schema: type, prefix: str) -> list[str]:
@@ -253,11 +253,10 @@ def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
     """Return a checked section as its dataclass: inner sections too, and values with several forms as their parsers return them."""
     converted = dict(values)
     for item in dataclasses.fields(schema):  # type: ignore[arg-type]
-        value = values.get(item.name)
-        if (inner := subsection(item)) is not None:
-            converted[item.name] = typed(inner, values[item.name])
-        elif value is not None and "parse" in item.metadata:
-            converted[item.name] = item.metadata["parse"](value)
+        inner, value = subsection(item), values.get(item.name)
+        parse = item.metadata.get("parse") if inner is None else partial(typed, inner)
+        if value is not None and parse is not None:
+            converted[item.name] = parse(value)
     if schema is DebugConfig:
         converted["faults"] = [typed(FaultConfig, fault) for fault in values["faults"]]
     return schema(**converted)
@@ -274,7 +273,6 @@ def as_written(schema: type) -> type:
     return dataclasses.make_dataclass(schema.__name__, fields, init=False, repr=False, eq=False, match_args=False)
 
 
-_SUBSECTIONS: dict[str, type] = {"SlurmConfig": SlurmConfig}
 EVENTS = ("start", "step", "evaluation", "save", "end")  # of callbacks (interfaces/run.py, which imports torch: the check does not)
 NAMED = {"metrics": "writer", "callbacks": "callback"}  # sections with one component for each name -> what they hold
 
