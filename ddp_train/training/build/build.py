@@ -16,14 +16,13 @@ from torch import nn
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import EVENTS, TrainerConfig
+from ddp_train.config.schema import EVENTS
 from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Strategy, SupportsPredict, TurnObjective, adapted, overrides
 from ddp_train.loader.loader import Loader, OneBatch
-from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Source, Stream
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
@@ -53,7 +52,8 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     use_precision(config.precision)
     source, eval_sources = _open_data(config, world)
     train_loader = _train_loader(source, config, world)
-    total_steps = _total_steps(config.trainer, train_loader.order)
+    by_epochs = train_loader.order.steps_in(config.trainer.max_epochs) if config.trainer.max_epochs is not None else None
+    total_steps = min(limit for limit in (config.trainer.max_steps, by_epochs) if limit is not None)
     answers = _answers(config, source.facts, world)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
 
@@ -78,17 +78,9 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=evaluated.goals)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
-    made = _callbacks(config.callbacks)
+    callbacks = _callbacks(config.callbacks)
     components = Components(
-        model=model,
-        trained=trained,
-        objective=objective,
-        amp=amp,
-        eval_loaders=evaluated.eval_loaders,
-        metrics=evaluated.metrics,
-        forward_is_collective=evaluated.forward_is_collective,
-        compiled=compiled,
-        callbacks=made,
+        **vars(replace(evaluated, compiled=compiled, callbacks=callbacks)),
         module=module,
         turns=turns,
         strategy=strategy,
@@ -102,9 +94,9 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         data_identity=identity_of(source, train_loader, config),
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         throughput=throughput,
-        fresh_states=fresh_states(made),
+        fresh_states=fresh_states(callbacks),
         answers=answers,
-        notes=[each for each in notes if each],
+        notes=[line for line in notes if line],
     )
     if value_at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
         return _with_micro_batch(components, config, world, source)
@@ -231,20 +223,14 @@ def _largest_share(config: RunConfig, components: Components) -> int:
 
 
 def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
-    made = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
-    for name, each in made.items():
-        if not any(callable(getattr(each, event, None)) for event in EVENTS):
-            happened = f"gave a {type(each).__name__}, which has none of the methods {', '.join(EVENTS)}"
+    callbacks = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
+    for name, callback in callbacks.items():
+        if not any(callable(getattr(callback, event, None)) for event in EVENTS):
+            happened = f"gave a {type(callback).__name__}, which has none of the methods {', '.join(EVENTS)}"
             expected = "a callback (ddp_train.interfaces.Callback), with at least one of them"
             raise ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
-    averaging = [name for name, each in made.items() if overrides(each, "evaluation_weights")]
+    averaging = [name for name, callback in callbacks.items() if overrides(callback, "evaluation_weights")]
     if len(averaging) > 1:
         key, happened = f"callbacks.{averaging[1]}", f"has weights for evaluation, and callbacks.{averaging[0]} has, too"
         raise ConfigError(key=key, happened=happened, expected="one of them", fix=f"~{key}")
-    return made
-
-
-def _total_steps(trainer: TrainerConfig, order: BatchOrder) -> int:
-    """Return the run's length in optimizer steps: max_steps or, where there are epochs, max_epochs, whichever ends first."""
-    by_epochs = order.steps_in(trainer.max_epochs) if trainer.max_epochs is not None else None
-    return min(limit for limit in (trainer.max_steps, by_epochs) if limit is not None)
+    return callbacks
