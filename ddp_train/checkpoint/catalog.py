@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import difflib
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ddp_train.checkpoint.files import CheckpointError, opened
-from ddp_train.checkpoint.manifest import Manifest, Ranking, read_text
+from ddp_train.checkpoint.manifest import CheckpointError, Manifest, Ranking, opened, read_text
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, STEP_FOLDERS, RunFolder, step_of
+from ddp_train.system.files import remove
 
 BEST, LAST = "best", "last"
 """What a checkpoint can be called: RUN/checkpoints/best. No such folder exists."""
@@ -133,10 +132,7 @@ def remove_debris(folder: Path) -> list[str]:
     """Remove half-written and half-removed checkpoints of a killed run; return their names. No process may be saving in the folder."""
     debris = sorted(path for pattern in _DEBRIS for path in folder.glob(pattern))
     for path in debris:
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
-        else:
-            shutil.rmtree(path)
+        remove(path)
     return [path.name for path in debris]
 
 

@@ -1,15 +1,22 @@
-"""manifest.json: what a checkpoint says of itself and of its files. `save` writes it, `verify` and `catalog` read it. Imports no torch."""
+"""The files of a checkpoint, which others may have made, and what its manifest.json says of them and of itself. Imports no torch.
+
+`save` writes the manifest, `verify` and `catalog` read it. Nothing leads out of the folder: names without a path, plain files, no links.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
-from ddp_train.checkpoint.files import CheckpointError, rank_file, require_name
+from ddp_train.errors import UserError
 from ddp_train.run_folder.paths import MANIFEST
 
 _FORMAT = 2
@@ -17,6 +24,11 @@ _FORMAT = 2
 _READABLE = (1, 2)
 _MAX_BYTES = 64 << 20  # some hundred thousand files
 _LARGEST = sys.float_info.max
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
+
+
+class CheckpointError(UserError):
+    """A checkpoint is damaged, foreign or incomplete."""
 
 
 class FileEntry(TypedDict):
@@ -74,7 +86,7 @@ class Manifest:
             if not all(type(file["bytes"]) is int and type(file["xxh3_128"]) is str for file in files.values()):
                 raise ValueError("a file has no size or no hash")
             for name in files:
-                require_name(name)
+                _require_name(name)
             if step < 0 or set(files) != {rank_file(rank) for rank in range(min(world_size, len(files) + 1))}:
                 raise ValueError(f"{world_size} ranks at step {step} do not leave {len(files)} files")
             ranked_by = facts.get("ranked_by")
@@ -97,3 +109,51 @@ def read_text(descriptor: int) -> bytes:
     if (size := os.fstat(descriptor).st_size) > _MAX_BYTES:
         raise CheckpointError(happened=f"{MANIFEST} has {size:,} bytes")
     return b"".join(iter(lambda: os.read(descriptor, 8 << 20), b""))
+
+
+def rank_file(rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+@contextmanager
+def opened(checkpoint: Path, name: str) -> Iterator[int]:
+    """Open one file of a checkpoint for reading. Raises CheckpointError: it is missing or not a plain file."""
+    with opened_folder(checkpoint) as folder, opened_file(folder, name) as descriptor:
+        yield descriptor
+
+
+@contextmanager
+def opened_folder(checkpoint: Path) -> Iterator[int]:
+    """Open the folder itself; a link to one is refused."""
+    try:
+        descriptor = os.open(checkpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise CheckpointError(happened=f"{checkpoint.name} is not a folder that can be read ({error.strerror})") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def opened_file(folder: int, name: str) -> Iterator[int]:
+    """Open one file of an open folder for reading."""
+    _require_name(name)
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)  # non-blocking: it could be a pipe
+    except FileNotFoundError:
+        raise CheckpointError(happened=f"{name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(happened=f"{name} cannot be opened ({error.strerror}; links are not followed)") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise CheckpointError(happened=f"{name} is not a plain file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _require_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(happened=f"{name!r} is no name of a file in a checkpoint")

@@ -30,8 +30,7 @@ import torch
 from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint.files import rank_file
-from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking
+from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking, rank_file
 from ddp_train.checkpoint.schedule import in_units
 from ddp_train.checkpoint.staging import StagedShare, StagingBuffer
 from ddp_train.distributed.store import add_line, lines_of, wait_for, wait_for_thread
@@ -202,7 +201,7 @@ def write_together(pending: PendingSave, mailbox: Store, world: World) -> str:
     """
     number = pending.number
     if world.is_main:
-        mailbox.set(f"{number}/made", _problem_of(lambda: make_partial(pending.partial)))
+        mailbox.set(f"{number}/made", _problem_of(lambda: pending.partial.mkdir(0o750, parents=True)))
     if problem := wait_for(mailbox, f"{number}/made"):
         report = _Report(pending.staged.num_bytes, problem=problem if world.is_main else "", needs_room=True)
     else:
@@ -248,12 +247,6 @@ def _conclude(pending: PendingSave, reports: list[_Report]) -> str:
     if needs_room:
         problems.append(f"It needs {in_units(sum(report.bytes for report in reports))}, {_free(pending.folder)}")
     return ". ".join(problems)
-
-
-def make_partial(partial: Path) -> None:
-    """Make the folder that files are written to. Raises OSError: it exists."""
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    os.mkdir(partial, 0o750)
 
 
 def publish(partial: Path, final: Path, manifest: Manifest) -> None:

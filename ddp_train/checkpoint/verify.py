@@ -10,8 +10,7 @@ from typing import Any
 
 import xxhash
 
-from ddp_train.checkpoint.files import CheckpointError, opened_file, opened_folder
-from ddp_train.checkpoint.manifest import FileEntry, Manifest, read_text
+from ddp_train.checkpoint.manifest import CheckpointError, FileEntry, Manifest, opened_file, opened_folder, read_text
 from ddp_train.distributed.world import World, alone
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, STEP_FOLDERS, RunFolder, step_folder
 
@@ -28,11 +27,6 @@ def require_origin(checkpoint: Path, source: str, *, step: Any, run: Any = _ANY)
         raise CheckpointError(happened=f"it is of another run ({source} says {run}, and the run of this folder is {run_id})")
 
 
-def verify(checkpoint: Path, *, on_progress: Callable[[], None] = lambda: None) -> str:
-    """Compare every file with the manifest, and that with its mark; return what is wrong, or "". `on_progress` is called every 8 MiB."""
-    return _problem(lambda: _compare(checkpoint, _listed(checkpoint), on_progress))
-
-
 def newest_good(folder: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> Path | None:
     """Return the newest checkpoint whose files are what its manifest says; rank 0 prints why it skips newer ones. Collective.
 
@@ -40,18 +34,20 @@ def newest_good(folder: Path, world: World | None = None, *, on_progress: Callab
     """
     world = world or alone()
     for candidate in world.from_main(lambda: sorted(folder.glob(STEP_FOLDERS), reverse=True)):
-        problem = verify_together(candidate, world, on_progress=on_progress)
+        problem = verify(candidate, world, on_progress=on_progress)
         if not problem:
             return candidate
         world.print(f"checkpoint {candidate.name} is not used: {problem}")
     return None
 
 
-def verify_together(checkpoint: Path, world: World, *, on_progress: Callable[[], None] = lambda: None) -> str:
-    """Return what is wrong with a checkpoint, or "", the same on all ranks, each of which reads some of its files. Collective.
+def verify(checkpoint: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> str:
+    """Compare every file with the manifest, and that with its mark; return what is wrong, or "", the same on all ranks. Collective.
 
-    Rank 0 alone reads the manifest and lists the folder: both are long for thousands of ranks; each rank gets the lines of its files.
+    Each rank reads some of the files (no world: this process reads them all), and calls `on_progress` every 8 MiB. Rank 0 alone reads the
+    manifest and lists the folder: both are long for thousands of ranks; each rank gets the lines of its files.
     """
+    world = world or alone()
 
     def shares() -> list[tuple[str, Mapping[str, FileEntry]]]:
         files: dict[str, FileEntry] = {}

@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.files import CheckpointError
-from ddp_train.checkpoint.verify import verify, verify_together
+from ddp_train.checkpoint.manifest import CheckpointError
+from ddp_train.checkpoint.verify import verify
 from ddp_train.config.saved import answers_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
@@ -133,7 +133,7 @@ def _load(
     Of a model that is sharded among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
     modules = components.modules
-    problem = "" if is_verified else verify_together(checkpoint, world, on_progress=tracker.move)
+    problem = "" if is_verified else verify(checkpoint, world, on_progress=tracker.move)
     if problem:
         return problem
 

@@ -74,17 +74,18 @@ def appears_whole(path: Path, *, nonce: str = "") -> Iterator[Path]:
     """
     partial = path.with_name(f".partial_{path.name}{nonce}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove(partial)
+    remove(partial)
     try:
         yield partial
         os.replace(partial, path)
     finally:
-        _remove(partial)
+        remove(partial)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with its content, where there is one."""
     with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 class GrowingFile:

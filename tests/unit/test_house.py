@@ -18,7 +18,6 @@ ROOT = FOLDER.parent
 TORCHRUN = "|".join((*torchrun_env.VARIABLES, "GROUP_WORLD_SIZE", r"TORCHELASTIC_\w+"))
 
 SHOWN_BY = {
-    "checkpoint/files.py": "tests/unit/checkpoint/test_verify.py, tests/faults/test_malicious_checkpoints.py",
     "checkpoint/foreign_form.py": "tests/unit/cli/test_pipeline.py, tests/unit/training/state/test_initial_weights.py",
     "cli/export.py": "tests/unit/training/inference/test_export.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",

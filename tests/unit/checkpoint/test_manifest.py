@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.checkpoint.files import CheckpointError
-from ddp_train.checkpoint.manifest import Manifest
+from ddp_train.checkpoint.manifest import CheckpointError, Manifest
 from tests.unit.parts import LOSS, manifest
 
 ON_DISK = """{

@@ -14,7 +14,7 @@ import xxhash
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import set_aside_after
-from ddp_train.checkpoint.files import CheckpointError
+from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.read import read_own, read_shared
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import newest_good, verify
