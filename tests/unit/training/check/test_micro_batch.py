@@ -25,7 +25,6 @@ from ddp_train.training.build.build import build
 from ddp_train.training.check import micro_batch
 from ddp_train.training.check.memory import memory_to_come
 from ddp_train.training.check.micro_batch import bisect, largest_micro_batch, sizes_to_try
-from ddp_train.training.parts.components import Components
 from tests.unit.parts import checked, components, trainer
 from tests.unit.training.threads import on_all, thread_worlds
 
@@ -131,7 +130,7 @@ def test_all_ranks_agree_where_one_has_less(monkeypatch: pytest.MonkeyPatch, dev
     for own, each in zip(devices, parts, strict=True):
         each.train_loader.of_size = partial(_read_on, own, each.train_loader.of_size)  # type: ignore[method-assign]
     monkeypatch.setattr(micro_batch, "DeviceMemory", lambda device: devices[device.index])
-    monkeypatch.setattr(Components, "untouched", lambda *_: nullcontext())  # what it puts back is of the process, which they share
+    monkeypatch.setattr(micro_batch, "untouched", lambda *_: nullcontext())  # what it puts back is of the process, which they share
     monkeypatch.setattr(micro_batch, "try_training", lambda *_: None)
     assert on_all(3, lambda rank: largest_micro_batch(parts[rank], worlds[rank], most=60)) == [7, 7, 7]
     assert max(devices[0].tried) < 60  # nobody goes on without the others
