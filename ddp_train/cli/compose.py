@@ -133,10 +133,9 @@ class HydraSession:
 
     def launch(self, context: HydraContext, base: DictConfig, job_overrides: Sequence[list[str]]) -> Sequence[JobReturn]:
         """Run jobs that a sweeper asks for (`hydra_plugins`)."""
-        # With its table and its engines: what a single run has no use for.
         from ddp_train.cli.saved_run import frozen_job
         from ddp_train.run_folder.sweep import Sweep
-        from ddp_train.sweep.hydra_jobs import Multirun
+        from ddp_train.sweep.hydra_jobs import Multirun  # with its table and its engines: what a single run has no use for
 
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)

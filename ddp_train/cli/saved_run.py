@@ -37,9 +37,7 @@ _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
 
 
-def parse_words(
-    arguments: Sequence[str], usage: str, known: Mapping[str, str], *, most: int | None = 1
-) -> tuple[dict[str, str], list[str]]:
+def parse_words(typed: Sequence[str], usage: str, known: Mapping[str, str], *, most: int | None = 1) -> tuple[dict[str, str], list[str]]:
     """Return the options of a command (`--steps=5` or `--steps 5`, `to=PATH`; a flag with ""), and its other words: the run folder first.
 
     Args:
@@ -48,7 +46,7 @@ def parse_words(
 
     Raises ConfigError: an option is unknown or lacks its value, or there are too few words or too many.
     """
-    options, words, rest = dict[str, str](), list[str](), iter(arguments)
+    options, words, rest = dict[str, str](), list[str](), iter(typed)
     for word in rest:
         name, equals, value = word.partition("=")
         if not word.startswith("-") and not (equals and name in known):

@@ -18,6 +18,7 @@ from ddp_train.config.hydra_internals import get_omega_conf_dumper
 from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, typed
 from ddp_train.config.targets.target import evaluation_sets, own_keys
 
+ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 """How rates follow the global batch (`optimizer.lr_scale`), by its ratio to the batch for which `optimizer.lr` was tuned.
 
@@ -154,6 +155,3 @@ class _Dumper(get_omega_conf_dumper()):  # type: ignore[misc]  # a function retu
     def ignore_aliases(self, data: Any) -> bool:
         """Write a list that is in two places twice, without an alias."""
         return True
-
-
-ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`

@@ -265,11 +265,8 @@ def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 @cache
 def as_written(schema: type) -> type:
     """Return the schema of a section as people write it: a key with a parser takes any value."""
-    types = get_type_hints(schema)
-    fields = [
-        (item.name, Any if "parse" in item.metadata else types[item.name], field(default=item.default))
-        for item in dataclasses.fields(schema)
-    ]
+    types = get_type_hints(schema) | {item.name: Any for item in dataclasses.fields(schema) if "parse" in item.metadata}
+    fields = [(item.name, types[item.name], field(default=item.default)) for item in dataclasses.fields(schema)]
     return dataclasses.make_dataclass(schema.__name__, fields, init=False, repr=False, eq=False, match_args=False)
 
 

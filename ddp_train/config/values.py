@@ -109,20 +109,17 @@ def micro_batch(value: Any) -> Any:
     return value
 
 
-def block_classes(value: Any) -> Any:
-    """Return the classes of a model's blocks: `auto`, or their names."""
+def block_classes(value: Any, *words: str) -> Any:
+    """Return the classes of a model's blocks: `auto`, another of some words, or their names."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    if value != "auto" and not (is_list and all(isinstance(name, str) and name.isidentifier() for name in value)):
-        raise ValueError("auto, or the classes of the model's blocks: [Block]")
+    if value not in ("auto", *words) and not (is_list and all(isinstance(name, str) and name.isidentifier() for name in value)):
+        raise ValueError(f"{', '.join(('auto', *words))}, or the classes of the model's blocks: [Block]")
     return value
 
 
 def regions(value: Any) -> Any:
     """Return the parts of a model that are compiled: `auto`, `whole`, or the names of classes."""
-    try:
-        return value if value == "whole" else block_classes(value)
-    except ValueError:
-        raise ValueError("auto, whole, or the classes of the model's blocks: [Block]") from None
+    return block_classes(value, "whole")
 
 
 def run_folders(value: Any) -> tuple[str, ...]:

@@ -38,7 +38,6 @@ from ddp_train.sweep.sweeper import compose_job, freeze_yaml, plans_all, save_as
 from ddp_train.sweep.table import EngineAnswers, SweepScreen, show, update
 
 Check = Callable[[DictConfig, DictConfig], RunConfig]
-
 _FROZEN_YAML = "conf"
 
 

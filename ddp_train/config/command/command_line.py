@@ -29,6 +29,8 @@ from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
+_PYPROJECT = "pyproject.toml"
+
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Refuse overrides that hold a secret, or more than a config may, before anything parses or shows them."""
@@ -146,9 +148,6 @@ def _first_whole_word(words: Sequence[str]) -> tuple[str, int]:
 
 def _depth(text: str) -> int:
     return sum((char in "[{(") - (char in "]})") for char in text)
-
-
-_PYPROJECT = "pyproject.toml"
 
 
 def refuse_unknown_options(arguments: list[str]) -> None:
