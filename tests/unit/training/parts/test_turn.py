@@ -171,7 +171,7 @@ def test_several_optimizers_have_each_a_part() -> None:
         "{generator: {_target_: torch.optim.SGD, _partial_: true, lr: 0.1}, discriminator: {_target_: torch.optim.Adam, _partial_: true}}"
     )
     parts = gan("optimizer=several", f"optimizer.parts={each}")
-    assert [type(part).__name__ for part in parts.optimizer._parts] == ["SGD", "Adam"]  # type: ignore[attr-defined]
+    assert [type(part).__name__ for part in parts.optimizer.optimizers] == ["SGD", "Adam"]  # type: ignore[attr-defined]
     trained(parts)
     assert all("exp_avg" in parts.optimizer.state[parameter] for parameter in parts.model.discriminator.parameters())  # type: ignore[operator, union-attr]
     with pytest.raises(ConfigError, match="2 parameters are in no part: generator"):
@@ -274,9 +274,6 @@ def test_each_turn_reduces_its_own_gradients(group_of_one: None, overrides: list
     """The one of two ranks: DDP waits for no gradient of another turn, and finds all of its own."""
     expected, _ = trained(gan(*overrides))
     parts = gan(*overrides)
-    for turn in parts.turns.values():
-        with turn.alone():
-            turn.module = nn.parallel.DistributedDataParallel(turn.module, gradient_as_bucket_view=True)
     reduced = {name: turn.module._get_ddp_logging_data()["num_parameter_tensors"] for name, turn in parts.turns.items()}  # type: ignore[operator]
     assert reduced == {"discriminator": 4, "generator": 2}
     world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
@@ -291,9 +288,6 @@ def test_turns_may_share_parameters(group_of_one: None, monkeypatch: pytest.Monk
     expected, records = trained(gan("loader.micro_batch_size=8", **shared))  # type: ignore[arg-type]
     assert {"loss_critic", "loss_actor"} <= records[0].keys()
     parts = gan("loader.micro_batch_size=8", **shared)  # type: ignore[arg-type]
-    for turn in parts.turns.values():
-        with turn.alone():
-            turn.module = nn.parallel.DistributedDataParallel(turn.module, gradient_as_bucket_view=True)
     world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))
     monkeypatch.setattr(World, "gather", lambda self, value: [value, value])
     weights, _ = trained(parts, world=world)
