@@ -39,14 +39,9 @@ class CatalogEntry:
 
 
 def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool) -> Ranking:
-    """Return by which metric a run's checkpoints are compared.
+    """Return by which metric a run's checkpoints are compared: the user's choice `metric`, or the first of the objective's `goals`.
 
-    Args:
-        goals: the objective's, the headline metric first.
-        metric: the user's choice; None: the headline metric.
-        is_evaluated: whether the run evaluates; otherwise there is the training loss alone.
-
-    Raises ConfigError: there is no such metric, or it has no direction.
+    A run that does not evaluate has the training loss alone. Raises ConfigError: there is no such metric, or it has no direction.
     """
     valid = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated and goals else {"train/loss": "min"}
     metric = metric or next(iter(valid))
@@ -85,11 +80,7 @@ def candidates(name: Path) -> list[Path]:
 def find(path: Path, verify: Callable[[Path], str], *, key: str) -> Path:
     """Return the undamaged checkpoint that `path` is, or that its name RUN/checkpoints/best or last names; say which were passed over.
 
-    Args:
-        verify: returns what is wrong with a checkpoint, or "".
-        key: the config key that has the path.
-
-    Raises UserError: there is none.
+    `verify` returns what is wrong with a checkpoint, or ""; `key` is the config key that has the path. Raises UserError: there is none.
     """
     if not is_name(path):
         if problem := verify(path):

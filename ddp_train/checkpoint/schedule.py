@@ -105,12 +105,8 @@ def remove_old(folder: Path, keep: Retention) -> None:
 def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
     """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for them.
 
-    Args:
-        folder: of the checkpoints; is created.
-        checkpoint_bytes: of one of them, estimated.
-        wanted: how many there are at most, the one that is being written among them.
-
-    Returns a warning when not all of them fit, or "".
+    Each takes about `checkpoint_bytes`; there are at most `wanted`, with the one that is being written. Returns a warning when not all of
+    them fit, or "".
 
     Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
     """

@@ -87,10 +87,7 @@ def write(path: str | os.PathLike[str], contents: Iterable[memoryview], *, on_pr
 
 
 def read_header(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """Return the tensors of an open file by name, and its origin.
-
-    Raises TensorFileError, with the file's `name`: the header cannot be true.
-    """
+    """Return the tensors of an open file by name, and its origin. Raises TensorFileError, with the file's `name`: it cannot be true."""
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     if size < 8 or length > min(_MAX_HEADER, size - 8):

@@ -97,10 +97,7 @@ def _compare(checkpoint: Path, files: Mapping[str, FileEntry], on_progress: Call
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Return the manifest of a checkpoint, compared with its mark.
-
-    Raises CheckpointError: it is damaged, or of another format. OSError: it cannot be read.
-    """
+    """Return the manifest of a checkpoint, compared with its mark. Raises CheckpointError: it is damaged or of another format; OSError."""
     with opened_folder(checkpoint) as folder:
         return _manifest(folder)
 

@@ -89,8 +89,8 @@ class World:
         """
         if not len(numbers):
             return torch.ones(0, dtype=torch.bool)
-        found = self.lowest(torch.cat([numbers, ~numbers])).cpu()  # the smallest, and with all bits turned around the largest
-        return found[: len(numbers)] == ~found[len(numbers) :]
+        smallest, inverted_largest = self.lowest(torch.cat([numbers, ~numbers])).cpu().chunk(2)
+        return smallest == ~inverted_largest
 
     def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors with rank 0's, in place. Collective."""
@@ -158,8 +158,7 @@ class World:
         return box[0]
 
     def barrier(self) -> None:
-        if self.size > 1:
-            dist.all_reduce(torch.zeros(1))  # on CPU: dist.barrier would use, and guess, a GPU
+        self.sum(torch.zeros(1))  # on CPU: dist.barrier would use, and guess, a GPU
 
     @contextmanager
     def main_first(self) -> Iterator[None]:

@@ -104,8 +104,7 @@ def evaluation_line(run_folder: RunFolder) -> str:
 class LogTail:
     """Reads new lines of a run's logs: an engine's logs (logs/*.out), new files too, or else the log of rank 0.
 
-    Args:
-        last: how many bytes of the present content are read first.
+    `last`: how many bytes of the present content are read first.
     """
 
     def __init__(self, run_folder: RunFolder, *, last: int = 0) -> None:

@@ -55,10 +55,7 @@ class Sweep:
 
     @classmethod
     def load(cls, root: Path) -> Sweep:
-        """Read a sweep from its folder.
-
-        Raises ConfigError: the folder holds none.
-        """
+        """Read a sweep from its folder. Raises ConfigError: the folder holds none."""
         try:
             content = json.loads((root / "sweep.json").read_text())
             jobs = [SweepJob(**{**job, "status": Status(job["status"])}) for job in content.pop("jobs")]

@@ -118,9 +118,7 @@ def _is_saved(run_folder: RunFolder, result: Result) -> bool:
 def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int:
     """Return the exit code of an ended run, and write result.json if no process was left to do so.
 
-    Args:
-        code: how its agent ended; 130 and 143 after a stop signal.
-        before: what result.json held when the run began.
+    `code` says how its agent ended (130 and 143 after a stop signal), `before` is what result.json held when the run began.
     """
     result = run_folder.read_result()
     status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(code, Status.FAILED)

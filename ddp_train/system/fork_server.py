@@ -44,12 +44,9 @@ class Request:
 
 
 class ForkServer:
-    """The owner's end of a fork server.
+    """The owner's end of a fork server: the process that waits for a request, and the socket to it and to its clones (`door`).
 
-    Args:
-        waiting: the process that waits for a request.
-        door: the socket to it, and to its clones.
-        is_loaded: it has nothing to import: the next one is ready at once.
+    `is_loaded`: it has nothing to import, and the next one is ready at once.
     """
 
     def __init__(self, waiting: Child, door: socket.socket, *, is_loaded: bool) -> None:

@@ -140,10 +140,7 @@ def outlive_parent() -> None:
 def wait_for_ends(pids: Iterable[int], *, within_s: float, others_within_s: float) -> None:
     """Wait until all these children have ended; after the first one's end, only `others_within_s` for the others.
 
-    Args:
-        pids: those whose exit code was read already are left out.
-        within_s: for the first.
-        others_within_s: after the first.
+    Children whose exit code was read already are left out.
     """
     deadline = time.monotonic() + within_s
     with suppress(OSError, AttributeError), ExitStack() as opened:  # a kernel or a Python without pidfd

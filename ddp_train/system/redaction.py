@@ -77,10 +77,7 @@ def variable_for_secret(key: str, value: object) -> str | None:
 
 
 def reveal(value: Any) -> Any:
-    """Return a config value with the secrets of this process's environment in it.
-
-    Raises KeyError: the environment lacks one; its name.
-    """
+    """Return a config value with the secrets of this process's environment in it. Raises KeyError with the name of one that it lacks."""
     if isinstance(value, str):
         for name in references(value):
             if len(secret := os.environ[name]) >= _SHORTEST:

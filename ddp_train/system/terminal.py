@@ -16,10 +16,7 @@ from ddp_train.system.redaction import redact
 class Terminal(io.TextIOWrapper):
     """A text stream that never raises OSError and shows no secrets. Text that it cannot show is lost; the ranks' logs have it.
 
-    Args:
-        descriptor: where it writes.
-        owns: close the descriptor with the stream.
-        log: the descriptor of a log that gets a copy of what is written.
+    It writes to `descriptor`, which ends with it if it `owns` that; the descriptor `log` is of a log that gets a copy.
     """
 
     def __init__(self, descriptor: int, *, owns: bool = True, log: int | None = None) -> None:
