@@ -19,11 +19,9 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, STEP_FOLDERS, RunFolder, step_of
 from ddp_train.system.files import remove
 
-BEST, LAST = "best", "last"
-"""What a checkpoint can be called: RUN/checkpoints/best. No such folder exists."""
-
+BEST, LAST = "best", "last"  # names for a checkpoint: RUN/checkpoints/best. No such folder exists
 _FOLDER = re.compile(r"step_\d{8,12}")
-_DEBRIS = (".partial_*", ".removed_*")  # of a process that was killed while it saved, or while it removed
+_DEBRIS = (".partial_*", ".removed_*")  # left by a process that was killed while it saved, or while it removed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +30,8 @@ class CatalogEntry:
 
     path: Path
     step: int
-    metrics: Mapping[str, Any]  # of its step
-    ranking: Ranking | None  # by which its run compared checkpoints then
+    metrics: Mapping[str, Any]  # those of its step
+    ranking: Ranking | None  # the metric by which its run compared checkpoints then
     run: str | None = None  # the id of the run that saved it; None: it does not say
     is_foreign: bool = False  # it lies in the folder of another run
 

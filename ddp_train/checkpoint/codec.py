@@ -25,9 +25,7 @@ from ddp_train.interfaces import is_sharded, local_rows, num_shards
 
 _NAMES = """bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 bfloat16 float16 float32 float64 complex32 complex64 complex128
 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"""
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
-"""Those that a checkpoint can hold, by name."""
-
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}  # types that a checkpoint can hold
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -94,7 +92,7 @@ def leaf_of(name: str, tensor: Tensor) -> Leaf:
     shape = tuple(tensor.shape)
     if is_sharded(tensor):
         return Leaf(name, tensor.dtype, shape, None, num_shards(tensor))
-    # Of a permuted tensor (channels last): its optimizer state must lie as it does. Not of a view with gaps.
+    # A permuted tensor (channels last) keeps its stride: its optimizer state must lie as it does. A view with gaps does not.
     has_stride = not tensor.is_contiguous() and _is_dense(shape, tensor.stride())
     return Leaf(name, tensor.dtype, shape, tensor.stride() if has_stride else None)
 

@@ -27,9 +27,9 @@ from ddp_train.checkpoint.foreign_form import refuse, require_archive, require_r
 
 _NESTED = ("state_dict", "model", "model_state_dict")  # the last as in torch's tutorial
 _DATA = "data.pkl"
-_MAX_PICKLE_BYTES = 256 << 20  # of the description, without the values
+_MAX_PICKLE_BYTES = 256 << 20  # the pickle describes the tensors; their values are apart
 _TYPES = """Float:float32 Double:float64 Half:float16 BFloat16:bfloat16 Bool:bool Long:int64 Int:int32 Short:int16 Char:int8 Byte:uint8
-ComplexFloat:complex64 ComplexDouble:complex128"""  # of the values, as pickles name them
+ComplexFloat:complex64 ComplexDouble:complex128"""  # types of values, as pickles name them
 _STORAGES = {f"{name}Storage": DTYPES[dtype] for name, _, dtype in (pair.partition(":") for pair in _TYPES.split())}
 
 
@@ -140,19 +140,15 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _describe(storage: Any, offset: Any, shape: Any, stride: Any, *arguments: Any) -> _Described:
-    dtype = next((argument for argument in arguments if isinstance(argument, torch.dtype)), storage.dtype)  # of _rebuild_tensor_v3
+    dtype = next((argument for argument in arguments if isinstance(argument, torch.dtype)), storage.dtype)  # _rebuild_tensor_v3 has one
     return _Described(storage, dtype, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
-
-
-def _first(value: Any, *_: object) -> Any:
-    return value
 
 
 _KNOWN: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _describe,
     ("torch._utils", "_rebuild_tensor_v3"): _describe,
-    ("torch._utils", "_rebuild_parameter"): _first,
-    ("torch._utils", "_rebuild_parameter_with_state"): _first,
+    ("torch._utils", "_rebuild_parameter"): lambda value, *others: value,
+    ("torch._utils", "_rebuild_parameter_with_state"): lambda value, *others: value,
     ("torch._tensor", "_rebuild_from_type_v2"): lambda make, kind, args, state: make(*args) if make is _describe else None,
     ("collections", "OrderedDict"): OrderedDict,
 }

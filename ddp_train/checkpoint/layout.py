@@ -19,14 +19,12 @@ from ddp_train.interfaces import shard_range
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of their plain forms."""
+OF_RANK_0 = "of_rank_0"  # the part of the shared state that lists parts which differ between ranks; rank 0 alone writes those
 
 _ALIGNMENT = 16  # bytes; a multiple of every type's size, so that no number is cut
 
 _ALIKE = ("model", "objective", "optimizer", "parameters_in_training", "strategy")
 """Parts whose tensors are the same on all ranks: the strategy keeps weights and optimizer state alike; the buffers are rank 0's."""
-
-OF_RANK_0 = "of_rank_0"
-"""The part of the shared state that lists parts which differ between ranks; rank 0 alone writes those."""
 
 
 @dataclass(frozen=True)

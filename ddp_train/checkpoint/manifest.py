@@ -19,8 +19,7 @@ from typing import Any, TypedDict
 from ddp_train.errors import UserError
 from ddp_train.run_folder.paths import MANIFEST
 
-_FORMAT = 2
-"""Of the folder; it grows when older programs cannot read a new folder. Since 2 a tensor may be sharded among the ranks."""
+_FORMAT = 2  # the folder's; it grows when older programs cannot read a new one. Since 2 a tensor may be sharded among the ranks
 _READABLE = (1, 2)
 _MAX_BYTES = 64 << 20  # some hundred thousand files
 _LARGEST = sys.float_info.max
@@ -62,9 +61,9 @@ class Manifest:
     run: str | None = None  # the id of the run that saved it; None: it does not say
     config_sha256: str
     torch: str  # its version
-    metrics: Mapping[str, Any]  # of its step
-    ranked_by: Ranking | None  # by which its run compared checkpoints then
-    files: Mapping[str, FileEntry]  # by name: one of each rank
+    metrics: Mapping[str, Any]  # those of its step
+    ranked_by: Ranking | None  # the metric by which its run compared checkpoints then
+    files: Mapping[str, FileEntry]  # name -> entry; each rank has one file
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""

@@ -40,7 +40,7 @@ from ddp_train.run_folder.paths import COMPLETE, MANIFEST, step_folder
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.002
-_KEYS = ("made", "reports", "count", "all", "outcome")  # of one save, in the mailbox
+_KEYS = ("made", "reports", "count", "all", "outcome")  # what one save leaves in the mailbox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Content:
     step: int
     shared: Mapping[str, Any]  # the same on every rank: each writes a share
     own: Mapping[str, Any]  # this rank's alone
-    may_be_infinite: Callable[[str], bool]  # of the tensors' names in `shared`: whether infinity is no sign of lost weights
+    may_be_infinite: Callable[[str], bool]  # tells, for a tensor's name in `shared`, whether infinity is no sign of lost weights
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._buffer = StagingBuffer(self.world.device)
-        self._nonce = ""  # of all ranks, from the first save on
+        self._nonce = ""  # the same on all ranks, from the first save on
         self._mailbox: Store = HashStore()  # where there is more than one rank, replaced at the first save
         self._num_saves = 0
         self._chunks_written = 0
@@ -83,9 +83,7 @@ class Saver:
     def save(self, content: Content, *, metrics: Mapping[str, Any] | None = None, ranked_by: Ranking | None = None) -> None:
         """Save a state, and in its manifest the metrics of its step and by which one checkpoints are ranked. Collective.
 
-        Later changes of the state are not in the checkpoint. Waits for the save before it.
-
-        Raises StateError: a checkpoint cannot hold the state.
+        Later changes of the state are not in the checkpoint. Waits for the save before it. Raises StateError: it cannot hold the state.
         """
         self.finish()
         if not self._nonce:
@@ -105,7 +103,6 @@ class Saver:
         )
         pending = PendingSave(
             number=self._num_saves,
-            folder=self.folder,
             partial=self.folder / f".partial_{step_folder(content.step)}_{self._nonce}_{self._num_saves}",
             staged=staged,
             may_be_infinite=content.may_be_infinite,
@@ -173,8 +170,7 @@ class PendingSave:
     """What one save is to write."""
 
     number: int  # counts the saves of one saver, from 1
-    folder: Path
-    partial: Path  # where it is written, until it is complete
+    partial: Path  # where it is written, beside the other checkpoints, until it is complete
     staged: StagedShare
     may_be_infinite: Callable[[str], bool]
     manifest: Manifest  # without the files, which are not written yet
@@ -191,7 +187,7 @@ class _Report:
     xxh3_128: str = ""
     problem: str = ""
     needs_room: bool = False  # whether the problem is the disk's
-    layout: dict[str, str] = field(default_factory=dict)  # of the shared state, by part
+    layout: dict[str, str] = field(default_factory=dict)  # a hash of each part of the shared state
 
 
 def write_together(pending: PendingSave, mailbox: Store, world: World) -> str:
@@ -237,15 +233,15 @@ def _conclude(pending: PendingSave, reports: list[_Report]) -> str:
     if not problems:
         files = {rank_file(rank): FileEntry(bytes=report.bytes, xxh3_128=report.xxh3_128) for rank, report in enumerate(reports)}
         manifest = replace(pending.manifest, files=files)
-        problem = _problem_of(lambda: publish(pending.partial, pending.folder / step_folder(manifest.step), manifest))
+        problem = _problem_of(lambda: publish(pending.partial, pending.partial.with_name(step_folder(manifest.step)), manifest))
         if not problem:
-            if problem := _problem_of(lambda: pending.remove_old(pending.folder)):
+            if problem := _problem_of(lambda: pending.remove_old(pending.partial.parent)):
                 logger.warning("old checkpoints were not removed: %s", problem)
             return ""
         problems, needs_room = [f"rank 0: {problem}"], True
     shutil.rmtree(pending.partial, ignore_errors=True)  # it would keep a full disk full; the next start removes what is left
     if needs_room:
-        problems.append(f"It needs {in_units(sum(report.bytes for report in reports))}, {_free(pending.folder)}")
+        problems.append(f"It needs {in_units(sum(report.bytes for report in reports))}, {_free(pending.partial.parent)}")
     return ". ".join(problems)
 
 

@@ -106,9 +106,7 @@ def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
     """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for them.
 
     Each takes about `checkpoint_bytes`; there are at most `wanted`, with the one that is being written. Returns a warning when not all of
-    them fit, or "".
-
-    Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
+    them fit, or "". Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
     """
     try:
         probe = folder / f".probe_{os.getpid()}"

@@ -22,13 +22,10 @@ from ddp_train.errors import UserError
 _NAMES = """BOOL:bool U8:uint8 I8:int8 U16:uint16 I16:int16 F16:float16 BF16:bfloat16 U32:uint32 I32:int32 F32:float32 U64:uint64 I64:int64
 F64:float64 F8_E4M3:float8_e4m3fn F8_E5M2:float8_e5m2"""
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in (pair.split(":") for pair in _NAMES.split())}
-"""By the format's names; other types are written as bytes."""
+"""The types that the format has, by its names; others are written as bytes."""
 
 _FILE_DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-
-ORIGIN = "origin"
-"""In the metadata of a rank's file: the run that saved it and the step, as JSON."""
-
+ORIGIN = "origin"  # a key in the metadata of a rank's file: the run that saved it and the step, as JSON
 _MAX_HEADER = 16 << 20  # bytes; 100,000 tensors take about 10 MB
 _CHUNK = 8 << 20  # bytes; written and hashed while they are in the cache
 

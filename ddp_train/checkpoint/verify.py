@@ -55,8 +55,8 @@ def verify(checkpoint: Path, world: World | None = None, *, on_progress: Callabl
         lines = list(files.items())
         return [(problem, dict(lines[rank :: world.size])) for rank in range(world.size)]
 
-    problem, own = world.each_from_main(shares)
-    return problem or world.first_of(_problem(lambda: _compare(checkpoint, own, on_progress)))
+    problem, files_of_rank = world.each_from_main(shares)
+    return problem or world.first_of(_problem(lambda: _compare(checkpoint, files_of_rank, on_progress)))
 
 
 def _problem(check: Callable[[], None]) -> str:

@@ -136,7 +136,7 @@ def _result(run_folder: RunFolder, code: int) -> RunResult:
 
 def _failure_of(run_folder: RunFolder, code: int) -> RunFailed:
     """Return the failure of a run in a few lines; it has shown its screen, with the traceback."""
-    found, lines = failure.load(run_folder.failure), [f"The run failed: exit code {code}"]
+    found, lines = failure.load_report(run_folder.failure), [f"The run failed: exit code {code}"]
     if found is not None:
         lines = [f"The run failed: {found.who}" + (f", after step {found.step}" if found.step else ""), found.line(_SHOWN)]
         lines += [f"  fix: {found.fix}"] if found.fix else []

@@ -20,7 +20,7 @@ from ddp_train.system.process import allow_open_files
 
 _TIMEOUT = timedelta(minutes=10)
 _AT_ONCE = 1024
-_PATIENCE = _TIMEOUT  # of one read; it is asked again then, and so a server whose machine has lost its power is found to be gone
+_PATIENCE = _TIMEOUT  # a read is asked again after that: so a server whose machine has lost its power is found to be gone
 
 
 def join_store() -> dist.Store:
@@ -53,7 +53,7 @@ def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> s
             return str(store.get(key).decode())
         except dist.DistStoreError:
             if within_s is not None or time.monotonic() - started < _PATIENCE.total_seconds() / 2:
-                raise  # not the end of one read's patience
+                raise  # the read has not waited so long
 
 
 def add_line(store: dist.Store, key: str, value: Any) -> None:

@@ -220,7 +220,7 @@ def _make_way(remembered: Path, size: int, *, follows_failure: bool) -> int | No
     Returns the exit code of a failure after which there is nothing to try again, and makes no way: a user's torchrun starts all again.
     """
     run_folder = RunFolder(remembered.parent.parent if is_checkpoint(remembered) else remembered)
-    report = failure.load(run_folder.failure)
+    report = failure.load_report(run_folder.failure)
     if report is not None and report.exit_code in FINAL and follows_failure:
         return report.exit_code
     print(restart_line(run_folder, size=size, has_failed=follows_failure), flush=True)
@@ -269,7 +269,7 @@ def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
         has_failed: whether a failure on this machine is the reason.
     """
     place = "continues the sweep" if is_sweep(run_folder.root) else run_folder.continues()
-    report = failure.load(run_folder.failure)
+    report = failure.load_report(run_folder.failure)
     if report is None and not has_failed:
         return f"the machines have changed; {size} ranks continue {place.removeprefix('continues ')}"
     reason = "a rank ended without a report"

@@ -98,7 +98,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             if not job.in_sweep and (file := torchrun_env.error_file()):
                 report.tell_torchrun(file, is_a_peers=is_a_peers)
             _show(report, job, terminal, seconds=time.monotonic() - started, is_a_peers=is_a_peers)
-            first = failure.load(job.run_folder.failure) or report  # on another machine there is an agent that knows no other reason
+            first = failure.load_report(job.run_folder.failure) or report  # on another machine there is an agent that knows no other reason
             os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
     if code in STOPPED.values():
         stop.end_agent()

@@ -42,7 +42,7 @@ from ddp_train.training.record.records import Records
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, probe, ranking_of, retention
 from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning, require_same
-from ddp_train.training.state.saved_state import load
+from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import TrainState
 
 
@@ -165,19 +165,19 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
         discard_later(job.run_folder, checkpoint, world)
     if checkpoint is not None:
         rebuild_buckets(components, world)
-        if not load(checkpoint, components, state, world, on_progress=tracker.move):
+        if not restore(checkpoint, components, state, world, on_progress=tracker.move):
             seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.stopped is not None and not state.stopped.holds(config.callbacks):
         state.stopped = None  # asked of a callback that is not there any more, or not as it was
     if checkpoint is None and config.init_from is not None:
-        from ddp_train.training.state import initial_weights
+        from ddp_train.training.state.initial_weights import load_initial_weights
 
         begun = Path(config.init_from)
         if config.init_from_strict and world.is_main:
             accepted, own = config.accept_changed_data, components.data_identity["meaning"]
             for line in require_meaning(own, known_meaning(begun), key="init_from", accepted=accepted):
                 print(f"{line}; accepted", flush=True)
-        lines = initial_weights.load(begun, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
+        lines = load_initial_weights(begun, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
         if world.is_main:
             print(*lines, sep="\n", flush=True)
     if checkpoint is None:

@@ -9,6 +9,9 @@ from pathlib import Path
 from ddp_train.errors import ConfigError
 from ddp_train.system import folder_lock
 
+_UNUSED_FILES = {"multirun.yaml", "conf"}  # in the folder of a sweep before its first job
+_made: list[Path] = []
+
 
 def claim_new(wanted: Path) -> Path:
     """Create `wanted`, or `wanted_1`, `wanted_2`, ... and return it. `mkdir` is atomic: two runs started at once get two folders."""
@@ -57,10 +60,6 @@ def clear(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != folder_lock.HOLDER:
             path.unlink(missing_ok=True)
-
-
-_made: list[Path] = []
-_UNUSED_FILES = {"multirun.yaml", "conf"}  # of a sweep before its first job
 
 
 def _make(folder: Path) -> None:

@@ -25,7 +25,7 @@ from ddp_train.run_folder.result import STOPPED, Result, Status
 from ddp_train.system.files import create_json, tail
 from ddp_train.system.redaction import redact_code
 
-_FRAMES_KEPT = 8  # of a traceback, in failure.json
+_FRAMES_KEPT = 8  # the innermost ones of a traceback, in failure.json
 _LINES_SHOWN = 8
 _SCREEN_LINES = 15  # without blank ones; frames of the traceback are left out to fit, except the last two
 _CALL_WRAPPERS = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
@@ -71,7 +71,7 @@ class Failure:
     time: float = field(default_factory=time.time)  # seconds since the epoch
     fix: str = ""  # for an error of a library, if we know one
     others: tuple[str, ...] = ()  # what the other ranks were doing, a line for each different answer
-    exit_code: int = FAILED  # of the rank, and of the run; one of `errors.FINAL` is not started again
+    exit_code: int = FAILED  # the rank's and the run's; one of `errors.FINAL` is not started again
     stacks: str = ""  # below the run folder: the files with the stacks of all threads of all ranks; "": none
 
     def with_others(self, others: Mapping[int, str]) -> Failure:
@@ -238,7 +238,7 @@ def ended_since(run_folder: RunFolder, before: Result | None) -> Result | None:
     return result if is_ended else None
 
 
-def load(path: Path) -> Failure | None:
+def load_report(path: Path) -> Failure | None:
     """Read failure.json, or that of an earlier attempt; None: there is none."""
     try:
         return Failure(**json.loads(path.read_text()))
@@ -266,10 +266,8 @@ def _is_own(filename: str) -> bool:
     """Tell whether a source file is the user's or ours, not a library's; our helpers for waiting do not count."""
     if any(part in filename for part in WAIT_HELPERS):
         return False
-    if filename.startswith(str(FOLDER)):
-        return True
     is_library = filename.startswith((sysconfig.get_path("stdlib"), "<")) or "/site-packages/" in filename or "/dist-packages/" in filename
-    return not is_library
+    return filename.startswith(str(FOLDER)) or not is_library
 
 
 def shorten(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -44,14 +44,14 @@ class RunFolder:
         self.metrics = self.root / "metrics.jsonl"
         self.events = self.root / "events.jsonl"  # non-finite losses, spikes, skipped steps and steps that were undone; a line each
         self.logs = self.root / "logs"
-        self.batches = self.logs / "batches"  # of an evaluation: how far it is (`run_folder.progress`)
+        self.batches = self.logs / "batches"  # how far an evaluation is (`run_folder.progress`)
         self.checkpoints = self.root / "checkpoints"
         self.profile = self.root / "profile"  # recordings of a step's time or memory
         self.profile_request = self.root / "profile.request"  # asks for a recording (`run_folder.profile_request`)
         self.compiled = self.root / "compiled"  # torch.compile's cache; the jobs of a sweep have one in the sweep's folder
         self.predictions = self.root / "predictions"
         self.evaluations = self.root / "evaluations"  # later ones of the run's checkpoints, each in a folder like this one
-        self.task = self.root / "task.json"  # of such a folder: the run and the checkpoint (`ddp_train/launch/job.py`)
+        self.task = self.root / "task.json"  # in such a folder: the run and the checkpoint (`ddp_train/launch/job.py`)
         self.starts = self.root / "starts.json"  # since the newest checkpoint (`run_folder.starts`)
         self.failure = self.root / "failure.json"
         self.result = self.root / "result.json"

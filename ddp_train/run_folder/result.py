@@ -13,6 +13,8 @@ from typing import Any
 from ddp_train.errors import INTERRUPTED, PREEMPTED
 from ddp_train.system.files import write_json
 
+_OPTIONAL = ("headline", "error", "stopped")
+
 
 class Status(StrEnum):
     """The status of a run. The first two are for jobs of a sweep alone: a run has no result.json before it ends."""
@@ -25,16 +27,12 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"  # stopped in good order by Ctrl-C
 
 
-STOPPED = {Status.INTERRUPTED: INTERRUPTED, Status.PREEMPTED: PREEMPTED}
-"""The status of a run that was stopped in good order -> the exit code."""
+STOPPED = {Status.INTERRUPTED: INTERRUPTED, Status.PREEMPTED: PREEMPTED}  # the ways to stop in good order -> the exit code
 
 
 def status_of(number: int) -> Status:
     """Return the status of a run that a signal stopped."""
     return Status.INTERRUPTED if number == signal.SIGINT else Status.PREEMPTED
-
-
-_OPTIONAL = ("headline", "error", "stopped")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,8 +123,8 @@ def close_last_attempt(
     starts = _load(run_folder)
     if not has_failed and not by_engine and starts.open in ("", _ENGINE):
         return None
-    files = run_folder.root.glob("failure*.json")  # of all attempts: failure.json, failure.1.json ...
-    reports = sorted(filter(None, map(failure.load, files)), key=lambda report: report.time)
+    files = run_folder.root.glob("failure*.json")  # reports of all attempts: failure.json, failure.1.json ...
+    reports = sorted(filter(None, map(failure.load_report, files)), key=lambda report: report.time)
     starts.close(reports, has_failed=has_failed)
     no_progress = starts.judge(reports)
     if no_progress is None:

@@ -142,13 +142,13 @@ def update_table(run: Path, status: Status | None = None) -> None:
         root = sweep_of(run)
         while root is not None and not is_held(root):
             sweep = Sweep.load(root)
-            before = sweep._csv()
+            table = sweep._csv()
             for job in sweep.jobs:
                 if status is not None and sweep.run_folder(job).root == run:
                     job.status = status
                 elif sweep.run_folder(job).read_result() is not None:
                     sweep.read_result(job, sweep.metric)
-            if sweep._csv() == before:
+            if sweep._csv() == table:
                 return
             sweep.save()
 

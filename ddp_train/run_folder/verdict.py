@@ -63,7 +63,7 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
     error = one_line((result.error if result is not None else None) or "", _SHOWN)
     if error.startswith(NO_PROGRESS_ERROR):
         return Verdict(Outcome.NEVER, f"{error}; mend it, then `{resume}`", NO_PROGRESS)
-    report = failure.load(run_folder.failure)
+    report = failure.load_report(run_folder.failure)
     if report is not None and report.exit_code in FINAL:
         return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `{resume}`", report.exit_code)
     if result is not None and result.status == Status.INTERRUPTED:
@@ -84,12 +84,10 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
 
     If all machines are needed, the others are stopped for it. If not (`is_elastic`), a result or report of theirs counts instead.
 
-    Args:
-        code: the highest exit code of the machines. Only one of `errors.FINAL` counts.
-        logs: the logs in which the machine may have given a reason.
+    `code` is the highest exit code of the machines: only one of `errors.FINAL` counts. In the `logs` the machine may have given a reason.
     """
     code = ENVIRONMENT_REFUSES if code in _NOT_RUNNABLE else code
-    report = failure.load(run_folder.failure)
+    report = failure.load_report(run_folder.failure)
     if code not in FINAL or verdict_of(run_folder).outcome != Outcome.AGAIN or (is_elastic and (report or run_folder.read_result())):
         return
     run_folder.forget_failure()

@@ -113,7 +113,7 @@ class SweepScheduler:
             is_on_engine = job.config.cluster.launcher in ENGINES  # there node programs restart it
             if no_progress := close_last_attempt(job.run_folder, has_failed=not is_on_engine):
                 self._screen.say(no_progress.screen(job.run_folder))
-            recorded = failure.load(job.run_folder.failure)
+            recorded = failure.load_report(job.run_folder.failure)
             is_final = no_progress is not None or (recorded is not None and recorded.exit_code in FINAL)
             restarts = 0 if is_on_engine else job.config.cluster.max_restarts or 0
             if not is_final and entry.failures <= max(retries, restarts):

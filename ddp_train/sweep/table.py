@@ -65,7 +65,7 @@ class SweepScreen:
     def ended(self, job: SweepJob) -> None:
         """Show how a job ended; for a failure, its first traceback."""
         if job.status == Status.FAILED:
-            recorded = failure.load(self._sweep.run_folder(job).failure)
+            recorded = failure.load_report(self._sweep.run_folder(job).failure)
             self.say(f"\njob {job.number} failed  {self._values(job)}{recorded.screen(self._sweep.run_folder(job)) if recorded else ''}")
         elif self._live is None:
             num_done = sum(other.status in (Status.COMPLETED, Status.FAILED) for other in self._sweep.jobs)

@@ -11,9 +11,7 @@ def wait_until(is_so: Callable[[], bool], *, within_s: float, every_s: float, fi
 
     Reports of a failure or a hang show the caller's line, which says what it waits for, not this one.
 
-    Args:
-        every_s: seconds between two checks, or the longest wait.
-        first_s: the first wait; each later one is twice as long, for a condition that is usually true soon. None: `every_s`.
+    It waits `every_s` between two checks. For a condition that is usually true soon `first_s` is the first wait, doubled up to `every_s`.
     """
     deadline = time.monotonic() + within_s
     wait_s = every_s if first_s is None else first_s

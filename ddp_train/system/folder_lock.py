@@ -49,7 +49,7 @@ class Holder:
     pid: int
     command: str
     started: str
-    boot: str  # of the machine: tells machines apart that have one name, and a machine from itself before a restart
+    boot: str  # the machine's id of this boot: tells machines apart that have one name, and a machine from itself before a restart
 
     def __str__(self) -> str:
         command = self.command if len(self.command) <= _SHOWN else f"{self.command[:_SHOWN]}..."
@@ -148,9 +148,7 @@ def _record_lock(descriptor: int, command: int, kind: int) -> int:
     """Set a record lock (the kernel's other kind), or ask whether one is set; return the answer (F_UNLCK: no).
 
     flock can only be asked for by taking it. This second lock excludes no process and can be asked for (fcntl(2), open file description
-    locks); forks inherit it, and it ends as flock's does.
-
-    Raises OSError: the file system has no such locks.
+    locks); forks inherit it, and it ends as flock's does. Raises OSError: the file system has no such locks.
     """
     answer: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, command, struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)))[0]
     return answer

@@ -21,11 +21,6 @@ ONE_GPU = "DDP_TRAIN_ONE_GPU"
 first GPU, over gloo, as NCCL refuses two ranks on one."""
 
 
-def opens_group() -> bool:
-    """Tell whether a world of one rank has a process group, too."""
-    return os.environ.get(ONE_GPU) == "group"
-
-
 def shares_gpu() -> bool:
     """Tell whether all ranks of a machine use its first GPU."""
     return os.environ.get(ONE_GPU) == "shared"

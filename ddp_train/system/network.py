@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_SIOCGIFCONF = 0x8912  # of Linux: all IPv4 addresses with the names of their interfaces, a `struct ifreq` for each
+_SIOCGIFCONF = 0x8912  # asks Linux for all IPv4 addresses with the names of their interfaces, a `struct ifreq` for each
 _IFREQ = struct.Struct("16s 4x 4s 16x")  # name, family and port, address, the rest of the union
 _MAX_ADDRESSES = 1024
 
@@ -23,7 +23,7 @@ def address_towards(host: str) -> str:
     with suppress(OSError):
         for family, kind, protocol, _, target in socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(target)  # of UDP: chooses a route and an address, and no more
+                probe.connect(target)  # a UDP socket only chooses a route and an address
                 address = str(probe.getsockname()[0]).partition("%")[0]
                 return "" if ipaddress.ip_address(address).is_loopback else address
     return ""

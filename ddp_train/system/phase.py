@@ -30,7 +30,7 @@ class PhaseTracker:
 
     def __init__(self) -> None:
         self.phase, self.step = Phase.START, 0
-        self.count = 0  # of reports: it changes whenever the rank makes progress
+        self.count = 0  # the number of reports: it changes whenever the rank makes progress
         self._listeners: list[Listener] = []
         self._device_listeners: list[DeviceListener] = []
 

@@ -25,8 +25,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, s
 """Ask a run to stop in good order. Batch systems send SIGUSR1 or SIGUSR2 some time before the end (`sbatch --signal=USR1@120`), a terminal
 that is closed sends SIGHUP."""
 
-NUM_THREADS = "OMP_NUM_THREADS"
-"""How many threads libraries use for arithmetic: read when they are loaded. A forked rank sets it later (`rank/forked.py`)."""
+NUM_THREADS = "OMP_NUM_THREADS"  # libraries read it when they are loaded; a forked rank sets its threads later (`rank/forked.py`)
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -43,7 +42,7 @@ def restrict_new_files() -> None:
 def allow_open_files() -> int:
     """Raise this process's limit of open files (1,024 by default on most systems) to the user's; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # of macOS, whose hard limit is more than its kernel gives
+    with suppress(ValueError, OSError):  # macOS: the hard limit is more than its kernel gives
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return hard
     return soft
@@ -86,13 +85,13 @@ def fork(work: Callable[[], int]) -> Child:
     sys.stderr.flush()
     parent = os.getpid()
     # The child would run our handlers for a signal that comes before it has dropped them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
             exit_with(lambda: _run_forked(work, parent))
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # the parent may have blocked some until this process listens
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)  # the parent may have blocked some until this process listens
     return Child(pid)
 
 
@@ -122,9 +121,7 @@ def exit_at_once(code: int) -> NoReturn:
 def die_with_parent(parent: int | None = None, *, number: int = signal.SIGKILL) -> None:
     """Ask the kernel to end this process when its parent is gone: a killed agent cannot tell its ranks, which would train for ever.
 
-    Args:
-        parent: its pid, where the caller knows it: the parent may be gone already.
-        number: the signal that ends it; after SIGTERM it may save.
+    `parent`: its pid where the caller knows it, as it may be gone already. `number`: the signal that ends this process; it may save first.
     """
     parent = parent or os.getppid()
     _prctl(_PR_SET_PDEATHSIG, number)

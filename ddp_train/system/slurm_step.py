@@ -14,7 +14,7 @@ class SlurmStep:
     """One step of a SLURM job, from a task's environment."""
 
     id: str  # job, step, and how often the job was started again: unique to this launch
-    node_rank: int  # of this node among those of the step
+    node_rank: int  # this node's place among those of the step
     hosts: tuple[str, ...]
     most_tasks: int  # on one node
     is_typed_in: bool = False  # its first task is a shell with a terminal

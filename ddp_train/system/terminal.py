@@ -75,7 +75,7 @@ def protect_streams() -> None:
 @contextmanager
 def protected_streams() -> Iterator[None]:
     """Call `protect_streams` for the block, and show its errors there. A notebook that called us gets its own streams back afterwards."""
-    before = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     protect_streams()
     try:
         yield
@@ -85,4 +85,4 @@ def protected_streams() -> Iterator[None]:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams

@@ -81,9 +81,8 @@ def newer_than_passed() -> str:
     numbers, passed = ([int(part) for part in version.split(".")[:2]] for version in (installed or "0.0", PASSED[1]))
     if numbers <= passed:
         return ""
-    return (
-        f"{installed} is newer than {PASSED[1]}, the newest that the tests were run with; where an agent behaves oddly: cluster.agent=torch"
-    )
+    newest = f"{PASSED[1]}, the newest that the tests were run with"
+    return f"{installed} is newer than {newest}; where an agent behaves oddly: cluster.agent=torch"
 
 
 def _version() -> str:

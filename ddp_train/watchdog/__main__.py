@@ -25,19 +25,9 @@ from ddp_train.system import stack_dump
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, parent_of, state_of
 from ddp_train.system.torchrun_env import is_last_attempt
+from ddp_train.watchdog import diagnosis
 from ddp_train.watchdog.client import OTHER_MACHINES, Heartbeat, HeartbeatReader, WatchRequest
-from ddp_train.watchdog.diagnosis import (
-    ERROR,
-    IN_KERNEL,
-    STOPPED,
-    Culprit,
-    LoaderWorker,
-    RankView,
-    find_any_culprit,
-    find_culprits,
-    suspect_other_machine,
-    to_failure,
-)
+from ddp_train.watchdog.diagnosis import Culprit, LoaderWorker, RankView
 from ddp_train.watchdog.flight_recorder import Request
 
 _POLL_S = 0.2
@@ -75,7 +65,7 @@ class _WatchedRanks:
         self._heartbeats = {rank: HeartbeatReader(pid) for rank, pid in request.pids}
         self._innocent_since: dict[int, float] = {}  # rank -> the time of its last beat when a check found it waiting for others
         self._is_failing = False  # another process has reported a failure, and the agent ends the ranks
-        self._until_overdue_s = 0.0  # of the first rank that will be, at the last check
+        self._until_overdue_s = 0.0  # until the first rank will be, seen from the last check
         self.is_over = False
 
     def next_check_s(self) -> float:
@@ -88,8 +78,8 @@ class _WatchedRanks:
         if not self._is_failing and (len(pids) < len(self._request.pids) or self._run_folder.failure.exists()):
             self._is_failing = True
             self.watched_since = now
-            reported = failure.load(self._run_folder.failure)
-            if reported is not None and reported.error == ERROR:  # of another machine, whose report needs this one's collectives, too
+            reported = failure.load_report(self._run_folder.failure)
+            if reported is not None and reported.error == diagnosis.ERROR:  # another machine's report needs this one's collectives, too
                 Request(pids, self._run_folder.logs)
         if not pids or self._is_suspended(list(pids.values())):
             self.watched_since = now
@@ -102,15 +92,15 @@ class _WatchedRanks:
         blames_elsewhere = waits_elsewhere and all(still_s[rank] > OTHER_MACHINES * self._limit(heartbeats[rank]) for rank in overdue)
         if not blames_elsewhere and all(self._innocent_since.get(rank) == heartbeats[rank].time for rank in overdue):
             return
-        running = [pid for pid in pids.values() if state_of(pid) not in STOPPED]
+        running = [pid for pid in pids.values() if state_of(pid) not in diagnosis.STOPPED]
         texts = stack_dump.ask(running)
         native = stack_dump.in_native_code(running) if self._request.uses_device else set()
         ranks = [self._view(rank, pid, heartbeats[rank], still_s[rank], texts.get(pid, ""), pid in native) for rank, pid in pids.items()]
-        culprits = find_culprits(ranks, overdue)
+        culprits = diagnosis.find_culprits(ranks, overdue)
         if not culprits and len(overdue) == len(pids) and not waits_elsewhere:
-            culprits = [find_any_culprit(ranks)]
+            culprits = [diagnosis.find_any_culprit(ranks)]
         if not culprits and blames_elsewhere:
-            culprits = [suspect_other_machine(ranks)]
+            culprits = [diagnosis.suspect_other_machine(ranks)]
         if culprits:
             self._end(culprits, ranks, texts)
         else:
@@ -125,15 +115,15 @@ class _WatchedRanks:
         states = [state_of(pid) for pid in pids]
         if len(pids) == 1:
             states.append(state_of(parent_of(pids[0])))
-        return all(state in STOPPED for state in states)
+        return all(state in diagnosis.STOPPED for state in states)
 
     def _view(self, rank: int, pid: int, heartbeat: Heartbeat, still_s: float, text: str, is_in_native_code: bool) -> RankView:
         workers = []
         for child in descendants(pid):
             state = state_of(child)
             note = stack_dump.note_of(child)
-            if child != os.getpid() and (note or state in (*STOPPED, IN_KERNEL)):
-                answer = "" if state in STOPPED else stack_dump.ask([child], within_s=0.5).get(child, "")
+            if child != os.getpid() and (note or state in (*diagnosis.STOPPED, diagnosis.IN_KERNEL)):
+                answer = "" if state in diagnosis.STOPPED else stack_dump.ask([child], within_s=0.5).get(child, "")
                 workers.append(LoaderWorker(pid=child, state=state, reads=note, frames=stack_dump.main_thread(answer)))
         return RankView(
             rank=rank,
@@ -161,7 +151,7 @@ class _WatchedRanks:
         _kill(pids)
 
     def _report(self, culprits: Sequence[Culprit], ranks: Sequence[RankView], texts: dict[int, str], *, has_records: bool) -> None:
-        hang = to_failure(culprits, ranks, limit_s=self._limit(culprits[0].view.heartbeat))
+        hang = diagnosis.to_failure(culprits, ranks, limit_s=self._limit(culprits[0].view.heartbeat))
         with suppress(OSError):  # a full disk, say, which may be the very reason
             self._run_folder.logs.mkdir(parents=True, exist_ok=True)
             for view in ranks:

@@ -31,7 +31,7 @@ _PHASE_FIELDS = struct.Struct("=dqqq")
 _DEVICE_FIELDS = struct.Struct("=q?")  # after _PHASE_FIELDS
 _ALL_FIELDS = struct.Struct("=dqqqq?")
 _PHASES = (Phase.START, Phase.EVALUATION, Phase.SAVE, Phase.DATA, Phase.STEP, Phase.END)
-"""In their order within one step."""
+"""The phases in their order within one step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ class RankView:
     state: str  # the kernel's letter
     heartbeat: Heartbeat
     still_s: float  # seconds without a move
-    frames: Sequence[FrameSummary]  # of its main thread, outermost first; empty: it gave no answer
+    frames: Sequence[FrameSummary]  # its main thread's, outermost first; empty: it gave no answer
     workers: Sequence[LoaderWorker] = ()
     uses_device: bool = False  # a GPU, for which the host waits in other lines
     is_in_native_code: bool = False  # its main thread does not return to Python: it may wait for its GPU there
@@ -75,8 +75,8 @@ class Culprit:
 def find_culprits(ranks: Sequence[RankView], overdue: Sequence[int]) -> list[Culprit]:
     """Return the ranks of `overdue` that are to blame; none if each of them may be waiting for another rank."""
     accusations = [accusation for view in ranks if view.rank in overdue for accusation in _accusations(view, ranks)]
-    first = min((order for order, _ in accusations), default=0)
-    return [culprit for order, culprit in accusations if order == first]
+    gravest = min((priority for priority, _ in accusations), default=0)
+    return [culprit for priority, culprit in accusations if priority == gravest]
 
 
 def _accusations(view: RankView, ranks: Sequence[RankView]) -> Iterator[tuple[int, Culprit]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.run_folder.failure import load
+from ddp_train.run_folder.failure import load_report
 from ddp_train.run_folder.paths import RunFolder
 from tests.cluster.hosts import Hosts
 from tests.cluster.machine import Running, until
@@ -119,7 +119,7 @@ def test_other_data_and_another_torch_are_named_with_their_host(submit: Callable
     run.arrives(2, [*good, bad])
     run.names(["version of torch: '9.9' on node2", "data.root: images.bin has other bytes: sample"], [*good, bad])
     assert codes([*good, bad]) == [78, 78, 78]
-    report = load(run.run_folder.failure)
+    report = load_report(run.run_folder.failure)
     assert report is not None and "node2 is refused" in report.message, report
 
 
@@ -132,7 +132,7 @@ def test_other_code_is_named_with_its_host(submit: Callable[..., Submitted]) -> 
     until(lambda: "the run's code is not what was submitted, as node2 sees it: mine.py" in bad.output, "named", within_s=START_S)
     run.names(["of 3 machines machine 2 (node2) is missing; here: node0, node1"], good)  # where no srun ends them for it
     assert codes([bad]) == [78]
-    report = load(run.run_folder.failure)
+    report = load_report(run.run_folder.failure)
     assert report is not None and report.host == "node2" and report.exit_code == 78, report
     for each in good:
         each.signal(15)

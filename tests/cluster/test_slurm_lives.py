@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train import FOLDER
-from ddp_train.run_folder.failure import load
+from ddp_train.run_folder.failure import load_report
 from ddp_train.run_folder.paths import RunFolder
 from tests.cluster.slurm import Slurm
 from tests.cluster.slurm_project import SLOW, SMALL, SlurmProject, logs, losses, make, project, steps_of
@@ -169,7 +169,7 @@ def test_a_node_that_goes_silent_is_named_and_the_run_goes_on_elsewhere(project:
     project.trains(run_folder, beyond=12)
     project.bed.hosts.unplug(2)
     project.wait(lambda: (run_folder.root / "failure.json").exists(), "the report", within_s=30)
-    report = load(run_folder.failure)
+    report = load_report(run_folder.failure)
     assert report is not None and report.host == "node2", report
     project.restarts(job, 1)
     assert project.ended(job, "COMPLETED", within_s=300)["NodeList"] == "node[1,3]"

@@ -27,8 +27,8 @@ from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state import initial_weights
-from ddp_train.training.state.saved_state import load
+from ddp_train.training.state.initial_weights import load_initial_weights
+from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import TrainState
 from tests.conftest import TINY, Project
 from tests.unit.parts import checked, components, saved
@@ -86,7 +86,7 @@ def _give_up(number: int, frame: object) -> None:
 
 def begin_with(path: Path) -> Callable[[], object]:
     model = torch.nn.Linear(2, 2)
-    return lambda: initial_weights.load(path, model, alone(), renames={}, is_strict=True)
+    return lambda: load_initial_weights(path, model, alone(), renames={}, is_strict=True)
 
 
 def pickled(path: Path, content: object) -> Path:
@@ -322,7 +322,7 @@ def test_a_shard_that_deceives_though_its_manifest_knows_it_is_refused(
     shard.write_bytes(changed)
     rewrite(path, lambda manifest: manifest["files"].update({shard.name: entry_of(changed)}))
     assert verify(path) == ""
-    refused(lambda: load(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "not where they can be"}[deceit])
+    refused(lambda: restore(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "not where they can be"}[deceit])
 
 
 def test_a_config_that_came_with_a_checkpoint_is_compared_and_never_instantiated(project: Project, marker: Path, parts: Components) -> None:
@@ -331,7 +331,7 @@ def test_a_config_that_came_with_a_checkpoint_is_compared_and_never_instantiated
     theirs = checked("cluster.processes_per_node=null")
     theirs.tree["model"] = {"_target_": "os.system", "command": f"touch {marker}"}
     project.write("theirs/config.yaml", theirs.yaml())
-    lines = initial_weights.load(run, parts.model, alone(), renames={}, is_strict=True)
+    lines = load_initial_weights(run, parts.model, alone(), renames={}, is_strict=True)
     assert lines[0].startswith("weights")  # its weights are tensors; its config is not even read
     done = project.run(*TINY, "cluster=cpu", "hydra.run.dir=theirs")
     assert done.returncode == 2

@@ -258,7 +258,7 @@ class Attempts:
             return NO_PROGRESS
         if self._restarts >= self._this_node.max_restarts or any(node.is_first for node in attempt.lost):  # without it no machine leads
             why = ""
-            if folder is not None and (found := failure.load(folder.failure)) is not None:
+            if folder is not None and (found := failure.load_report(folder.failure)) is not None:
                 why = f": {found.who}: {found.line(200)}; {folder.as_typed()}/{folder.failure.name}"
             self._registry.say(f"the run has failed{why}")
             return code

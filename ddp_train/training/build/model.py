@@ -82,10 +82,10 @@ def build_model_and_objective(
 
 def _borrow(objective: BorrowsWeights, world: World) -> None:
     """Load the weights of others that an objective begins with. Collective; on the device `meta` there is nothing to load into."""
-    from ddp_train.training.state import initial_weights
+    from ddp_train.training.state.initial_weights import load_initial_weights
 
     for part, source in objective.borrows.items() if world.device.type != "meta" else ():
-        lines = initial_weights.load(Path(source), getattr(objective, part), world, renames={}, is_strict=True)
+        lines = load_initial_weights(Path(source), getattr(objective, part), world, renames={}, is_strict=True)
         if world.is_main:
             print(*lines, sep="\n", flush=True)
 

@@ -1,4 +1,4 @@
-"""By what a run's data is known again: in each checkpoint, and compared wherever a run goes on or its weights are used.
+"""The identity of a run's data: saved in each checkpoint, and compared wherever a run goes on or its weights are used.
 
     order      what decides which sample comes at which position, by config keys
     data       how many samples there are, and what the data says of itself: sizes, names, first and last bytes; a mixture's weights
@@ -34,8 +34,7 @@ from ddp_train.loader.stream import Source, Stream
 
 Identity = Mapping[str, Mapping[str, Any]]
 
-PART = "data"
-"""Of a checkpoint's shared state."""
+PART = "data"  # where a checkpoint's shared state has the identity
 
 _KEY, _BATCH = "accept_changed_data", "trainer.global_batch_size"
 _LOADER = ("loader.drop_last", "loader.sampling", "loader.bucket_batches", "loader.sampler")
@@ -45,46 +44,44 @@ _SHOWN = 8
 
 
 def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
-    """Return by what the training data and the order of its samples are known again. Its cost does not grow with the data."""
+    """Return the identity of the training data and of the order of its samples. The cost does not grow with the data."""
     order = {_BATCH: config.batch.global_batch_size, **{key: value_at(config.tree, key) for key in _ORDER}}
     if config.loader.sample_weights is not None:  # the file has been read: to hash it costs little beside that
         order["loader.sample_weights"] = xxhash.xxh3_64_hexdigest(Path(config.loader.sample_weights).read_bytes())
     if isinstance(loader.order, SampleOrder):
         first = loader.order.indices(0, 0, min(_PROBED, loader.order.epoch_size))
         order["the first samples"] = xxhash.xxh3_64_hexdigest(first.tobytes())
-    # Those two say their numbers of samples themselves: each source its own, and none where a stream does not know it.
+    # A mixture says the number of samples of each source, a stream says its own where it knows it.
     known = source.fingerprint if isinstance(source, (MixtureSource, Stream)) else {"samples": len(source), **source.fingerprint}
     data = {f"data.{name}": value for name, value in known.items()}
     return {name: plain(part) for name, part in {"order": order, "data": data, "meaning": source.meaning}.items()}
 
 
-def require_meaning(own: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
-    """Refuse data whose numbers mean something else than a model knows, as far as both say it; return what differs and was accepted.
-
-    Raises UserError with both values.
-    """
-    before, now = ({name: plain(values[name]) for name in own.keys() & known.keys()} for values in (known, own))
+def require_meaning(meaning: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
+    """Refuse data whose numbers mean something else than a model knows, as far as both say it (UserError); return accepted differences."""
+    names = meaning.keys() & known.keys()
+    saved, present = ({"meaning": {name: plain(values[name]) for name in names}} for values in (known, meaning))
     happened = "the numbers of the data mean something else than the model was trained with"
-    return _accept({"meaning": before}, {"meaning": now}, accepted=accepted, key=key, happened=happened)
+    return _accepted_changes(saved, present, accepted=accepted, key=key, happened=happened)
 
 
-def _accept(before: Identity, now: Identity, *, accepted: str | None, key: str, happened: str) -> list[str]:
-    """Return what differs and was accepted on purpose."""
-    left, right = ({name: value for part in each.values() for name, value in part.items()} for each in (before, now))
-    names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
-    found = [_change(name, left.get(name), right.get(name)) for name in names]
-    code = "c" + xxhash.xxh3_64_hexdigest(json.dumps(now, sort_keys=True).encode())[:8]
-    if not found or accepted == code:
-        return found
-    typed = " ".join(override(name, left.get(name)) for name in names if name in (_BATCH, *_ORDER))
-    fix = f"{typed or 'the data of before'}; or, to go on with what there is now, {_KEY}={code}"
-    raise UserError(key=key, happened="\n    ".join([f"{happened}:", *found]), expected="what it was before (on the left)", fix=fix)
+def _accepted_changes(saved: Identity, present: Identity, *, accepted: str | None, key: str, happened: str) -> list[str]:
+    """Return what differs, if it was accepted on purpose; else refuse it."""
+    old, new = _values(saved), _values(present)
+    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    changes = [_change(name, old.get(name), new.get(name)) for name in names]
+    code = "c" + xxhash.xxh3_64_hexdigest(json.dumps(present, sort_keys=True).encode())[:8]
+    if not changes or accepted == code:
+        return changes
+    overrides = " ".join(override(name, old.get(name)) for name in names if name in (_BATCH, *_ORDER))
+    fix = f"{overrides or 'the data of before'}; or, to go on with what there is now, {_KEY}={code}"
+    raise UserError(key=key, happened="\n    ".join([f"{happened}:", *changes]), expected="what it was before (on the left)", fix=fix)
 
 
 def saved_identity(checkpoint: Path) -> Identity:
     """Return the identity of the data that a checkpoint was trained on; {} where it does not say."""
-    found: Identity = read_shared(checkpoint, only=[PART]).get(PART, {})
-    return found
+    identity: Identity = read_shared(checkpoint, only=[PART]).get(PART, {})
+    return identity
 
 
 def known_meaning(run: Path) -> Mapping[str, Any]:
@@ -92,49 +89,57 @@ def known_meaning(run: Path) -> Mapping[str, Any]:
 
     The path is a run folder, one of its checkpoints, or a name for one; anything else says nothing.
     """
-    given = run if catalog.is_checkpoint(run) else run / "checkpoints" / catalog.LAST
-    for checkpoint in catalog.candidates(given) if catalog.is_name(given) else [given]:
+    path = run if catalog.is_checkpoint(run) else run / "checkpoints" / catalog.LAST
+    for checkpoint in catalog.candidates(path) if catalog.is_name(path) else [path]:
         with suppress(UserError, OSError):  # whoever reads its weights says so
             return saved_identity(checkpoint).get("meaning", {})
     return {}
 
 
-def require_same(checkpoint: Path, now: Identity, world: World, config: RunConfig) -> list[str]:
+def require_same(checkpoint: Path, identity: Identity, world: World, config: RunConfig) -> list[str]:
     """Refuse to go on from a checkpoint with other data, or in another order; return what differs and was accepted. Collective.
 
     Rank 0 decides: `require_alike` has compared the ranks.
     """
 
-    def accepted_changes() -> list[str]:
-        before = saved_identity(checkpoint)
-        if not before:
+    def compare() -> list[str]:
+        saved = saved_identity(checkpoint)
+        if not saved:
             print(f"{checkpoint.name} does not say on which data it was trained: it is not compared", flush=True)
             return []
         happened = f"{checkpoint} was saved with other data than there is now: samples would come twice or never, or mean something else"
-        changes = _accept(before, now, accepted=config.accept_changed_data, key="resume", happened=happened)
+        changes = _accepted_changes(saved, identity, accepted=config.accept_changed_data, key="resume", happened=happened)
         if changes:
             print(f"{_KEY}: the run goes on with what has changed:", *changes, sep="\n    ", flush=True)
         return changes
 
-    return world.from_main(accepted_changes)
+    return world.from_main(compare)
 
 
 def require_alike(identity: Identity, world: World) -> None:
     """Refuse ranks that have other data than rank 0: copies of it on several machines may differ. Collective."""
-    own = {name: xxhash.xxh3_64_hexdigest(json.dumps(value).encode()) for part in identity.values() for name, value in part.items()}
-    ranks = enumerate(world.gather_to_main(own))
-    differing = [(rank, name) for rank, each in ranks for name in sorted(own.keys() | each.keys()) if own.get(name) != each.get(name)]
-    if first := world.from_main(lambda: differing[:_SHOWN]):
-        happened = f"other ranks have other data than rank 0: {', '.join(f'rank {rank} {name}' for rank, name in first)}"
+    hashes = {name: xxhash.xxh3_64_hexdigest(json.dumps(value).encode()) for name, value in _values(identity).items()}
+    differing = [
+        f"rank {rank} {name}"
+        for rank, hashes_of_rank in enumerate(world.gather_to_main(hashes))
+        for name in sorted(hashes.keys() | hashes_of_rank.keys())
+        if hashes.get(name) != hashes_of_rank.get(name)
+    ]
+    if shown := world.from_main(lambda: differing[:_SHOWN]):
+        happened = f"other ranks have other data than rank 0: {', '.join(shown)}"
         raise UserError(key="data", happened=happened, expected="the same data on every machine", fix="copy it again")
 
 
-def _change(name: str, before: Any, now: Any) -> str:
-    """Say how a value has changed; of a vocabulary and of classes, which have gone and which have come."""
-    if not (isinstance(before, list) and isinstance(now, list)) and name != "vocabulary":
-        return f"{name}: {before} -> {now}"
-    gone, come = [each for each in before or () if each not in (now or ())], [each for each in now or () if each not in (before or ())]
+def _values(identity: Identity) -> dict[str, Any]:
+    return {name: value for part in identity.values() for name, value in part.items()}
+
+
+def _change(name: str, old: Any, new: Any) -> str:
+    """Describe a changed value: a list, such as a vocabulary or classes, by the items that have gone and that have come."""
+    if not (isinstance(old, list) and isinstance(new, list)) and name != "vocabulary":
+        return f"{name}: {old} -> {new}"
+    gone = [repr(item) for item in old or () if item not in (new or ())]
+    come = [repr(item) for item in new or () if item not in (old or ())]
     if not gone and not come:
         return f"{name}: in another order"
-    without, new = (join_few([*map(repr, values)]) or "none" for values in (gone, come))
-    return f"{name}: without {without}, and with {new} now"
+    return f"{name}: without {join_few(gone) or 'none'}, and with {join_few(come) or 'none'} now"

@@ -5,7 +5,7 @@ init_from=RUN  init_from=RUN/checkpoints/best  init_from=FILE.safetensors  init_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,10 +20,10 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import describe, is_sharded, local_rows, plain_name, shard_like
 from ddp_train.training.state.weights import read_weights
 
-_MAX_KEYS = 8  # of each kind in one message
+_MAX_KEYS = 8  # names of each kind in one message
 
 
-def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, str], is_strict: bool) -> list[str]:
+def load_initial_weights(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, str], is_strict: bool) -> list[str]:
     """Put weights into a model on all ranks: rank 0 reads and checks, the others get its weights. Collective.
 
     Floating-point values may be cast to the model's type; a line names them.
@@ -32,9 +32,7 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
         renames: prefix of a key -> its new prefix; of several that fit, the longest counts.
         is_strict: refuse when the file and the model have not the same keys and shapes; False: load what fits, and name the rest.
 
-    Returns lines for the screen, on rank 0.
-
-    Raises UserError: the file cannot be read safely, or does not fit (rank 0).
+    Returns lines for the screen, on rank 0. Raises UserError there: the file cannot be read safely, or does not fit.
     """
     fitting, lines = fit(path, model, renames, is_strict=is_strict) if world.is_main else ({}, [])
     names = set(world.from_main(lambda: list(fitting)))  # here the others wait when rank 0 refuses
@@ -53,7 +51,7 @@ def load(path: Path, model: nn.Module, world: World, *, renames: Mapping[str, st
 
 
 def fit(path: Path, model: nn.Module, renames: Mapping[str, str], *, is_strict: bool) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the weights that the model takes, by its names, and lines for the screen (see `load`). The model may be on the meta device."""
+    """Return the weights that the model takes, by its names, and lines for the screen. The model may be on the meta device."""
     source, weights = _read(path)
     weights = _rename(weights, renames, source)
     wanted = _tensors(model)
@@ -127,6 +125,5 @@ def _compare(name: str, weights: Mapping[str, Tensor], wanted: Mapping[str, Tens
     return f"{name} ({describe(weights[name])} -> {describe(wanted[name])})"
 
 
-def _shorten(names: Iterable[str]) -> str:
-    names = list(names)
+def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_KEYS]) + (f" and {len(names) - _MAX_KEYS} more" if len(names) > _MAX_KEYS else "")

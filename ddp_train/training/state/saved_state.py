@@ -1,4 +1,4 @@
-"""The content of a checkpoint: the parts of a run that have a state. A part that is added to `parts` is saved and loaded."""
+"""The content of a checkpoint: the parts of a run that have a state. A part that is added to `shared_parts` is saved and loaded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule chang
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
 
 
-def parts(components: Components, state: TrainState) -> dict[str, Any]:
+def shared_parts(components: Components, state: TrainState) -> dict[str, Any]:
     """Return the objects whose state is the same on every rank, without modules and optimizer, whose keys are compared on loading."""
     return {"scheduler": components.scheduler, "scaler": components.scaler, "state": state}
 
@@ -45,7 +45,7 @@ def parts(components: Components, state: TrainState) -> dict[str, Any]:
 def hashes(components: Components, state: TrainState) -> dict[str, str]:
     """Return a hash of each part: all ranks should have the same, and no collective keeps them the same."""
     hash_of = {}
-    for name, part in parts(components, state).items():
+    for name, part in shared_parts(components, state).items():
         plain, tensors = codec.encode(part.state_dict(), name)
         digest = xxhash.xxh3_128(json.dumps(plain, sort_keys=True).encode())
         for tensor in tensors.values():
@@ -65,15 +65,15 @@ def content(components: Components, state: TrainState, window: WindowSums, world
     states = {name: module.state_dict() for name, module in modules}
     shared = {
         **states,
-        # Of the modules' own formats, which torch keeps as an attribute of a state_dict.
+        # The versions of the modules' own formats, which torch keeps as an attribute of a state_dict.
         **{f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()},
         "optimizer": components.optimizer.state_dict(),
         "optimizer_class": class_of(components.optimizer),
         "optimizer_parameters": parameter_names(components.optimizer, components.trained),
-        **{name: part.state_dict() for name, part in parts(components, state).items()},
+        **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
         "callbacks": callback_state.states(components.callbacks, world),
         **({"parameters_in_training": list(aside.trained)} if aside.trained else {}),
-        # Evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
+        # These are evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
         "averages": dict(averages(components)),
         data_identity.PART: components.data_identity,
     }
@@ -103,7 +103,7 @@ def _replica(shared: Mapping[str, Any], kept: Mapping[MemoryKey, Tensor], world:
     return replica
 
 
-def load(
+def restore(
     checkpoint: Path, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None] = lambda: None
 ) -> bool:
     """Put a verified checkpoint into the components; `on_progress` is called while this rank reads. Collective.
@@ -118,7 +118,7 @@ def load(
     replica = own.get("replica", {}) if strategy.has_local_weights else {}
     if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights):
         world.print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's")
-    _restore(checkpoint, shared | replica, components, state, world)
+    _load_shared(checkpoint, shared | replica, components, state, world)
     kept = (own if strategy.state_is_per_rank else shared).get("strategy", {})
     strategy.start_training(components.trained, kept, weights_are_equal=replica.keys().isdisjoint(components.modules))
     if saved_size == world.size:
@@ -133,7 +133,7 @@ def load(
     return False
 
 
-def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
+def _load_shared(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
     """Compare the shared state with the components, and then load it."""
     optimizer, modules = components.optimizer, components.modules
     problems = compare_model(components.model, shared["model"])
@@ -148,7 +148,7 @@ def _restore(checkpoint: Path, shared: Mapping[str, Any], components: Components
             rates = [float(group["lr"]) for group in regrouped(optimizer, shared["optimizer"])]
             differences = load_optimizer(optimizer, shared["optimizer"])
             training_mode(optimizer, shared.get("parameters_in_training", ()))
-            for name, part in parts(components, state).items():
+            for name, part in shared_parts(components, state).items():
                 part.load_state_dict(schedule if name == "scheduler" else shared[name])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             problems = [f"{type(error).__name__}: {error}"]

@@ -22,12 +22,11 @@ from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import describe, is_sharded, local_rows, shard_like
 
 _KEY = "RUN"
-_MAX_LINES = 8  # of problems in one message
+_MAX_LINES = 8  # lines about problems in one message
 _WEIGHTS = ("model", "objective")
 _MODEL = f"{SHARED}.model."  # the prefix of the model's weights
-_NO_ADDRESS = -1  # of a value that is no tensor, or has no elements on this rank
-AVERAGES = "averages"
-"""The part of a checkpoint with the averaged weights, under the names of the model's weights."""
+_NO_ADDRESS = -1  # stands for a value that is no tensor, or has no elements on this rank
+AVERAGES = "averages"  # the part of a checkpoint with the averaged weights, under the names of the model's weights
 
 
 def find(path: Path) -> tuple[Path, Path]:
@@ -93,9 +92,9 @@ def compare_model(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     problems = [f"{name} is missing in the checkpoint" for name in state if name not in saved]
     problems += [f"{name} is in the checkpoint, and not in the model" for name in saved if name not in state]
     for name, value in state.items():
-        before = saved.get(name)
-        if isinstance(value, Tensor) and isinstance(before, Tensor) and describe(value) != describe(before):
-            problems.append(f"{name} is {describe(before)} in the checkpoint, and {describe(value)} in the model")
+        saved_value = saved.get(name)
+        if isinstance(value, Tensor) and isinstance(saved_value, Tensor) and describe(value) != describe(saved_value):
+            problems.append(f"{name} is {describe(saved_value)} in the checkpoint, and {describe(value)} in the model")
     return problems
 
 
@@ -112,7 +111,7 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
 
 def put_state(module: nn.Module, values: Mapping[str, Any], versions: Any) -> None:
     """Load a module's saved state, sharded as the module is; torch finds the versions of its formats in `_metadata`."""
-    before = module.state_dict()
-    state = OrderedDict((name, shard_like(value, before[name])) for name, value in values.items())
+    current = module.state_dict()
+    state = OrderedDict((name, shard_like(value, current[name])) for name, value in values.items())
     state._metadata = versions  # type: ignore[attr-defined]
     module.load_state_dict(state)

@@ -58,7 +58,6 @@ def saving(size: int) -> Traffic:
     def save(rank: int, number: int) -> str:
         pending = PendingSave(
             number=number,
-            folder=folder,
             partial=folder / f".partial_{number}",
             staged=staged,
             may_be_infinite=lambda name: False,

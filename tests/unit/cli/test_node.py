@@ -50,7 +50,7 @@ def node(spec: Spec, *words: str) -> int:
 
 
 def report(spec: Spec) -> failure.Failure | None:
-    return failure.load(spec.job.run_folder.failure)
+    return failure.load_report(spec.job.run_folder.failure)
 
 
 def test_who_does_not_know_which_machine_it_is_writes_nothing(spec: Spec) -> None:

@@ -66,7 +66,7 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
         watched.check(time.monotonic())
         assert process.wait(10) == -9
     assert old.read_text() == "the last collectives"
-    found = failure.load(job.failure)
+    found = failure.load_report(job.failure)
     assert found is not None and found.stacks == "logs/stacks_*.txt, flight_recorder_rank_*"
 
 

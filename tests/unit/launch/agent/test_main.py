@@ -62,9 +62,9 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
     options = AgentOptions(grace_s=1, run_folder=run_folder, restarts=restarts)
     code = main(options, ["--max-restarts=2", "-m", "ddp_train"], NO_RANKS)
     if status is Status.FAILED:  # it did not end in good order
-        assert started_again == [restarts is None] and failure.load(run_folder.failure) is not None
+        assert started_again == [restarts is None] and failure.load_report(run_folder.failure) is not None
         return
-    assert started_again == [False] and failure.load(run_folder.failure) is None
+    assert started_again == [False] and failure.load_report(run_folder.failure) is None
     assert "rank 1 on" in (said := capfd.readouterr().err) and "has died after the run had ended: the process was ended by SIGSEGV" in said
     result = run_folder.read_result()
     assert result is not None and (result.status, result.step) == (status, 8) and not run_folder.starts.exists()

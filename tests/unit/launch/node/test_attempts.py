@@ -291,7 +291,7 @@ def test_machines_that_an_engine_has_chosen_end_with_one_that_is_refused(tmp_pat
             return await found.code()
 
     assert asyncio.run(story()) == 78
-    report = failure.load(RunFolder(tmp_path).failure)
+    report = failure.load_report(RunFolder(tmp_path).failure)
     assert report is not None and report.exit_code == 78 and "node1 is refused" in report.message
 
 

@@ -150,7 +150,7 @@ def test_an_agent_that_cannot_be_started_is_said_and_reported(tmp_path: Path, ag
     store(monkeypatch)
     ended = asyncio.run(story())
     assert ended["code"] == FAILED and "temporarily unavailable" in ended["why"]
-    report = failure.load(RunFolder(tmp_path).failure)
+    report = failure.load_report(RunFolder(tmp_path).failure)
     assert report is not None and report.error == "BlockingIOError"
 
 
@@ -354,5 +354,5 @@ def test_what_goes_wrong_on_the_first_machine_is_reported_and_ends_the_run(
 
     assert asyncio.run(story()) == FAILED
     assert [fields for kind, fields in sent if kind == "over"] == [{"code": FAILED}]
-    report = failure.load(RunFolder(tmp_path).failure)
+    report = failure.load_report(RunFolder(tmp_path).failure)
     assert report is not None and "No space left" in report.message

@@ -16,8 +16,8 @@ from ddp_train.interfaces import Joint
 from ddp_train.training.build.build import build
 from ddp_train.training.build.model import has_values, make_without_values, shared_dtype, use_plain_names
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.state import initial_weights
-from ddp_train.training.state.saved_state import load
+from ddp_train.training.state.initial_weights import load_initial_weights
+from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import TrainState
 from tests.conftest import TINY_CONVNET
 from tests.unit.parts import checked, components, saved, trainer
@@ -91,7 +91,7 @@ def test_channels_last_resumes_bitwise_and_from_a_run_without(before: str, tmp_p
     steps(half, state, 2)
     file = saved(tmp_path, 2, half)
     again, there = components(*options, "seed=5", base=TINY_CONVNET), TrainState()
-    load(file, again, there, alone())
+    restore(file, again, there, alone())
     there.step, there.samples = state.step, state.samples
     again.train_loader = half.train_loader
     steps(again, there, 4)
@@ -184,7 +184,7 @@ def test_a_model_without_such_names_is_left_alone() -> None:
 def test_weights_that_were_saved_compiled_are_taken(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     torch.save({"module._orig_mod.0.weight": torch.ones(2, 2), "module._orig_mod.0.bias": torch.ones(2)}, tmp_path / "weights.pt")
-    initial_weights.load(tmp_path / "weights.pt", model, alone(), renames={"module.": ""}, is_strict=True)
+    load_initial_weights(tmp_path / "weights.pt", model, alone(), renames={"module.": ""}, is_strict=True)
     assert all((parameter == 1).all() for parameter in model.parameters())
 
 

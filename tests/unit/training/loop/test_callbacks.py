@@ -19,7 +19,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Callback, Run
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import with_loss
-from ddp_train.training.state.saved_state import load
+from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import Stopped, TrainState, WindowSums
 from tests.unit.parts import components, saved, trainer
 
@@ -237,7 +237,7 @@ def test_a_state_is_saved_and_comes_back(tmp_path: Path, capsys: pytest.CaptureF
     training.train()
     checkpoint = saved(tmp_path, 6, training.components)
     again, _ = run(diary=Diary(), new=Diary())
-    load(checkpoint, again.components, TrainState(), alone())
+    restore(checkpoint, again.components, TrainState(), alone())
     assert again.components.callbacks["diary"].events[0][0] == "loaded"
     said = capsys.readouterr().out
     assert "callbacks.new has no state in the checkpoint" in said and "callbacks.other is gone" in said

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddp_train.checkpoint.foreign_files import read_pickled
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.training.state import initial_weights
+from ddp_train.training.state.initial_weights import load_initial_weights
 from tests.unit.parts import components, saved
 
 
@@ -21,7 +21,7 @@ def model(classes: int = 3) -> nn.Sequential:
 
 
 def load(path: Path, into: nn.Module, *, is_strict: bool = True, **renames: str) -> list[str]:
-    return initial_weights.load(
+    return load_initial_weights(
         path, into, alone(), renames={name.replace("_", "."): new for name, new in renames.items()}, is_strict=is_strict
     )
 

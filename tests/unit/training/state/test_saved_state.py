@@ -37,7 +37,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     path = saved(tmp_path, 3, parts)
     expected, random_numbers = [parameter.clone() for parameter in parts.model.parameters()], torch.rand(5)
     other, state = components("optimizer=muon", "amp=bf16", "seed=9"), TrainState()
-    assert saved_state.load(path, other, state, alone())
+    assert saved_state.restore(path, other, state, alone())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.model.parameters(), expected, strict=True))
     assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": {"value": 1.5, "step": 1}})
     assert torch.equal(torch.rand(5), random_numbers)
@@ -63,7 +63,7 @@ def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Pa
     parts.strategy.start_training(parts.trained, {"last": torch.ones(2)}, weights_are_equal=True)
     held = content(parts, TrainState(), WindowSums(), alone())
     assert ("strategy" in held.own, "strategy" in held.shared) == (state_is_per_rank, not state_is_per_rank)
-    saved_state.load(saved(tmp_path, 3, parts), other, TrainState(), alone())
+    saved_state.restore(saved(tmp_path, 3, parts), other, TrainState(), alone())
     assert torch.equal(other.strategy.state_dict()["last"], torch.ones(2))
 
 
@@ -87,7 +87,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     def train_to(last: int, name: str, state: TrainState, *, load: Path | None = None) -> Components:
         parts = components(*noisy, f"trainer.max_steps={last}", "evaluation.every_steps=5", base=[*TINY[:1], *FEW])
         if load:
-            assert saved_state.load(load, parts, state, alone())
+            assert saved_state.restore(load, parts, state, alone())
         trainer(parts, state, evaluate_every_steps=5, write=records[name].append).train()
         return parts
 
@@ -107,7 +107,7 @@ def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
     parts = components()
     parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     assert Ranks(tmp_path, parts, size=2).save(3) == ""
-    assert not saved_state.load(tmp_path / "step_00000003", parts, TrainState(), alone())
+    assert not saved_state.restore(tmp_path / "step_00000003", parts, TrainState(), alone())
     assert parts.scaler.get_scale() == 2.0**11
 
 
@@ -124,7 +124,7 @@ def test_a_run_that_goes_back_keeps_one_state_of_its_optimizer(tmp_path: Path, m
         real(state)
 
     monkeypatch.setattr(parts.optimizer, "load_state_dict", noted)
-    saved_state.load(path, parts, TrainState(), alone())
+    saved_state.restore(path, parts, TrainState(), alone())
     assert len(old) > 6
     assert alive == [0]
 
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_lies_in_its_plain_part_is_refused(tmp_path: Path) -> 
     forge(path, files={FILE: {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}})
     assert verify(path) == ""
     with pytest.raises(UserError, match=r"is missing|a checkpoint says"):
-        saved_state.load(path, components(), TrainState(), alone())
+        saved_state.restore(path, components(), TrainState(), alone())
 
 
 def test_all_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
@@ -151,13 +151,13 @@ def test_all_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     layers[first.rpartition(".")[0]].to(torch.float64)
     before = [parameter.clone() for parameter in other.model.parameters()]
     with pytest.raises(UserError) as error:
-        saved_state.load(path, other, TrainState(), alone())
+        saved_state.restore(path, other, TrainState(), alone())
     assert "extra is missing in the checkpoint" in str(error.value)
     assert f"{first} is float32" in str(error.value)
     assert "float64" in str(error.value)
     assert all(torch.equal(mine, was) for mine, was in zip(other.model.parameters(), before, strict=True))
     with pytest.raises(UserError, match=r"the optimizer was torch\.optim.*, and is torch\.optim\.sgd\.SGD"):
-        saved_state.load(path, components("optimizer=sgd"), TrainState(), alone())
+        saved_state.restore(path, components("optimizer=sgd"), TrainState(), alone())
 
 
 def test_an_optimizer_with_states_of_another_type_gets_them_back_uncast(tmp_path: Path) -> None:
@@ -166,21 +166,21 @@ def test_an_optimizer_with_states_of_another_type_gets_them_back_uncast(tmp_path
     for values in parts.optimizer.state.values():
         values["exp_avg"] = values["exp_avg"].double() * (1 + 1e-12)
     other = components("optimizer=adamw", "trainer.max_steps=1")
-    saved_state.load(saved(tmp_path, 1, parts), other, TrainState(), alone())
+    saved_state.restore(saved(tmp_path, 1, parts), other, TrainState(), alone())
     assert_same_state(other, parts)
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> None:
     path = saved(tmp_path, 1)
     with pytest.raises(UserError, match="does not fit this model"):
-        saved_state.load(path, components("model.width=17"), TrainState(), alone())
+        saved_state.restore(path, components("model.width=17"), TrainState(), alone())
     shutil.rmtree(path)
 
 
 def test_a_weight_decay_changed_on_resuming_counts_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, 1, components("optimizer.weight_decay=0.1"))
     changed = components("optimizer.weight_decay=0.7")
-    saved_state.load(path, changed, TrainState(), alone())
+    saved_state.restore(path, changed, TrainState(), alone())
     assert [group["weight_decay"] for group in changed.optimizer.param_groups] == [0.7, 0.0]
     assert "optimizer group 0: weight_decay is 0.7 as configured; the checkpoint had 0.1" in capsys.readouterr().out
 
@@ -196,14 +196,14 @@ def test_a_weight_decay_that_is_switched_on_or_off_keeps_every_parameters_state(
         trainer(trained).train()
         path = saved(tmp_path / after, 1, trained)
         changed = components(*base, f"optimizer.weight_decay={after}")
-        saved_state.load(path, changed, TrainState(), alone())
+        saved_state.restore(path, changed, TrainState(), alone())
         for name, value in moments(trained).items():
             assert torch.equal(value, moments(changed)[name]), name
         assert f"weight_decay is {float(after)} as configured; the checkpoint had {float(before)}" in capsys.readouterr().out
         trainer(changed).train()
     path = saved(tmp_path / "other", 1, trained)  # one group, in another order than that of an optimizer that does not know of decay
     with pytest.raises(UserError, match="had the parameters in another order"):
-        saved_state.load(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())
+        saved_state.restore(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())
 
 
 def test_a_rate_that_jumps_because_the_run_is_longer_now_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,9 +212,9 @@ def test_a_rate_that_jumps_because_the_run_is_longer_now_is_said(tmp_path: Path,
         trainer(parts, state).train()
         path = saved(tmp_path / "-".join(["run", *words]), 2, parts)
         capsys.readouterr()
-        saved_state.load(path, components("trainer.max_steps=2", "scheduler.warmup_steps=0", *words), TrainState(), alone())
+        saved_state.restore(path, components("trainer.max_steps=2", "scheduler.warmup_steps=0", *words), TrainState(), alone())
         assert "rate " not in capsys.readouterr().out  # with the same settings
-        saved_state.load(path, components("trainer.max_steps=8", "scheduler.warmup_steps=0", *words), TrainState(), alone())
+        saved_state.restore(path, components("trainer.max_steps=8", "scheduler.warmup_steps=0", *words), TrainState(), alone())
         return capsys.readouterr().out
 
     assert "the learning rate goes from 0.0001 to 0.0008" in said()
