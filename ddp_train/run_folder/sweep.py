@@ -127,9 +127,8 @@ class Sweep:
 
 def sweep_of(run: Path) -> Path | None:
     """Return the folder of the sweep that a run folder belongs to; None: it belongs to none."""
-    return next(
-        (folder for folder in run.parents if is_sweep(folder) and any(run == folder / job.folder for job in Sweep.load(folder).jobs)), None
-    )
+    sweeps = filter(is_sweep, run.parents)
+    return next((sweep for sweep in sweeps if any(run == sweep / job.folder for job in Sweep.load(sweep).jobs)), None)
 
 
 def update_table(run: Path, status: Status | None = None) -> None:
