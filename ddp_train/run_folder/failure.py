@@ -182,8 +182,8 @@ def from_exit(
 def describe(frames: Sequence[traceback.FrameSummary]) -> str:
     """Describe a stack in one line: the activity, and the innermost line that is not a library's."""
     activity = next((name for frame in reversed(frames) for path, name in _ACTIVITIES.items() if path in frame.filename), "")
-    own = [frame for frame in frames if _is_own(frame.filename)]
-    where = f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    innermost = next((frame for frame in reversed(frames) if _is_own(frame.filename)), None)
+    where = f"{Path(innermost.filename).name}:{innermost.lineno} in {innermost.name}" if innermost else ""
     return ", ".join(text for text in (activity, where) if text)
 
 

@@ -94,10 +94,10 @@ class RunFolder:
 
     def record_config(self, text: str) -> None:
         """Write config.yaml; a different one before it (of an attempt with other settings) stays as config.1.yaml, config.2.yaml, ..."""
-        before = self.config.read_text() if self.config.exists() else None
-        if before not in (None, text):
+        present = self.config.read_text() if self.config.exists() else None
+        if present not in (None, text):
             os.link(self.config, earlier_copy(self.config))  # there is a config.yaml at any time
-        if before != text:
+        if present != text:
             write_atomic(self.config, text)
 
     def forget_failure(self) -> None:

@@ -1,7 +1,4 @@
-"""Processes: ties between them, so that no process of ours outlives its parent, and the kernel's facts about them.
-
-The only reader of /proc/PID.
-"""
+"""Processes: ties between them, so that none of ours outlives its parent; the kernel's facts about them (the only reader of /proc/PID)."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def hosts_of(text: str) -> Iterator[str]:
 
 
 def _expanded(part: str) -> Iterator[str]:
-    before, bracket, rest = part.partition("[")
+    prefix, bracket, rest = part.partition("[")
     if not bracket:
         yield part
         return
@@ -51,4 +51,4 @@ def _expanded(part: str) -> Iterator[str]:
     for span in numbers.split(","):
         low, dash, high = span.partition("-")
         for number in range(int(low), int(high if dash else low) + 1):
-            yield from (f"{before}{number:0{len(low)}}{end}" for end in _expanded(after))
+            yield from (f"{prefix}{number:0{len(low)}}{end}" for end in _expanded(after))

@@ -83,8 +83,8 @@ def _answers(pids: Iterable[int], number: int, name: str, within_s: float) -> di
     wait_until(are_written, within_s=within_s, every_s=_POLL_S)
     texts = {}
     for pid, descriptor in files.items():
-        before, now = sizes[pid][0], os.fstat(descriptor).st_size
-        texts[pid] = os.pread(descriptor, now - before, before).decode(errors="replace")
+        start, end = sizes[pid][0], os.fstat(descriptor).st_size
+        texts[pid] = os.pread(descriptor, end - start, start).decode(errors="replace")
         os.close(descriptor)
     return texts
 

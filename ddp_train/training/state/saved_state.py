@@ -87,8 +87,8 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         "data": components.train_loader.state_dict(state.samples),
         **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
     }
-    if kept := strategy.state_dict():
-        (own if strategy.state_is_per_rank else shared)["strategy"] = kept
+    if strategy_state := strategy.state_dict():
+        (own if strategy.state_is_per_rank else shared)["strategy"] = strategy_state
     buffers = {f"{part}.{name}" for part, module in modules for name, _ in module.named_buffers(remove_duplicate=False)}  # or masks
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
 
@@ -119,8 +119,8 @@ def restore(
     if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights):
         world.print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's")
     _load_shared(checkpoint, shared | replica, components, state, world)
-    kept = (own if strategy.state_is_per_rank else shared).get("strategy", {})
-    strategy.start_training(components.trained, kept, weights_are_equal=replica.keys().isdisjoint(components.modules))
+    strategy_state = (own if strategy.state_is_per_rank else shared).get("strategy", {})
+    strategy.start_training(components.trained, strategy_state, weights_are_equal=replica.keys().isdisjoint(components.modules))
     if saved_size == world.size:
         state.window = WindowSums(**own["window"])
         components.train_loader.load_state_dict(own["data"])
@@ -161,9 +161,9 @@ def _load_shared(checkpoint: Path, shared: Mapping[str, Any], components: Compon
     world.print(*differences)
 
 
-def _compare_rates(saved: list[float], now: list[float]) -> list[str]:
+def _compare_rates(saved: list[float], current: list[float]) -> list[str]:
     """Return a line where the learning rate differs from the checkpoint's: the run has another length, or rate."""
-    for old, new in zip(saved, now, strict=False):
+    for old, new in zip(saved, current, strict=False):
         if not math.isclose(old, new, rel_tol=1e-6, abs_tol=1e-15):
             return [
                 f"rate     the learning rate goes from {old:.4g} to {new:.4g} here, and the result is not that of a run that began with"
@@ -235,19 +235,19 @@ def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, 
     groups: list[dict[str, Any]] = []
     for target in optimizer.param_groups:
         members, numbers = numbers[: len(target["params"])], numbers[len(target["params"]) :]
-        before = [group for _, group in members]
-        if not before or before[0].keys() != target.keys() or any(_shared(group) != _shared(before[0]) for group in before):
+        sources = [group for _, group in members]
+        if not sources or sources[0].keys() != target.keys() or any(_shared(group) != _shared(sources[0]) for group in sources):
             return list(saved["param_groups"])
-        groups.append({**before[0], "params": [number for number, _ in members]})
+        groups.append({**sources[0], "params": [number for number, _ in members]})
     return list(saved["param_groups"]) if numbers else groups
 
 
 def regrouped_schedule(state: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> Any:
     """Return a scheduler's saved state with a value for each of the optimizer's groups, where their number has changed."""
-    before = saved["param_groups"]
+    saved_groups = saved["param_groups"]
     firsts = [group["params"][0] for group in regrouped(optimizer, saved)]
-    sources = [next(index for index, group in enumerate(before) if first in group["params"]) for first in firsts]
-    return state if len(sources) == len(before) else _select_groups(state, sources, len(before))
+    sources = [next(index for index, group in enumerate(saved_groups) if first in group["params"]) for first in firsts]
+    return state if len(sources) == len(saved_groups) else _select_groups(state, sources, len(saved_groups))
 
 
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
