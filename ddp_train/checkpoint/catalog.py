@@ -137,9 +137,8 @@ def is_checkpoint(path: Path) -> bool:
 
 def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogEntry]:
     """Return the checkpoints that have the metric, the best first, of equal ones the earlier."""
-    values = {entry.step: ranking.value(entry.metrics) for entry in saved}
-    ranked = (entry for entry in saved if values[entry.step] is not None)
-    return sorted(ranked, key=lambda entry: (-(values[entry.step] or 0.0), entry.step))
+    ranked = [(-value, entry.step, entry) for entry in saved if (value := ranking.value(entry.metrics)) is not None]
+    return [entry for _, _, entry in sorted(ranked, key=lambda item: item[:2])]
 
 
 def _read(path: Path, run_id: str | None) -> CatalogEntry | None:
