@@ -38,10 +38,10 @@ class Blend:
         self._alphas = mixup_alpha, cutmix_alpha
 
     def __call__(self, batch: Batch, others: Batch, keys: Keys) -> Batch:
-        """Return blended inputs, and shares of the classes [B, K]; of `Pixels` what says how they are blended on the device.
+        """Return blended inputs and shares of the classes [B, K]; for `Pixels` with `mix`, by which the device blends them.
 
         Args:
-            others: the sample that goes with each one, of a batch of the same shapes.
+            others: the partner of each sample, in a batch of the same shapes.
         """
         (inputs, labels), (other_inputs, other_labels) = self._pair(batch), self._pair(others)
         shares, mix = self._drawn(keys, inputs, other_inputs)
@@ -66,7 +66,7 @@ class Blend:
         boxes = _boxes(keys, beta(uniform, cutmix_alpha), height, width)
         outside = height * width - (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
         shares = np.where(is_cut, outside / (height * width), mixed)
-        places, kinds = (torch.from_numpy(each).to(inputs.device, non_blocking=True) for each in (boxes, is_cut))
+        places, kinds = (torch.from_numpy(array).to(inputs.device, non_blocking=True) for array in (boxes, is_cut))
         return _on(inputs, shares), Mix(others, _on(inputs, mixed), places, kinds)
 
     def _pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -76,9 +76,8 @@ class Blend:
             types = inputs.is_floating_point(), labels.is_floating_point()
             if types == (True, False) or isinstance(batch, Pixels):
                 return inputs, labels
-        raise _refused(
-            "loader.mixup_alpha, loader.cutmix_alpha", describe(batch), "float inputs [B, ...] and whole numbers [B], their classes"
-        )
+        expected = "float inputs [B, ...] and whole numbers [B], their classes"
+        raise _refused("loader.mixup_alpha, loader.cutmix_alpha", describe(batch), expected)
 
     def _one_hot(self, labels: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(labels, self._num_classes).float()

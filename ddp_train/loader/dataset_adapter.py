@@ -1,8 +1,7 @@
 """Use any `torch.utils.data.Dataset` as a data source, and make batches of its samples: as torch's DataLoader does, in less time.
 
-torch's `default_collate` is asked for whatever is not listed here, so that a batch is the same, and types that a user has added to
-`default_collate_fn_map` are taken. Quicker here is a field of numbers or of arrays: numpy makes one array of it, where torch looks at every
-number, or makes a tensor of each array. Each batch is a new tensor: the one before may still be in use.
+A batch is that of torch's `default_collate`, which gets all that is not listed here, and all samples once a user has added types to its
+map. Fields of numbers or of arrays take less time here: numpy makes one array of a field, where torch looks at every number or array.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ _REQUIRED = ("facts", "__len__", "batch")  # of a data source
 
 Collate = Callable[[list[Any]], Batch]
 """Makes a batch of samples, as the DataLoader's `collate_fn`."""
-
 _NUMBERS: dict[type, np.dtype[Any]] = {
     kind: np.dtype(kind)
     for kind in (bool, int, float, np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.float16, np.float32, np.float64)
 }
-"""Types of numbers, and what a tensor of them has."""
+"""Types of numbers, and the dtype of a tensor of them."""
 _DTYPES = frozenset(_NUMBERS.values())
 
 
@@ -54,8 +52,8 @@ class AdaptedDataset:
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        if isinstance(own := getattr(self.dataset, "fingerprint", None), Mapping):
-            return own
+        if isinstance(fingerprint := getattr(self.dataset, "fingerprint", None), Mapping):
+            return fingerprint
         if not isinstance(self.dataset, TensorDataset) or not len(self.dataset):
             return {}
         rows = [tensor[index].cpu().contiguous() for index in (0, -1) for tensor in self.dataset.tensors]
@@ -63,8 +61,8 @@ class AdaptedDataset:
 
     @property
     def meaning(self) -> Mapping[str, Any]:
-        if isinstance(own := getattr(self.dataset, "meaning", None), Mapping) and own:
-            return own
+        if isinstance(meaning := getattr(self.dataset, "meaning", None), Mapping) and meaning:
+            return meaning
         classes = getattr(self.dataset, "classes", None)
         if classes is None and (label := label_of(self.dataset)):
             classes = getattr(self.dataset.features[label], "names", None)
@@ -78,13 +76,13 @@ class AdaptedDataset:
 class DatasetSource(AdaptedDataset, DataSource):
     """A map-style dataset, read a batch at a time: by `__getitems__` where it has that, else item by item.
 
-    Transforms inside the dataset may draw from the global generators of python, numpy and torch: these are seeded for each sample, so that
-    it looks the same whatever the number of ranks, workers or restarts, and the process's own streams go on as if nothing had been drawn.
-    Generators of a dataset's own are out of our reach. A Hugging Face dataset without a format gives tensors.
+    Transforms may draw from the global generators of python, numpy and torch, which are seeded for each sample: it looks the same whatever
+    the number of ranks, workers or restarts, and the process's own streams go on as if nothing had been drawn. A dataset's own generators
+    are out of our reach. A Hugging Face dataset without a format gives tensors.
 
     Args:
         fields: the keys of a sample that make the batch, in this order; None: all of the sample.
-        by: what makes the batch of the samples; None: torch's default. It may draw, too: as its samples say.
+        by: makes the batch of the samples; None: torch's default. It may draw, too: its seed depends on its samples.
 
     Raises TypeError: the dataset has no length or no positions.
     """
@@ -92,9 +90,8 @@ class DatasetSource(AdaptedDataset, DataSource):
     def __init__(self, dataset: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> None:
         name = type(dataset).__name__
         if isinstance(dataset, Mapping):
-            raise TypeError(
-                f"{name} has several splits ({', '.join(map(str, dataset))}): choose one, as data.split={next(iter(dataset), '')}"
-            )
+            splits = ", ".join(map(str, dataset))
+            raise TypeError(f"{name} has several splits ({splits}): choose one, as data.split={next(iter(dataset), '')}")
         for method, what in {"__len__": "how many samples there are", "__getitem__": "the sample at a position"}.items():
             if not hasattr(type(dataset), method):
                 raise TypeError(f"{name} has no {method}: a dataset must tell {what}")
@@ -136,29 +133,27 @@ class DatasetSource(AdaptedDataset, DataSource):
 
     def _samples(self, indices: Indices, drawn: Sequence[GlobalGenerator]) -> list[Any]:
         """Read samples; their transforms draw from the generators in `drawn`, each sample from where it says."""
-        positions = indices.tolist()
         if not drawn:
-            return self._read(positions)
+            return self._read(indices.tolist())
         samples = []
-        for position, key in zip(positions, self._keys_of(indices).tolist(), strict=True):
+        for position, key in zip(indices.tolist(), self._keys_of(indices).tolist(), strict=True):
             for generator in drawn:
                 generator.seed(key)
             samples += self._read([position])
         return samples
 
     def _read(self, positions: list[int]) -> list[Any]:
-        dataset = self.dataset
-        if hasattr(dataset, "__getitems__"):
-            return list(dataset.__getitems__(positions))
-        return [dataset[position] for position in positions]
+        if hasattr(self.dataset, "__getitems__"):
+            return list(self.dataset.__getitems__(positions))
+        return [self.dataset[position] for position in positions]
 
 
 def as_source(candidate: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> DataSource:
     """Return a data source as one of ours, anything else as a `DatasetSource`."""
     if not isinstance(candidate, DataSource) and not all(hasattr(candidate, name) for name in _REQUIRED):
         return DatasetSource(candidate, fields, by)
-    for key, given in {"loader.fields": fields, "loader.collate": by}.items():
-        if given is not None:
+    for key, value in {"loader.fields": fields, "loader.collate": by}.items():
+        if value is not None:
             raise ConfigError(key=key, happened=f"is given, and {type(candidate).__name__} gives whole batches", expected="null")
     return adapted(DataSource, candidate, required=_REQUIRED)
 
@@ -170,7 +165,7 @@ def dataset_of(source: DataSource) -> Any:
 def label_of(dataset: Any) -> str | None:
     """Return the one column of a Hugging Face dataset that is a label; None: there is none, or several."""
     features = getattr(dataset, "features", None)
-    names = [name for name, each in features.items() if hasattr(each, "num_classes")] if isinstance(features, Mapping) else []
+    names = [name for name, feature in features.items() if hasattr(feature, "num_classes")] if isinstance(features, Mapping) else []
     return names[0] if len(names) == 1 else None
 
 
@@ -194,13 +189,14 @@ def collate(samples: list[Any], fields: Sequence[str] | None, by: Collate | None
             what = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
             raise ConfigError(key="loader.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields or ())}")
     chosen = samples if fields is None else [tuple(sample[name] for name in fields) for sample in samples]
-    made = by(chosen) if by else _together(chosen)
-    return dict(made) if isinstance(made, Mapping) else made  # others have mappings of their own, as transformers' BatchEncoding
+    batch = by(chosen) if by else _together(chosen)
+    return dict(batch) if isinstance(batch, Mapping) else batch  # others have mappings of their own, as transformers' BatchEncoding
 
 
 def _together(samples: list[Any]) -> Batch:
     try:
-        return _stacked(samples) if _is_as_torch_made_it() else default_collate(samples)
+        is_unchanged = all(collates.__module__ == default_collate.__module__ for collates in default_collate_fn_map.values())
+        return _stacked(samples) if is_unchanged else default_collate(samples)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         first = describe(samples[0])
         other = next((text for text in map(describe, samples) if text != first), None)
@@ -209,10 +205,6 @@ def _together(samples: list[Any]) -> Batch:
         happened = f"samples of a batch cannot be stacked: one is {first}, another {other}"
         fix = "+loader.collate._target_=my_package.my_function: what makes a batch of such samples, as by padding them"
         raise DataError(key="loader.collate", happened=happened, expected="the same shapes and types in every sample", fix=fix) from error
-
-
-def _is_as_torch_made_it() -> bool:
-    return all(collates.__module__ == default_collate.__module__ for collates in default_collate_fn_map.values())
 
 
 def _stacked(samples: Any) -> Any:

@@ -13,6 +13,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,9 @@ from numpy.random import mtrand
 _TWISTER = 4 * (624 + 1)  # bytes of a Mersenne twister: its words, and its position in them
 _NORMAL = 0.8414709848078965e77  # in a generator's state it is this number and nothing else
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
+
+_numpy_state = partial(np.random.get_state, legacy=False)
 
 
 class GlobalGenerator:
@@ -63,37 +66,33 @@ class Watched:
     def __init__(self) -> None:
         self._drawn: tuple[int, ...] = ()  # places in GENERATORS; each process finds out for itself
 
-    def run(self, make: Callable[[Sequence[GlobalGenerator]], Made]) -> Made:
-        """Return what `make` makes.
-
-        Args:
-            make: is given the generators that it has to seed before it draws from them, or lets others do so; may be called again.
-        """
-        before, touched = [generator.state() for generator in GENERATORS], _ALL
+    def run(self, make: Callable[[Sequence[GlobalGenerator]], Result]) -> Result:
+        """Return the result of `make`, which gets the generators to seed before anything draws from them, and may be called again."""
+        states, touched = [generator.state() for generator in GENERATORS], _ALL
         try:
             while True:
-                made = make([GENERATORS[place] for place in self._drawn])
-                new = [place for place in _ALL if place not in self._drawn and GENERATORS[place].has_moved(before[place])]
+                result = make([GENERATORS[place] for place in self._drawn])
+                new = [place for place in _ALL if place not in self._drawn and GENERATORS[place].has_moved(states[place])]
                 if not new:
                     touched = self._drawn
-                    return made
+                    return result
                 # Torch's with any other: it tells its seed without a draw, and transforms seed others by that.
                 self._drawn = tuple(sorted({*self._drawn, *new, _TORCH}))
         finally:
             for place in touched:
-                GENERATORS[place].put_back(before[place])
+                GENERATORS[place].put_back(states[place])
 
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Let all of them begin at a key of 64 bits, and go on afterwards as if nothing had been drawn."""
-    before = [generator.state() for generator in GENERATORS]
+    states = [generator.state() for generator in GENERATORS]
     for generator in GENERATORS:
         generator.seed(key)
     try:
         yield
     finally:
-        for generator, state in zip(GENERATORS, before, strict=True):
+        for generator, state in zip(GENERATORS, states, strict=True):
             generator.put_back(state)
 
 
@@ -125,10 +124,6 @@ def _look_at_numpy() -> Callable[[], Any]:
         return twister(), normal()
 
     return look
-
-
-def _numpy_state() -> Any:
-    return np.random.get_state(legacy=False)
 
 
 def _memory(address: int, size: int) -> Callable[[], bytes]:

@@ -92,12 +92,12 @@ class TrainLoader(Loader):
         rank: this rank.
         world_size: ranks that share each global batch.
         grad_accum_steps: micro-batches of each rank in a step.
-        by_size: the same by the size of the global batch, where that changes; they are the most then. None: always as many.
+        by_size: micro-batches of a step by the size of its global batch, where that changes; None: always `grad_accum_steps`.
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
-        mixture: what draws from one, where the order is its own.
-        blend: what makes one sample of two; None: they stay as they are.
+        mixture: the sampler of the order, where the data is a mixture.
+        blend: makes one sample of two (mixup, CutMix).
     """
 
     def __init__(
@@ -161,10 +161,7 @@ class TrainLoader(Loader):
 class OneBatch(Loader):
     """Gives this rank's micro-batches of a loader's first step in every step (`debug.overfit`): the same tensors, augmented once.
 
-    Steps and epochs are counted as the loader counts them, so that schedules are those of the whole run.
-
-    Args:
-        loader: whose batches all have the same size (`drop_last`).
+    The loader's batches all have one size (`drop_last`). It counts steps and epochs, so that schedules are those of the whole run.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -255,10 +252,10 @@ class _Reading:
         return micro_batch
 
     def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
-        found = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(self.here, requests)
-        for micro_batch in found:
+        micro_batches = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(self.here, requests)
+        for micro_batch in micro_batches:
             for bad in micro_batch.skipped:
-                if bad.sample not in self._known_bad:  # once of each
+                if bad.sample not in self._known_bad:
                     self._known_bad.add(bad.sample)
                     logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
             yield micro_batch
@@ -277,8 +274,7 @@ class _Reading:
         indices = self._read.indices(death.request).tolist()
         workers = WorkerPool([self._read.samples.read_alone])
         try:
-            for _ in workers.results(iter(indices)):
-                pass
+            list(workers.results(iter(indices)))
         except WorkerDied as second:
             index = second.request
             happened = f"sample {index}{self._read.samples.where(index)} ends the process that reads it: it {second.how()}"

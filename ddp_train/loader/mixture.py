@@ -1,9 +1,8 @@
 """A mixture of data sets (`data=mixture`): their samples as one data source, and which of them comes when.
 
 Each source comes as often as its weight says, in an order and with epochs of its own. Positions are counted from the run's start and cut
-into blocks. How often a source comes in the first k blocks is its share of their positions, rounded; at which places of a block is a keyed
-order. So the visit that a position is to its source needs no other block: seeking costs nothing, and nothing depends on ranks, workers or
-restarts.
+into blocks. A source has its share of the positions of the first k blocks, rounded; a keyed order places it within a block. So seeking
+needs no other block, and nothing depends on ranks, workers or restarts.
 Shapes: B samples, S sources, n positions.
 """
 
@@ -54,11 +53,11 @@ class MixtureSource(DataSource):
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """Weight, number of samples and fingerprint of each source."""
-        known: dict[str, Any] = {}
+        fingerprint: dict[str, Any] = {}
         for name, source in zip(self._names, self._sources, strict=True):
-            own = {"weight": self._weights[name], "samples": len(source), **source.fingerprint}
-            known |= {f"sources.{name}.{key}": value for key, value in own.items()}
-        return known
+            facts = {"weight": self._weights[name], "samples": len(source), **source.fingerprint}
+            fingerprint |= {f"sources.{name}.{key}": value for key, value in facts.items()}
+        return fingerprint
 
     @property
     def meaning(self) -> Mapping[str, Any]:
@@ -84,16 +83,16 @@ class MixtureSource(DataSource):
         return np.concatenate(known) if len(known) == len(every) else None
 
     def batch(self, indices: Indices) -> Batch:
-        found = [(number, rows, self._sources[number].batch(indices[rows] - self._start(number))) for number, rows in self._rows(indices)]
-        return self._joined(found, len(indices))
+        parts = [(number, rows, self._sources[number].batch(indices[rows] - self._start(number))) for number, rows in self._rows(indices)]
+        return self._joined(parts, len(indices))
 
     def augment_each(self, batch: Batch, keys: Keys, indices: Indices) -> Batch:
-        found = []
+        parts = []
         for number, rows in self._rows(indices):
             source = self._sources[number]
-            own = batch if len(rows) == len(indices) else map_tensors(partial(_rows_of, rows=rows), batch)
-            found.append((number, rows, source.augment(own, keys[rows]) if source.augments else own))
-        return self._joined(found, len(indices))
+            part = batch if len(rows) == len(indices) else map_tensors(partial(_rows_of, rows=rows), batch)
+            parts.append((number, rows, source.augment(part, keys[rows]) if source.augments else part))
+        return self._joined(parts, len(indices))
 
     def seed_reads(self, keys_of: Callable[[Indices], Keys]) -> None:
         for number, source in enumerate(self._sources):
@@ -101,8 +100,9 @@ class MixtureSource(DataSource):
 
     def where(self, index: int) -> str:
         ((number, _),) = self._rows(np.asarray([index]))
-        source, own = self._sources[number], index - self._start(number)
-        return f"data.sources.{self._names[number]}, sample {own}" + (f", {place}" if (place := source.where(own)) else "")
+        index -= self._start(number)
+        place = self._sources[number].where(index)
+        return f"data.sources.{self._names[number]}, sample {index}" + (f", {place}" if place else "")
 
     def to(self, device: torch.device) -> None:
         for source in self._sources:
@@ -110,15 +110,15 @@ class MixtureSource(DataSource):
 
     def sampler(self, *, seed: int, sampling: str, sample_weights: str | None, multiple_of: int) -> MixtureSampler:
         """Return what draws from the sources by their weights, and from each as `loader.sampling` says."""
-        every = read_weights(sample_weights, len(self)) if sample_weights is not None else None
+        all_weights = read_weights(sample_weights, len(self)) if sample_weights is not None else None
         samplers = {}
         for number, (name, source) in enumerate(zip(self._names, self._sources, strict=True)):
-            own = every[self._start(number) : self._ends[number]] if every is not None else None
-            if own is not None and not own.any():
+            weights = all_weights[self._start(number) : self._ends[number]] if all_weights is not None else None
+            if weights is not None and not weights.any():
                 happened = f"has only zeros for data.sources.{name}"
                 expected = "a sample to draw in each source"
                 raise DataError(key="loader.sample_weights", happened=happened, expected=expected, fix=f"data.sources.{name}=null")
-            samplers[name] = plain_sampler(source, seed=key_of(seed, number, _SOURCE), sampling=sampling, weights=own)
+            samplers[name] = plain_sampler(source, seed=key_of(seed, number, _SOURCE), sampling=sampling, weights=weights)
         return MixtureSampler(samplers, [len(source) for source in self._sources], self._weights, seed=seed, multiple_of=multiple_of)
 
     def _start(self, number: int) -> int:
@@ -130,18 +130,19 @@ class MixtureSource(DataSource):
         numbers = np.searchsorted(self._ends, indices, side="right")
         return [(int(number), np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
 
-    def _joined(self, found: list[tuple[int, Indices, Batch]], size: int) -> Batch:
-        """Return one batch of what each source has for its rows."""
-        if len(found) == 1:
-            return found[0][2]
-        shown = [describe(map_tensors(lambda tensor: tensor[:1], batch)) for _, _, batch in found]
-        for (number, _, _), layout in zip(found, shown, strict=True):
-            if layout != shown[0]:
-                happened = f"{self._names[found[0][0]]} gives {shown[0]}, {self._names[number]} gives {layout}"
+    def _joined(self, parts: list[tuple[int, Indices, Batch]], size: int) -> Batch:
+        """Return one batch of parts: the number of a source, its rows, and the batch of these rows."""
+        first, _, first_batch = parts[0]
+        if len(parts) == 1:
+            return first_batch
+        layouts = [describe(map_tensors(lambda tensor: tensor[:1], batch)) for _, _, batch in parts]
+        for (number, _, _), layout in zip(parts, layouts, strict=True):
+            if layout != layouts[0]:
+                happened = f"{self._names[first]} gives {layouts[0]}, {self._names[number]} gives {layout}"
                 raise DataError(key="data.sources", happened=happened, expected="samples of the same types and shapes in all sources")
-        columns = zip(*(tensors_of(batch) for _, _, batch in found), strict=True)
-        whole = iter([_interleaved(tensors, [rows for _, rows, _ in found], size) for tensors in columns])
-        return map_tensors(lambda _: next(whole), found[0][2])
+        columns = zip(*(tensors_of(batch) for _, _, batch in parts), strict=True)
+        whole = iter([_interleaved(tensors, [rows for _, rows, _ in parts], size) for tensors in columns])
+        return map_tensors(lambda _: next(whole), first_batch)
 
     def _common(self, ask: Callable[[DataSource], Mapping[str, Any]], expected: str) -> dict[str, Any]:
         """Return what all sources say alike; a ConfigError where two differ, but in what may be each one's own."""
@@ -163,8 +164,8 @@ def _keys_from(start: int, keys_of: Callable[[Indices], Keys], indices: Indices)
 
 def _interleaved(tensors: tuple[Tensor, ...], rows: list[Indices], size: int) -> Tensor:
     whole = tensors[0].new_empty((size, *tensors[0].shape[1:]))
-    for tensor, own in zip(tensors, rows, strict=True):
-        whole[torch.from_numpy(own).to(whole.device, non_blocking=True)] = tensor
+    for tensor, its_rows in zip(tensors, rows, strict=True):
+        whole[torch.from_numpy(its_rows).to(whole.device, non_blocking=True)] = tensor
     return whole
 
 
@@ -175,8 +176,7 @@ def _rows_of(tensor: Tensor, rows: Indices) -> Tensor:
 class MixtureSampler:
     """Draws from several sources by weight. An epoch is as many draws as they have samples together.
 
-    A source's visits go through its sampler's epoch, then through the next one: with `Shuffled` each of its samples comes once before
-    any comes again.
+    A source's visits go through its sampler's epochs: with `Shuffled` each of its samples comes once before any comes again.
 
     Args:
         samplers: of each source, by its name; their indices count from 0.
@@ -210,7 +210,7 @@ class MixtureSampler:
 
     def used(self, samples: int) -> dict[str, int]:
         block, place = divmod(samples, _BLOCK)
-        counts = self._before(block) + np.bincount(self._block(block)[0][:place], minlength=len(self.names))
+        counts = self._counts_before(block) + np.bincount(self._block(block)[0][:place], minlength=len(self.names))
         return dict(zip(self.names, counts.tolist(), strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -229,20 +229,19 @@ class MixtureSampler:
     def _block(self, number: int) -> tuple[Indices, Indices]:
         """Return the source at each place of a block, and which of its visits that is."""
         if number not in self._blocks:
-            before = self._before(number)
-            counts = self._before(number + 1) - before
+            first_visits = self._counts_before(number)
+            counts = self._counts_before(number + 1) - first_visits
             order = np.argsort(hashes_of(np.arange(_BLOCK), key_of(self.seed, number, _PLACES)))
             sources = np.repeat(np.arange(len(counts)), counts)[order]
+            by_source = [np.arange(first, first + count) for first, count in zip(first_visits, counts, strict=True)]
             visits = np.empty(_BLOCK, np.int64)
-            visits[np.argsort(sources, kind="stable")] = np.concatenate(
-                [np.arange(first, first + count) for first, count in zip(before, counts, strict=True)]
-            )
+            visits[np.argsort(sources, kind="stable")] = np.concatenate(by_source)
             while len(self._blocks) >= _HELD:
                 del self._blocks[next(iter(self._blocks))]
             self._blocks[number] = sources, visits
         return self._blocks[number]
 
-    def _before(self, block: int) -> Indices:
+    def _counts_before(self, block: int) -> Indices:
         """Return how often each source comes before a block. Borders are rounded, and not shares: the sum is that of the positions."""
         return np.diff([(block * _BLOCK * border) // _WHOLE for border in self._borders])
 

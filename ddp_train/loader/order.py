@@ -145,10 +145,9 @@ class SampleOrder(BatchOrder):
         self.epoch_size = sampler.length - sampler.length % global_batch_size if drop_last else sampler.length
         self.steps_per_epoch = None if changes else -(-self.epoch_size // global_batch_size)
         self._plan = BatchPlan(self.epoch_size, global_batch_size, changes)
-        # What has been drawn ahead.
-        self._rows: dict[tuple[int, int, int], Indices] = {}  # by epoch, start and stop
-        self._held: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # which rows, by the slice of a global batch: offset and size
-        self._block: tuple[int, int, Indices] | None = None  # of a sampler with windows, several of them: by epoch and number
+        self._rows: dict[tuple[int, int, int], Indices] = {}  # drawn ahead, by epoch, start and stop
+        self._held: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # keys of rows, by the slice of a global batch: offset and size
+        self._block: tuple[int, int, Indices] | None = None  # epoch, number and indices of some windows, of a sampler that has windows
 
     def batch_at(self, samples: int) -> GlobalBatch:
         epoch, start = divmod(samples, self.epoch_size)
@@ -168,7 +167,7 @@ class SampleOrder(BatchOrder):
         return self._from_windows(epoch, start, stop) if self._sampler.window > 1 else self._draw(epoch, start, stop)
 
     def _draw(self, epoch: int, start: int, stop: int) -> Indices:
-        """Draw a slice, and the same one of the next global batches, nobody else's: a rank reads that of one after another."""
+        """Draw a slice of a global batch, and the same slice of the next ones: a rank reads that slice of one after another."""
         stride, origin = self._plan.size_at(epoch * self.epoch_size + start), self._plan.origin(epoch, start)
         size = stop - start
         num_batches = min(max(1, _AHEAD // size), 1 + (self._sampler.length - stop) // stride)
@@ -179,8 +178,7 @@ class SampleOrder(BatchOrder):
             self._rows.pop(key, None)
         self._held[own_slice] = [(epoch, first, first + size) for first in starts.tolist()]
         self._rows.update(zip(self._held[own_slice], rows, strict=True))
-        first_row: Indices = rows[0]
-        return first_row
+        return self._rows[epoch, start, stop]
 
     def _from_windows(self, epoch: int, start: int, stop: int) -> Indices:
         block_size = -(-_AHEAD // self._sampler.window) * self._sampler.window

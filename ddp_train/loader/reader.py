@@ -29,8 +29,7 @@ class BadSample(NamedTuple):
 class MicroBatch(NamedTuple):
     """What one rank feeds to one forward.
 
-    `counts` is False for a stand-in: a rank without a sample of its own runs another's with weight zero, because all ranks must take
-    part in the all-reduce.
+    A rank without a sample runs a stand-in, of weight zero (`counts` is False), because all ranks must take part in the all-reduce.
     """
 
     batch: Batch
@@ -44,9 +43,9 @@ class MicroBatch(NamedTuple):
         return self._replace(batch=pin_memory(self.batch))
 
 
-def as_micro_batch(made: Batch | Counted, asked: int, *, counts: bool = True, skipped: tuple[BadSample, ...] = ()) -> MicroBatch:
+def as_micro_batch(batch: Batch | Counted, asked: int, *, counts: bool = True, skipped: tuple[BadSample, ...] = ()) -> MicroBatch:
     """Return a batch with its number of samples: as many as were asked for, unless its collate says another."""
-    batch, num_samples = made if isinstance(made, Counted) else (made, asked)
+    batch, num_samples = batch if isinstance(batch, Counted) else (batch, asked)
     first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
     tells = first is not None and len(first) == num_samples
     return MicroBatch(batch, counts, skipped, num_samples=None if tells else num_samples)
@@ -97,11 +96,7 @@ class TrainReader:
         return as_micro_batch(self._read(0, longest, longest)[0], size)
 
     def _read(self, epoch: int, wanted: Indices, positions: Indices) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
-        """Return samples of an epoch as they are trained on, which they are, and those that cannot be read.
-
-        Args:
-            positions: theirs in the epoch's order.
-        """
+        """Return samples of an epoch, at these positions, as they are trained on; their indices; and those that cannot be read."""
         source = self.samples.source
         source.seed_reads(partial(self._order.sample_keys, epoch))
         skipped: tuple[BadSample, ...] = ()
@@ -148,7 +143,7 @@ class Samples:
         return f" ({place})" if (place := self.source.where(index)) else ""
 
     def read(self, indices: Indices) -> Batch:
-        """Read samples. Exception: the source's own; when one sample alone raises it, it says which."""
+        """Read samples. An error of the source says which sample it is about, where that sample alone raises it."""
         try:
             return self.source.batch(indices)
         except Exception as error:
@@ -167,17 +162,16 @@ class Samples:
     def read_good(
         self, indices: Indices, others: Callable[[int], Indices] | None = None
     ) -> tuple[Batch | None, Indices, tuple[BadSample, ...]]:
-        """Read samples; return the batch, what it is made of, and the bad ones. Without `others` the batch is None where none is good.
+        """Read samples; return the batch, its indices, and the bad samples.
 
-        Args:
-            others: gives for an index what to try in its place; None: bad samples are left out.
+        `others` returns what to try in the place of an index. Without it bad samples are left out, and of bad ones alone the batch is None.
         """
         while True:
             bad = [row for row, index in enumerate(indices.tolist()) if index in self._bad] if self._bad else []
             skipped = tuple(BadSample(index, self._bad[index]) for index in indices[bad].tolist())
             taken = indices.copy() if others is not None else np.delete(indices, bad)
             if others is not None:
-                taken[bad] = [self._first_good(each.sample, others(each.sample)) for each in skipped]
+                taken[bad] = [self._first_good(bad_sample.sample, others(bad_sample.sample)) for bad_sample in skipped]
             if not len(taken):
                 return None, taken, skipped
             try:
@@ -207,12 +201,11 @@ class Samples:
 class LengthPlan:
     """How long windows of tokens are at each step: whole, or cut into pieces of one length; a function of the step's number alone.
 
-    A window stays the sample that it is: its pieces are rows of the same micro-batch. So the order of the data, the size of a global batch,
-    its tokens and what a resume needs know nothing of lengths.
+    A window stays one sample: its pieces are rows of one micro-batch. So nothing else (order, global batch, resume) depends on lengths.
 
     Args:
         whole: T, which every length divides.
-        changes: from which step on, counted from 0, pieces have which length, ascending; before the first one windows are whole.
+        changes: (step counted from 0, length of the pieces from that step on), ascending; windows are whole before the first one.
     """
 
     def __init__(self, whole: int, changes: Sequence[tuple[int, int]]) -> None:

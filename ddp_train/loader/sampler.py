@@ -185,8 +185,8 @@ class Iterated:
             except (TypeError, ValueError) as error:
                 raise self._refused(f"gives no indices: {error}", "an index for each sample, not batches of them") from error
         if not len(indices) or indices.min() < 0 or indices.max() >= self._num_samples:
-            given = f"{indices.min()} to {indices.max()}" if len(indices) else "none"
-            raise self._refused(f"gives the indices {given}", f"0 to {self._num_samples - 1}, one at least")
+            span = f"{indices.min()} to {indices.max()}" if len(indices) else "none"
+            raise self._refused(f"gives the indices {span}", f"0 to {self._num_samples - 1}, one at least")
         return indices
 
     def _refused(self, happened: str, expected: str) -> ConfigError:
@@ -195,7 +195,7 @@ class Iterated:
 
 def sampler_from(
     source: DataSource,
-    own: Any = None,
+    custom: Any = None,
     *,
     seed: int,
     sampling: str,
@@ -207,15 +207,15 @@ def sampler_from(
     """Return the sampler that the config's loader keys ask for.
 
     Args:
-        own: what `loader.sampler` made: a `Sampler` (interfaces/data.py), or one of torch's.
-        multiple_of: of this the length of a balanced epoch is one: the global batch, with `loader.drop_last`.
+        custom: from `loader.sampler`: a `Sampler` (interfaces/data.py), or one of torch's.
+        multiple_of: divides the length of a balanced epoch: the global batch, with `loader.drop_last`.
 
     Raises ConfigError: the data set has no labels or lengths.
     Raises DataError: weights, labels or lengths do not fit the data set.
     """
     sampler: Sampler
-    if own is not None:
-        sampler = own if callable(own) and hasattr(own, "length") else Iterated(own, num_samples=len(source), seed=seed)
+    if custom is not None:
+        sampler = custom if callable(custom) and hasattr(custom, "length") else Iterated(custom, num_samples=len(source), seed=seed)
     else:
         weights = read_weights(sample_weights, len(source)) if sample_weights is not None else None
         sampler = plain_sampler(source, seed=seed, sampling=sampling, weights=weights, multiple_of=multiple_of)
@@ -244,8 +244,8 @@ def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
     except (OSError, ValueError, EOFError) as error:
         raise refused(f"cannot be read: {error}", "a file of numpy's, .npy") from error
     if not isinstance(weights, np.ndarray) or weights.shape != (num_samples,) or weights.dtype.kind not in "iufb":
-        found = f"{weights.dtype} {weights.shape}" if isinstance(weights, np.ndarray) else "several arrays"
-        raise refused(f"has {found}", f"numbers ({num_samples},): one for each sample of the training split")
+        content = f"{weights.dtype} {weights.shape}" if isinstance(weights, np.ndarray) else "several arrays"
+        raise refused(f"has {content}", f"numbers ({num_samples},): one for each sample of the training split")
     weights = weights.astype(np.float64)
     bad = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
     if bad.size:
@@ -258,15 +258,15 @@ def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
 def labels_of(source: DataSource) -> NDArray[np.integer[Any]]:
     """Return the class of each sample: what the data set has as `labels`, as `targets` (torchvision), or as its label (Hugging Face)."""
     offered = dataset_of(source)
-    found = getattr(offered, "targets", None) if source.labels is None else source.labels
-    if found is None and (label := label_of(offered)):
-        found = offered[label][:]
-    if found is None:
+    labels = getattr(offered, "targets", None) if source.labels is None else source.labels
+    if labels is None and (label := label_of(offered)):
+        labels = offered[label][:]
+    if labels is None:
         happened = f"is balanced, but {type(offered).__name__} does not tell the classes of its samples"
         expected = "a data set with `labels` or `targets`, one whole number per sample"
         fix = "loader.sampling=shuffled, or weighted with a file of weights"
         raise ConfigError(key="loader.sampling", happened=happened, expected=expected, fix=fix)
-    return _checked(found, f"{type(offered).__name__}.labels", (len(source),), "iu", "whole numbers")
+    return _checked(labels, f"{type(offered).__name__}.labels", (len(source),), "iu", "whole numbers")
 
 
 def _lengths(source: DataSource) -> NDArray[Any]:
@@ -279,10 +279,10 @@ def _lengths(source: DataSource) -> NDArray[Any]:
 
 
 def _checked(offered: Any, name: str, shape: tuple[int], kinds: str, expected: str) -> NDArray[Any]:
-    found = np.asarray(offered)
-    if found.shape != shape or found.dtype.kind not in kinds:
-        raise DataError(key="data", happened=f"{name} is {found.dtype} {found.shape}", expected=f"{expected} {shape}")
-    return found
+    values = np.asarray(offered)
+    if values.shape != shape or values.dtype.kind not in kinds:
+        raise DataError(key="data", happened=f"{name} is {values.dtype} {values.shape}", expected=f"{expected} {shape}")
+    return values
 
 
 def key_of(seed: int, epoch: int, *purpose: int) -> int:

@@ -33,8 +33,7 @@ class Stream(AdaptedDataset):
     """An iterable dataset as it is used here.
 
     Args:
-        dataset: gives samples when it is iterated over. A pass that begins is told to `set_epoch`, a position comes from `state_dict` and
-            goes to `load_state_dict`, where it has them.
+        dataset: an iterable of samples. Where it has them, `set_epoch`, `state_dict` and `load_state_dict` are used.
         fields: the keys of a sample that make the batch, in this order; None: all of the sample.
         by: what makes a batch of samples; None: torch's default.
     """
@@ -135,8 +134,7 @@ class StreamLoader(Loader):
         reader = self._reader(0, None)
         with suppress(Exception):  # one that cannot be copied is read itself
             reader = copy.deepcopy(reader)
-        batch, _ = reader(_Request(size, keeps_position=False))
-        return as_micro_batch(batch, size)
+        return as_micro_batch(reader(_Request(size, keeps_position=False))[0], size)
 
     def state_dict(self, samples: int) -> dict[str, Any]:
         """Return where the readers were after the step that ended at `samples` samples, whatever was read since; {}: not known."""
@@ -150,19 +148,20 @@ class StreamLoader(Loader):
         self._loaded = readers if len(readers) == self._num_readers and self._stream.has_state else None
 
     def caveats(self, samples: int) -> list[str]:
-        dataset, found = self._stream.dataset, []
+        dataset = self._stream.dataset
         name = type(dataset).__name__
+        caveats = []
         if self._all_readers > 1:
-            found.append("a stream: which samples are in a batch depends on the number of ranks and loader.num_workers")
+            caveats.append("a stream: which samples are in a batch depends on the number of ranks and loader.num_workers")
         if reads_all(dataset, self._all_readers):
-            found.append(f"each of {self._all_readers} readers reads all of {name} and keeps one sample in {self._all_readers}")
+            caveats.append(f"each of {self._all_readers} readers reads all of {name} and keeps one sample in {self._all_readers}")
         if samples and self._loaded is None:
-            found.append("the stream starts again: the checkpoint has no state for this number of ranks and workers; samples may repeat")
+            caveats.append("the stream starts again: the checkpoint has no state for this number of ranks and workers; samples may repeat")
         elif not self._stream.has_state:
-            found.append(f"{name} has no state_dict and load_state_dict: after a resume samples may repeat or be skipped")
+            caveats.append(f"{name} has no state_dict and load_state_dict: after a resume samples may repeat or be skipped")
         if comes_from(dataset, "datasets") and _shuffles_in_a_buffer(dataset):
-            found.append("Hugging Face keeps no shuffle buffer in its state: after a resume the samples that were in it are skipped")
-        return found
+            caveats.append("Hugging Face keeps no shuffle buffer in its state: after a resume the samples that were in it are skipped")
+        return caveats
 
     def _note(self, position: bytes | None) -> None:
         if self._keeps_state and position is None:
@@ -235,12 +234,15 @@ class _Reader:
         self._samples: Iterator[Any] | None = None
 
     def __call__(self, request: _Request) -> tuple[Batch, bytes | None]:
-        """Return the next samples and the position after them: pickled, so that what is rarely looked at costs little on its way."""
+        """Return the next samples and the position after them, as a pickle, which costs little on its way; None: none is kept."""
         if self._samples is None:
             self._shard = shard(self._stream.dataset, self._number, self._count)
             self._samples = self._all_samples()
         batch = self._stream.collate(list(islice(self._samples, request.size)))
-        return batch, self._position_now() if request.keeps_position and self._stream.has_state else None
+        if not request.keeps_position or not self._stream.has_state:
+            return batch, None
+        state = self._shard.dataset.state_dict()
+        return batch, pickle.dumps({"pass": self._pass, "dataset": state}) if _is_plain(state) else None
 
     def _all_samples(self) -> Iterator[Any]:
         dataset, position = self._shard.dataset, self._position
@@ -260,10 +262,6 @@ class _Reader:
                 fix = "fewer loader.num_workers or ranks, or data in more files"
                 raise DataError(key="data", happened=happened, expected=expected, fix=fix)
             self._pass, position = self._pass + 1, None
-
-    def _position_now(self) -> bytes | None:
-        state = self._shard.dataset.state_dict()
-        return pickle.dumps({"pass": self._pass, "dataset": state}) if _is_plain(state) else None
 
 
 def _is_plain(state: Any) -> bool:

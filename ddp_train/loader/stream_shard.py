@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StreamShard:
-    """One of the disjoint parts of a stream: of what `dataset` gives, every `step`-th sample, from the one at `start` on."""
+    """One of the disjoint parts of a stream: every `step`-th sample of `dataset`, from the one at `start` on."""
 
     dataset: Any
     start: int = 0
@@ -69,14 +69,10 @@ def _with_splitter(dataset: Any, index: int, count: int) -> Any:
     """Return the pipeline with our numbers in place of those that its splitters take from the environment."""
     from webdataset.shardlists import single_node_only, split_by_node, split_by_worker
 
-    changed, splitters = copy.copy(dataset), (single_node_only, split_by_node)
-    first = next(place for place, stage in enumerate(dataset.pipeline) if stage in splitters)
-    ours = partial(_every_nth, index=index, count=count)
-    changed.pipeline = [
-        ours if place == first else stage
-        for place, stage in enumerate(dataset.pipeline)
-        if place == first or stage not in (*splitters, split_by_worker)
-    ]
+    changed, stages, splitters = copy.copy(dataset), list(dataset.pipeline), (single_node_only, split_by_node)
+    first = next(place for place, stage in enumerate(stages) if stage in splitters)
+    stages[first] = partial(_every_nth, index=index, count=count)
+    changed.pipeline = [stage for stage in stages if stage not in (*splitters, split_by_worker)]
     return changed
 
 

@@ -1,4 +1,4 @@
-"""Processes that read ahead for one rank: requests go round among them, and what they give comes back in the order of the requests.
+"""Worker processes that read ahead for one rank: they take requests in turn, and the results come back in the order of the requests.
 
 They are forked from a server, a small process that has torch and no threads, never from the rank: a rank has threads (gloo's, NCCL's,
 ours), and a process forked while one of them holds a lock may wait for that lock for ever (docs/decisions/0010-loader-workers.md).
@@ -46,7 +46,7 @@ def start_server() -> None:
 
     It imports torch, which takes seconds: a rank calls this early, and opens its process group meanwhile.
     """
-    forkserver.set_forkserver_preload(["ddp_train.loader.fork_server", "ddp_train.loader.loader"])
+    forkserver.set_forkserver_preload(["ddp_train.loader.worker_preload", "ddp_train.loader.loader"])
     os.environ[handover.LOADER_RANK] = str(os.getpid())
     try:
         for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):
@@ -80,8 +80,8 @@ class WorkerPool:
     """Worker processes, each with a reading function. They end with the rank, however it ends.
 
     Args:
-        reads: one for each process: gives the result of a request. Both are pickled; tensors in the result travel through shared memory.
-        pin_memory: give tensors in page-locked memory, for faster transfer to a GPU.
+        reads: one function for each process, from a request to its result. Both are pickled; tensors travel through shared memory.
+        pin_memory: results are in page-locked memory, for faster transfer to a GPU.
 
     Raises UserError: one of `reads` cannot be pickled.
     """
@@ -128,7 +128,7 @@ class WorkerPool:
 class _Copying:
     """A thread that takes one result after the other into page-locked memory: the training thread launches kernels meanwhile.
 
-    It is no executor's: those are waited for where a process ends, and a worker may answer never.
+    It is no executor: Python waits for an executor's threads at the end of a process, and a worker may never answer.
     """
 
     def __init__(self) -> None:
@@ -167,9 +167,9 @@ class _Worker:
         self._connection, its_end = multiprocessing.Pipe()
         output = Connection(os.dup(2), readable=False)  # the rank's log; the server may have been started by another job
         slots = [Connection(os.dup(slot.descriptor)) for slot in self._slots]  # the one kind of descriptor that can be pickled
-        self._process = multiprocessing.get_context("forkserver").Process(
-            target=_serve, args=(read, its_end, slots, output, dict(os.environ)), name="loader worker", daemon=True
-        )
+        arguments = read, its_end, slots, output, dict(os.environ)
+        context = multiprocessing.get_context("forkserver")
+        self._process = context.Process(target=_serve, args=arguments, name="loader worker", daemon=True)
         try:
             self._process.start()
         except (TypeError, AttributeError, pickle.PicklingError) as error:
@@ -227,31 +227,25 @@ def _serve(
     torch.set_num_threads(1)
     stack_dump.answer()
     note = stack_dump.Note()  # for the report of a hang
-    for slot in cycle([SharedBatch(descriptor.fileno()) for descriptor in slots]):
-        try:
+    with suppress(EOFError, OSError):  # the rank has closed its end, perhaps with results unread
+        for slot in cycle([SharedBatch(descriptor.fileno()) for descriptor in slots]):
             request = connection.recv()
-        except (EOFError, OSError):  # the rank has closed its end, perhaps with results unread
-            return
-        answer: bytes | tuple[Exception, str]
-        try:
-            note.write(str(request))
-            answer = slot.put(read(request))
-        except Exception as error:
-            answer = _portable(error), traceback.format_exc()
-        note.write("")
-        try:
+            answer: bytes | tuple[Exception, str]
+            try:
+                note.write(str(request))
+                answer = slot.put(read(request))
+            except Exception as error:
+                answer = _portable(error), traceback.format_exc()
+            note.write("")
             connection.send(answer)
-        except OSError:
-            return
 
 
 def _portable(error: Exception) -> Exception:
     """Return the error itself, where another process can rebuild it."""
-    try:
-        rebuilt = pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error if type(rebuilt) is type(error) else RuntimeError(f"{type(error).__name__}: {error}")
+    with suppress(Exception):
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 class SharedBatch:

@@ -36,7 +36,7 @@ SHOWN_BY = {
     "launch/local.py": "tests/distributed/test_run.py",
     "launch/node/attempt_agent.py": "attempts with agents that are none: tests/unit/launch/node/test_program.py",
     "launch/node/wire.py": "tests/unit/launch/node/test_registry.py",
-    "loader/fork_server.py": "what it sets holds for a process of its own: tests/unit/loader/test_worker_pool.py",
+    "loader/worker_preload.py": "what it sets holds for a process of its own: tests/unit/loader/test_worker_pool.py",
     "metrics/mlflow.py": "tests/thirdparty/test_metrics.py",
     "model_log.py": "tests/unit/training/loop/test_callbacks.py",
     "metrics/trackio.py": "tests/thirdparty/test_metrics.py",
