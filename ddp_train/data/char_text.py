@@ -27,8 +27,7 @@ class CharText(DataSource):
     """Windows of `context_length` tokens; a token is one byte, which in ASCII text is a character.
 
     The vocabulary is the bytes that occur anywhere in the file, in order; that of a run stays with it (`adopt`). The file is mapped, not
-    loaded. As in nanoGPT, the split "train" is the file's first part and "val" its last `val_fraction`. `batch` gives tokens [B, T] and,
-    one further, targets [B, T].
+    loaded. As in nanoGPT, the split "train" is the file's first part and "val" its last `val_fraction`.
 
     Args:
         path: any text file.

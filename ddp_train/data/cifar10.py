@@ -50,24 +50,18 @@ class CIFAR10(ImageArray):
         crop_fill: Literal["black", "reflect"] = "black",
         flip: bool = False,
     ) -> None:
-        names = _BATCHES[split]
-        found = _find(Path(root), names)
-        if found is None:
-            ensure_unpacked(self.archive, Path(root), member=_BINARY_FOLDER)
-            found = Path(root, _BINARY_FOLDER), ".bin", _parse_binary
-        folder, suffix, parse = found
+        names, folder = _BATCHES[split], Path(root)
+        binary, python = (".bin", _parse_binary), ("", _parse_python)
+        layouts = [(folder, *binary), (folder / _BINARY_FOLDER, *binary), (folder, *python), (folder / _PYTHON_FOLDER, *python)]
+        layout = next((layout for layout in layouts if any((layout[0] / (name + layout[1])).is_file() for name in names)), None)
+        if layout is None:
+            ensure_unpacked(self.archive, folder, member=_BINARY_FOLDER)
+        folder, suffix, parse = layout or layouts[1]
         batches = [_read(folder / (name + suffix), parse) for name in names]
         pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
         images = pixels.reshape(-1, 3, 32, 32)
         super().__init__(images, labels, num_classes=10, mean=mean, std=std, crop_padding=crop_padding, crop_fill=crop_fill, flip=flip)
-
-
-def _find(root: Path, names: list[str]) -> tuple[Path, str, Callable[[Path, bytes], Batch]] | None:
-    binary, python = (".bin", _parse_binary), ("", _parse_python)
-    layouts = [(root, *binary), (root / _BINARY_FOLDER, *binary), (root, *python), (root / _PYTHON_FOLDER, *python)]
-    there = (layout for layout in layouts if any((layout[0] / (name + layout[1])).is_file() for name in names))
-    return next(there, None)
 
 
 def _parse_binary(path: Path, content: bytes) -> Batch:

@@ -46,9 +46,21 @@ def ensure(files: Sequence[RemoteFile], folder: Path) -> None:
 
 def ensure_unpacked(archive: RemoteFile, folder: Path, *, member: str) -> None:
     """Download a tar archive and put its folder `member` into `folder`, unless it is there."""
-    if not (folder / member).exists():
-        with _or_by_hand(folder, {member: archive.url}):
-            _download_and_unpack(archive, folder / member)
+    target, scratch = folder / member, folder / f".{member}.{uuid.uuid4().hex}.part"
+    if target.exists():
+        return
+    with _or_by_hand(folder, {member: archive.url}):
+        try:
+            download(archive.url, scratch / archive.name, archive.sha256)
+            with tarfile.open(scratch / archive.name) as tar:
+                # No links, no devices; "data" refuses paths that lead outside.
+                tar.extractall(scratch, members=(entry for entry in tar if entry.isfile()), filter="data")
+            (scratch / member).rename(target)
+        except (OSError, tarfile.TarError) as error:
+            if not target.is_dir():  # else another machine was faster
+                raise DataError(key="data.root", happened=f"{archive.url} cannot be unpacked: {error}") from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def download(url: str, path: Path, sha256: str) -> None:
@@ -83,25 +95,10 @@ def damaged(path: Path, what: str, expected: str) -> DataError:
 
 @contextmanager
 def _or_by_hand(folder: Path, urls: Mapping[str, str]) -> Iterator[None]:
-    """Say of a download that fails what it was for, and how to do without: the addresses by what is missing."""
+    """Add to the error of a download which files are missing, and how to get them by hand: `urls`, by file."""
     try:
         yield
     except DataError as error:
         happened = f"{folder.absolute()} lacks {', '.join(urls)}, and {error.happened}"
         fix = f"put into {folder.absolute()}: {', '.join(urls.values())}"
         raise DataError(key="data.root", happened=happened, expected=error.expected, fix=fix) from error
-
-
-def _download_and_unpack(archive: RemoteFile, target: Path) -> None:
-    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
-        download(archive.url, scratch / archive.name, archive.sha256)
-        with tarfile.open(scratch / archive.name) as tar:
-            # No links, no devices; "data" refuses paths that lead outside.
-            tar.extractall(scratch, members=(member for member in tar if member.isfile()), filter="data")
-        (scratch / target.name).rename(target)
-    except (OSError, tarfile.TarError) as error:
-        if not target.is_dir():  # else another machine was faster
-            raise DataError(key="data.root", happened=f"{archive.url} cannot be unpacked: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -18,7 +18,7 @@ from ddp_train.hashing import Keys, fingerprint_of, hash_of
 from ddp_train.interfaces import Indices, Pixels
 
 _HELD_OUT = ("test", "val", "valid", "validation", "eval", "dev")  # what people call the split for evaluation
-_SHOWN = 10
+_MAX_FOLDERS = 10  # in a message
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
@@ -32,8 +32,7 @@ class ImageFolder(ImageArray):
             None is the size of the first image, which all must have.
         channels: 3 is RGB, 1 is grey.
         in_memory: decode everything once at the start and keep it as uint8, instead of decoding each image each time.
-        mean, std: one value per channel, white is 1; None is 0.5.
-        crop_padding, flip: as for `ImageArray`.
+        mean, std, crop_padding, flip: as for `ImageArray`.
         labelled: False for root/split/*.jpg without class folders: a batch is images alone (`ddp-train predict`).
     """
 
@@ -54,7 +53,7 @@ class ImageFolder(ImageArray):
         decoder = ImageDecoder(image_size=image_size, channels=channels)
         _require_split(root, split)
         self._folder = os.path.join(root, split)
-        self.classes, paths, labels = _list_images(self._folder) if labelled else _list_unlabelled(self._folder)
+        self.classes, paths, labels = _list_images(self._folder, labelled)
         self._files, self._is_labelled = _Files(paths), labelled
         images = EncodedImages(self._files, decoder)
         pixels = images.decode_all() if in_memory else images
@@ -80,10 +79,10 @@ class ImageFolder(ImageArray):
 
     def batch(self, indices: Indices) -> Any:
         """Return normalised images [B, C, H, W] float32 and, where there are classes, labels [B] int64."""
-        found = super().batch(indices)
+        batch = super().batch(indices)
         if self._is_labelled:
-            return found
-        return found._replace(labels=None) if isinstance(found, Pixels) else found[0]
+            return batch
+        return batch._replace(labels=None) if isinstance(batch, Pixels) else batch[0]
 
     def augment(self, batch: Any, keys: Keys) -> Any:
         if self._is_labelled or isinstance(batch, Pixels):
@@ -107,28 +106,26 @@ class _Files(list[str]):
 def _require_split(root: str, split: str) -> None:
     if not split or os.path.isdir(os.path.join(root, split)) or not os.path.isdir(root):
         return
-    found = _folders_in(root)
-    held_out = [name for name in _HELD_OUT if name in found] if split in _HELD_OUT else []
-    close = next(iter(held_out or get_close_matches(split, found, n=1)), "")
+    folders = _folders_in(root)
+    held_out = [name for name in _HELD_OUT if name in folders] if split in _HELD_OUT else []
+    close = next(iter(held_out or get_close_matches(split, folders, n=1)), "")
     happened = f"is {split!r}, and {os.path.abspath(root)} has no such folder"
-    expected = f"one of {', '.join(found[:_SHOWN])}" if found else "a folder with one folder of images per class"
+    expected = f"one of {', '.join(folders[:_MAX_FOLDERS])}" if folders else "a folder with one folder of images per class"
     raise DataError(key="data.split", happened=happened, expected=expected, fix=f"data.split={close}" if close else "")
 
 
-def _list_images(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:
+def _list_images(folder: str, labelled: bool) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:
     """Return the classes, the files and the files' labels, sorted: folders list in another order on each machine."""
+    if not labelled:
+        paths = _images_in(folder)
+        return (), paths, np.zeros(len(paths), np.int64)
     classes = tuple(_folders_in(folder))
     if not classes:
-        found = ", ".join(sorted(entry.name for entry in _scan(folder))[:5]) or "nothing"
+        entries = ", ".join(sorted(entry.name for entry in _scan(folder))[:5]) or "nothing"
         fix = "data.labelled=false, for `ddp-train predict`"
-        raise DataError(key="data.root", happened=f"{folder} has no class folders", expected=f"one per class; found {found}", fix=fix)
+        raise DataError(key="data.root", happened=f"{folder} has no class folders", expected=f"one per class; found {entries}", fix=fix)
     by_class = [_images_in(os.path.join(folder, name)) for name in classes]
     return classes, list(chain.from_iterable(by_class)), np.repeat(np.arange(len(classes)), [len(paths) for paths in by_class])
-
-
-def _list_unlabelled(folder: str) -> tuple[tuple[str, ...], list[str], NDArray[np.int64]]:
-    paths = _images_in(folder)
-    return (), paths, np.zeros(len(paths), np.int64)
 
 
 def _images_in(folder: str) -> list[str]:

@@ -1,7 +1,6 @@
 """Several data sets, each drawn from by a weight (`data=mixture`).
 
-This is what the configuration says, and no more: how their samples are read and in which order they come is the loader's
-(`ddp_train/loader/mixture.py`).
+This is what the configuration says; `ddp_train/loader/mixture.py` reads the samples and orders them.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ class Mixture:
     def __init__(self, sources: Mapping[str, Any]) -> None:
         self.sources: dict[str, Any] = {}
         self.weights: dict[str, float] = {}
-        for name, each in sources.items():
-            if each is None:
+        for name, source in sources.items():
+            if source is None:
                 continue
-            if not isinstance(each, Mapping) or set(each) != {"weight", "data"} or each["data"] is None:
-                happened = f"has {', '.join(each) or 'nothing'}" if isinstance(each, Mapping) else f"is a {type(each).__name__}"
+            if not isinstance(source, Mapping) or set(source) != {"weight", "data"} or source["data"] is None:
+                happened = f"has {', '.join(source) or 'nothing'}" if isinstance(source, Mapping) else f"is a {type(source).__name__}"
                 expected = "weight and data: {weight: 0.7, data: {_target_: ..., its arguments}}"
                 raise ConfigError(key=f"data.sources.{name}", happened=happened, expected=expected)
-            self.sources[name], self.weights[name] = each["data"], float(each["weight"])
+            self.sources[name], self.weights[name] = source["data"], float(source["weight"])
         if not self.sources:
             fix = "'+data.sources.NAME={weight: 1, data: {_target_: ..., its arguments}}'"
             raise ConfigError(key="data.sources", happened="has no data set", expected="one at least, by name", fix=fix)

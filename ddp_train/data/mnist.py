@@ -46,15 +46,12 @@ class MNIST(ImageArray):
     std: ClassVar[float] = 0.3081
 
     def __init__(self, root: str, split: Literal["train", "test"] = "train", *, crop_padding: int = 0, flip: bool = False) -> None:
-        images_path, labels_path = self._find_files(Path(root), _PREFIXES[split])
+        folder, names = Path(root), [f"{_PREFIXES[split]}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
+        ensure([RemoteFile(url=f"{self.address}{name}.gz", sha256=self.sha256[name]) for name in names if not _find(folder, name)], folder)
+        images_path, labels_path = (path for name in names if (path := _find(folder, name)))
         images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
         require_labels(labels_path, labels, num_images=len(images))
         super().__init__(images[:, None], labels, num_classes=10, mean=[self.mean], std=[self.std], crop_padding=crop_padding, flip=flip)
-
-    def _find_files(self, root: Path, prefix: str) -> list[Path]:
-        names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
-        ensure([RemoteFile(url=f"{self.address}{name}.gz", sha256=self.sha256[name]) for name in names if not _find(root, name)], root)
-        return [path for name in names if (path := _find(root, name))]
 
 
 class FashionMNIST(MNIST):

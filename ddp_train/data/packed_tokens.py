@@ -33,13 +33,10 @@ class PackedTokens(TokenSource):
     tokens [B, T] and, one further, targets [B, T]; the target is `IGNORE_INDEX` at padding and where it belongs to another document than
     the token. Attention is not told: a token sees all that stands before it in the window, other documents and their `end_of_text` too.
 
-    The packing depends on the documents' lengths and on T alone, and is made anew at each start. A rank holds 8 bytes per piece and 8 per
-    window, its loader workers share them.
+    The packing depends on the documents' lengths and on T alone, and is made at each start: 8 bytes per piece and per window on a rank.
 
     Args:
-        root: folder that `ddp-train prepare tokens` has made.
-        split: a name in its index.
-        context_length: T.
+        root, split, context_length: as for `TokenFiles`.
 
     Source: Ding et al. 2024, "Fewer truncations improve language modeling", arXiv:2404.10830 (best-fit packing).
     """
@@ -110,9 +107,8 @@ def cut(lengths: NDArray[np.int64], context_length: int) -> tuple[NDArray[np.int
 def best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     """Put items into bins: the largest first, each into the fullest bin that has room for it.
 
-    Items of one size are alike, and so are bins with the same room: they are handled together. The fullest bin that an item fits into
-    remains the fullest for the next of its size while it has room, so it takes as many as it can. So numpy moves N items, and Python's
-    steps are as many as pairs of a size and a room that meet.
+    Items of one size are handled together, and so are bins with the same room: the fullest bin with room for an item takes as many of that
+    size as it can. So numpy moves N items, and Python takes one step for each pair of a size and a room that meet.
 
     Args:
         sizes: from 1 to `capacity`, shape [N].
@@ -131,18 +127,18 @@ def best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.i
         left = int(counts[size])
         fullest_first = size + np.flatnonzero(is_a_room[size:])
         for room in map(int, chain(fullest_first, [capacity])):  # at last into new bins, which have all the room
-            each = room // size
-            wanted = -(-left // each)
+            per_bin = room // size
+            wanted = -(-left // per_bin)
             if room == capacity:
                 used = np.arange(num_bins, num_bins + wanted)
                 num_bins += wanted
             else:
                 used = _pop_bins(parts_with[room], wanted)
                 is_a_room[room] = bool(parts_with[room])
-            fitting = min(left, each * len(used))
-            bins[items[placed : placed + fitting]] = np.repeat(used, each)[:fitting]
-            full, in_last = divmod(fitting, each)
-            for rest, part in ((room - each * size, used[:full]), (room - in_last * size, used[full:])):
+            fitting = min(left, per_bin * len(used))
+            bins[items[placed : placed + fitting]] = np.repeat(used, per_bin)[:fitting]
+            full, in_last = divmod(fitting, per_bin)
+            for rest, part in ((room - per_bin * size, used[:full]), (room - in_last * size, used[full:])):
                 if len(part):
                     parts_with.setdefault(rest, []).append(part)
                     is_a_room[rest] = True

@@ -121,8 +121,8 @@ class _Shard:
     def __init__(self, index: TarIndex, number: int) -> None:
         path, indexed = index.shard_path(number), index.shards[number]
         self._descriptor = os.open(path, os.O_RDONLY)
-        found = os.fstat(self._descriptor)
-        if (found.st_size, found.st_mtime_ns) != (indexed["size"], indexed["mtime_ns"]):
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != (indexed["size"], indexed["mtime_ns"]):
             happened = f"{path} has changed since it was indexed, when the run began"
             raise DataError(key="data.root", happened=happened, expected="tars that stay as they are", fix="start the run again")
 

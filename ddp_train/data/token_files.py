@@ -17,14 +17,16 @@ from ddp_train.interfaces import DataSource, Indices
 
 
 class TokenSource(DataSource):
-    """What all data sets of prepared tokens are known by."""
+    """The facts, fingerprint and meaning of a data set of prepared tokens."""
 
     _tokens: TokenShards
     _context_length: int
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return self._tokens.index.facts(self._context_length)
+        index = self._tokens.index
+        facts = {"vocab_size": index.vocab_size, "context_length": self._context_length}
+        return facts if index.bytes_per_token is None else {**facts, "bytes_per_token": index.bytes_per_token}
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -32,7 +34,8 @@ class TokenSource(DataSource):
 
     @property
     def meaning(self) -> Mapping[str, Any]:
-        return self._tokens.index.meaning
+        index = self._tokens.index
+        return {"tokenizer": index.tokenizer, "vocab_size": index.vocab_size, "end_of_text": index.end_of_text}
 
 
 class TokenFiles(TokenSource):

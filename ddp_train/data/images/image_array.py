@@ -1,7 +1,6 @@
 """Images held as uint8 or decoded from files, normalised a batch at a time, here or on the device: the base of all image data sets.
 
-Random changes are pure functions: sample i of the result depends on sample i and `keys[i]`, never on the rest of the batch, so that the
-number of ranks, workers or restarts changes nothing.
+Random changes are pure functions of sample i and `keys[i]`, never of the rest of the batch, of ranks, workers or restarts.
 Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
 """
 
@@ -27,6 +26,7 @@ from ddp_train.interfaces import Batch, DataSource, Indices, Pixels
 
 _CHUNK_FILES = 256  # decoded by one thread at a time
 _MODES = {1: "L", 3: "RGB"}
+_CROP_TOP, _CROP_LEFT, _FLIP = range(3)  # which independent draw of a key decides what
 
 
 class ImageArray(DataSource):
@@ -84,10 +84,10 @@ class ImageArray(DataSource):
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """The first and the last image and label, or their files."""
-        found: dict[str, Any] = {"labels": self._labels[[0, -1]].tolist()}
-        if isinstance(self._images, Tensor):
-            found["pixels"] = [xxhash.xxh3_64_hexdigest(image.numpy().tobytes()) for image in self._images[[0, -1]].cpu()]
-        return found
+        labels = {"labels": self._labels[[0, -1]].tolist()}
+        if not isinstance(self._images, Tensor):
+            return labels
+        return {**labels, "pixels": [xxhash.xxh3_64_hexdigest(image.numpy().tobytes()) for image in self._images[[0, -1]].cpu()]}
 
     @property
     def meaning(self) -> Mapping[str, Any]:
@@ -106,9 +106,8 @@ class ImageArray(DataSource):
 
     def to(self, device: torch.device) -> None:
         if not isinstance(self._images, Tensor):
-            raise ConfigError(
-                key="loader.on_device", happened="the images are read from files", expected="images in memory", fix="data.in_memory=true"
-            )
+            happened = "the images are read from files"
+            raise ConfigError(key="loader.on_device", happened=happened, expected="images in memory", fix="data.in_memory=true")
         self._images, self._device_labels = self._images.to(device), torch.tensor(self._labels, device=device)
         self._scale_C11, self._black_C11 = self._scale_C11.to(device), self._black_C11.to(device)
 
@@ -145,9 +144,6 @@ class ImageArray(DataSource):
 
     def _normalised(self, images_BCHW: Tensor) -> Tensor:
         return images_BCHW.to(torch.float32).mul_(self._scale_C11).add_(self._black_C11)
-
-
-_CROP_TOP, _CROP_LEFT, _FLIP = range(3)  # which independent draw of a key decides what
 
 
 def require_labels(path: Path, labels: NDArray[np.integer[Any]], *, num_images: int) -> None:
@@ -284,8 +280,7 @@ class EncodedImages:
             images[chunk[0] : chunk[-1] + 1] = self[chunk]
 
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            for _ in pool.map(decode, chunks):
-                pass
+            list(pool.map(decode, chunks))  # raises an error of a thread
         return images
 
     def _decode(self, index: int) -> NDArray[np.uint8]:

@@ -36,15 +36,17 @@ class TarIndex:
     Args:
         path: of the index.
         folder: of the tars.
+        digest: of the index as it was; None: not known.
 
     Attributes:
         samples: SAMPLE [N].
         shards: per tar `name`, `size` in bytes, `mtime_ns`, `num_samples` and `max_label` (-1 without samples).
 
     Raises OSError, ValueError: there is none, or it is damaged.
+    Raises DataError: it has another digest.
     """
 
-    def __init__(self, path: str, folder: str) -> None:
+    def __init__(self, path: str, folder: str, digest: str | None = None) -> None:
         self.path, self._folder = path, folder
         mapped = np.load(path, mmap_mode="r")
         if mapped.dtype != SAMPLE:
@@ -53,6 +55,9 @@ class TarIndex:
         with open(path, "rb") as file:
             file.seek(mapped.offset + mapped.nbytes)
             self.shards: NDArray[np.void] = np.load(file)
+        if digest is not None and self.digest() != digest:
+            happened = f"{path} was made anew: the tars have changed since the run began"
+            raise DataError(key="data.root", happened=happened, fix="start it again")
 
     def shard_path(self, shard: int) -> str:
         return os.path.join(self._folder, os.fsdecode(self.shards["name"][shard]))
@@ -61,7 +66,7 @@ class TarIndex:
         return hashlib.sha256(self.shards.tobytes()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _map_again, (self.path, self._folder, self.digest())
+        return TarIndex, (self.path, self._folder, self.digest())
 
 
 def open_index(shards: ShardSet, *, image_extensions: Sequence[str], label_extension: str) -> TarIndex:
@@ -72,30 +77,33 @@ def open_index(shards: ShardSet, *, image_extensions: Sequence[str], label_exten
     Raises DataError: see `scan`; the index can be written nowhere.
     """
     wanted = (tuple(image_extensions), label_extension)
-    current = _stat(shards)
+    current, places = _stat(shards), _places(shards, wanted)
     old: TarIndex | None = None
-    for path in _places(shards, wanted):
+    for path in places:
         with suppress(OSError, ValueError, EOFError):
             old = TarIndex(path, shards.folder)
             if list(map(_key, old.shards)) == list(map(_key, current)):
                 return old
     started = time.monotonic()
     samples = _samples(shards, current, old, wanted)
-    path = _write(_places(shards, wanted), samples, current)
+    path = _write(places, samples, current)
     _log.info("indexed %d samples in %d tars in %.1f s: %s", len(samples), len(current), time.monotonic() - started, path)
     return TarIndex(path, shards.folder)
 
 
 def _samples(shards: ShardSet, current: NDArray[np.void], old: TarIndex | None, wanted: tuple[tuple[str, ...], str]) -> NDArray[np.void]:
     """Return all samples, and complete `current`. Tars that `old` knows are not read again."""
-    parts = _unchanged(old) if old else {}
+    parts: dict[tuple[Any, ...], NDArray[np.void]] = {}
+    if old is not None:
+        ends = np.cumsum(old.shards["num_samples"])
+        parts = {_key(shard): old.samples[end - shard["num_samples"] : end].copy() for shard, end in zip(old.shards, ends, strict=True)}
     keys = [_key(shard) for shard in current]
     unread = [number for number, key in enumerate(keys) if key not in parts]
     _log.info("indexing %d of %d tars in %s, once", len(unread), len(current), shards.folder)
     read = partial(scan, image_extensions=wanted[0], label_extension=wanted[1])
     with ThreadPoolExecutor(max_workers=_THREADS) as pool:  # the first error cancels what has not begun
-        found = pool.map(read, [shards.paths[number] for number in unread])
-        parts.update(zip((keys[number] for number in unread), found, strict=True))
+        samples = pool.map(read, [shards.paths[number] for number in unread])
+        parts.update(zip((keys[number] for number in unread), samples, strict=True))
     if not np.array_equal(_stat(shards), current):
         raise DataError(key="data.root", happened=f"tars in {shards.folder} change while they are read", expected="finished tars")
     for number, key in enumerate(keys):
@@ -105,18 +113,13 @@ def _samples(shards: ShardSet, current: NDArray[np.void], old: TarIndex | None, 
     return np.concatenate([parts[key] for key in keys])
 
 
-def _unchanged(old: TarIndex) -> dict[tuple[Any, ...], NDArray[np.void]]:
-    ends = np.cumsum(old.shards["num_samples"])
-    return {_key(shard): old.samples[end - shard["num_samples"] : end].copy() for shard, end in zip(old.shards, ends, strict=True)}
-
-
 def _key(shard: np.void) -> tuple[Any, ...]:
     return bytes(shard["name"]), int(shard["size"]), int(shard["mtime_ns"])
 
 
 def _stat(shards: ShardSet) -> NDArray[np.void]:
     names = [os.fsencode(name) for name in shards.names]
-    kind = [("name", f"S{max(map(len, names))}"), *((each, np.int64) for each in ("size", "mtime_ns", "num_samples", "max_label"))]
+    kind = [("name", f"S{max(map(len, names))}"), *((field, np.int64) for field in ("size", "mtime_ns", "num_samples", "max_label"))]
     try:
         stats = [os.stat(path) for path in shards.paths]
     except OSError as error:
@@ -151,10 +154,3 @@ def _write(places: list[str], samples: NDArray[np.void], shards: NDArray[np.void
     happened = "the index of the tars has no place: " + "; ".join(refusals)
     expected = "a folder to write to, next to the tars or in the cache"
     raise DataError(key="data.root", happened=happened, expected=expected, fix="XDG_CACHE_HOME=FOLDER")
-
-
-def _map_again(path: str, folder: str, digest: str) -> TarIndex:
-    index = TarIndex(path, folder)
-    if index.digest() != digest:
-        raise DataError(key="data.root", happened=f"{path} was made anew: the tars have changed since the run began", fix="start it again")
-    return index

@@ -18,6 +18,15 @@ from ddp_train.errors import DataError
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2", ".tar.lz4")
+SAMPLE = np.dtype([("shard", np.int64), ("header", np.int64), ("offset", np.int64), ("size", np.int64), ("label", np.int64)])
+"""One sample: the number of its tar, where the image's header and its data begin, the image's size in bytes, and the label."""
+# As WebDataset has them: the key ends at the first dot of the base name; names like __meta__ and what is in such folders hold no samples.
+_NAME = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)
+_META = re.compile(r"__[^/]*__($|/)")
+_MAGICS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")  # gzip, zstd, bzip2, xz, lz4
+_KEY = "each key (the path up to the first dot of the base name)"
+_BLOCK_BYTES = 512
+_LABEL_BYTES = 64  # more than any integer needs
 _FIX = "data.root=FOLDER data.split=FOLDER_IN_IT, or a pattern: 'data.split=\"train-{00000..00012}.tar\"'"
 
 
@@ -58,28 +67,28 @@ def find_shards(root: str, split: str) -> ShardSet:
     else:
         candidates = [(root, "*.tar")]
     sets = [ShardSet(folder, pattern, _expand(folder, pattern)) for folder, pattern in candidates]
-    found = [shards for shards in sets if shards.names]
-    if not found:
+    sets = [shards for shards in sets if shards.names]
+    if not sets:
         wanted = " or ".join(os.path.join(folder, pattern) for folder, pattern in candidates)
         beside = ", ".join(sorted(os.listdir(root))[:5]) or "nothing"
         raise DataError(key="data.split", happened=f"there is no {wanted}", expected=f"tar shards; {root} has {beside}", fix=_FIX)
-    if len(found) > 1:
-        happened = f"there are tars in {found[0].folder} and tars {found[1].pattern} beside it"
+    if len(sets) > 1:
+        happened = f"there are tars in {sets[0].folder} and tars {sets[1].pattern} beside it"
         fix = f"data.split='{split}/*.tar' or data.split='{split}-*.tar'"
         raise DataError(key="data.split", happened=happened, expected="one of the two", fix=fix)
-    return found[0]
+    return sets[0]
 
 
 def _expand(folder: str, pattern: str) -> tuple[str, ...]:
     names: list[str] = []
     for part in _expand_braces(pattern):
-        found = sorted(glob.glob(part, root_dir=folder))
+        matches = sorted(glob.glob(part, root_dir=folder))
         if not glob.has_magic(part):
-            if not found:
+            if not matches:
                 raise DataError(key="data.split", happened=f"{folder} has no shard {part}", expected=f"all of {pattern}")
         elif compressed := [name for end in _COMPRESSED for name in glob.glob(part.removesuffix(".tar") + end, root_dir=folder)]:
             raise refusal(os.path.join(folder, sorted(compressed)[0]))
-        names += found
+        names += matches
     return tuple(names)
 
 
@@ -97,18 +106,6 @@ def refusal(path: str) -> DataError:
     expected = "plain tars: in a compressed one no sample can be reached without reading all before it"
     fix = "unpack it (gunzip, unzstd, ...); images are compressed already, so it hardly grows"
     return DataError(key="data.root", happened=f"{path} is compressed", expected=expected, fix=fix)
-
-
-SAMPLE = np.dtype([("shard", np.int64), ("header", np.int64), ("offset", np.int64), ("size", np.int64), ("label", np.int64)])
-"""One sample: the number of its tar, where the image's header and its data begin, the image's size in bytes, and the label."""
-
-# As WebDataset has them: the key ends at the first dot of the base name; names like __meta__ and what is in such folders hold no samples.
-_NAME = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)
-_META = re.compile(r"__[^/]*__($|/)")
-_MAGICS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")  # gzip, zstd, bzip2, xz, lz4
-_KEY = "each key (the path up to the first dot of the base name)"
-_BLOCK_BYTES = 512
-_LABEL_BYTES = 64  # more than any integer needs
 
 
 @dataclass(slots=True)

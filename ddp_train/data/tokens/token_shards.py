@@ -102,14 +102,6 @@ class TokenIndex:
         known = [shard.bytes for shard in shards if shard.bytes is not None]
         return sum(known) / tokens if len(known) == len(shards) else None
 
-    def facts(self, context_length: int) -> dict[str, Any]:
-        facts = {"vocab_size": self.vocab_size, "context_length": context_length}
-        return facts if self.bytes_per_token is None else {**facts, "bytes_per_token": self.bytes_per_token}
-
-    @property
-    def meaning(self) -> dict[str, Any]:
-        return {"tokenizer": self.tokenizer, "vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
-
     def _is_sound(self) -> bool:
         if not 0 <= self.end_of_text < self.vocab_size <= np.iinfo(DTYPES[self.dtype]).max + 1:
             return False
@@ -134,9 +126,8 @@ class TokenShards:
         self.root, self.split = Path(root).absolute(), split
         self.index = TokenIndex.read(self.root)
         if split not in self.index.splits:
-            raise ConfigError(
-                key="data.split", happened=f"{self.root} has no split {split!r}", expected=f"one of {', '.join(self.index.splits)}"
-            )
+            expected = f"one of {', '.join(self.index.splits)}"
+            raise ConfigError(key="data.split", happened=f"{self.root} has no split {split!r}", expected=expected)
         self.shards = self.index.splits[split]
         self._dtype = DTYPES[self.index.dtype]
         for shard in self.shards:
@@ -162,8 +153,8 @@ class TokenShards:
             return self._join(starts, length)
         if self._view.shape[1] != length:
             self._view = sliding_window_view(self.map(0), length)
-        found: Tokens = self._view[starts]
-        return found
+        windows: Tokens = self._view[starts]
+        return windows
 
     def _map(self, number: int) -> Tokens:
         """Return all tokens of a shard, mapped and read-only."""
@@ -182,20 +173,17 @@ class TokenShards:
     def _join(self, starts: NDArray[np.int64], length: int) -> Tokens:
         """Return windows of several files: a slice for each window, and more where it goes on in the next files."""
         if starts.min(initial=0) < 0 or starts.max(initial=0) + length > self.num_tokens:
-            raise IndexError(
-                f"windows of {length} from {starts.min()} to {starts.max()} do not lie in a stream of {self.num_tokens} tokens"
-            )
+            span = f"{starts.min()} to {starts.max()}"
+            raise IndexError(f"windows of {length} from {span} do not lie in a stream of {self.num_tokens} tokens")
         shards = self._borders.searchsorted(starts, side="right") - 1
         memories, parts = self._memories, []
         for shard, start in zip(shards.tolist(), (starts - self._borders[shards]).tolist(), strict=True):
-            part = memories[shard][start : start + length]
-            parts.append(part)
-            missing = length - len(part)
+            missing = length
             while missing:
-                shard += 1
-                part = memories[shard][:missing]
+                part = memories[shard][start : start + missing]
                 parts.append(part)
                 missing -= len(part)
+                shard, start = shard + 1, 0
         return np.frombuffer(b"".join(parts), self._dtype).reshape(len(starts), length)
 
     @cached_property

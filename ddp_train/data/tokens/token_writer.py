@@ -17,6 +17,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.system.files import write_atomic
 
 _CUT = re.compile(r"(?<=\S\n)(?=[^\W\d_])|(?= [^\W\d_])")
+_OURS = re.compile(r"(train|val)_\d{5}\.(bin|starts\.npy)")
 _SEARCH_BYTES = 1 << 16
 _CHARACTER_BYTES = 4  # the longest in UTF-8
 
@@ -74,7 +75,7 @@ class TiktokenTokenizer:
         for stop in range(len(text), 0, -_SEARCH_BYTES):
             start = max(stop - _SEARCH_BYTES, 0)
             piece = text[start:stop].decode("utf-8", errors="surrogateescape")  # it may begin and end inside a character
-            places = [found.start() for found in _CUT.finditer(piece, _CHARACTER_BYTES if start else 0)]
+            places = [match.start() for match in _CUT.finditer(piece, _CHARACTER_BYTES if start else 0)]
             if places:
                 return start + len(piece[: places[-1]].encode("utf-8", errors="surrogateescape"))
         return 0
@@ -86,19 +87,16 @@ def make_tokenizer(text: str) -> Tokenizer:
         return ByteTokenizer()
     if kind == "tiktoken" and name:
         return TiktokenTokenizer(name)
-    raise ConfigError(
-        key="tokenizer", happened=f"there is no tokenizer {text!r}", expected="byte or tiktoken:NAME", fix="tokenizer=tiktoken:gpt2"
-    )
+    happened = f"there is no tokenizer {text!r}"
+    raise ConfigError(key="tokenizer", happened=happened, expected="byte or tiktoken:NAME", fix="tokenizer=tiktoken:gpt2")
 
 
 def _encoding(name: str) -> Any:
     try:
         import tiktoken
     except ImportError:
-        fix = 'pip install "ddp-train[text]", or tokenizer=byte'
-        raise ConfigError(
-            key="tokenizer", happened=f"tiktoken:{name} needs the package tiktoken", expected="it installed", fix=fix
-        ) from None
+        happened, fix = f"tiktoken:{name} needs the package tiktoken", 'pip install "ddp-train[text]", or tokenizer=byte'
+        raise ConfigError(key="tokenizer", happened=happened, expected="it installed", fix=fix) from None
     try:
         return tiktoken.get_encoding(name)
     except OSError as error:  # it fetches the vocabulary when it is first used
@@ -110,9 +108,6 @@ def _encoding(name: str) -> Any:
     except ValueError as error:
         happened, expected = f"tiktoken has no encoding {name!r}: {error}", f"one of {', '.join(tiktoken.list_encoding_names())}"
         raise ConfigError(key="tokenizer", happened=happened, expected=expected, fix="tokenizer=tiktoken:gpt2") from error
-
-
-_OURS = re.compile(r"(train|val)_\d{5}\.(bin|starts\.npy)")
 
 
 class TokenWriter:
@@ -135,12 +130,7 @@ class TokenWriter:
         self._splits = {name: _SplitWriter(root, name, DTYPES[dtype], end_of_text, shard_tokens) for name in splits}
 
     def append(self, split: str, tokens: Tokens, *, num_bytes: int, ends_document: bool) -> None:
-        """Append a part of a document to a split.
-
-        Args:
-            num_bytes: of the text behind the tokens.
-            ends_document: it is the document's last part.
-        """
+        """Append a part of a document to a split: `num_bytes` is the size of its text, `ends_document` is true for the last part."""
         self._splits[split].append(tokens, num_bytes=num_bytes, ends_document=ends_document)
 
     def finish(self) -> TokenIndex:
