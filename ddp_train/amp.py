@@ -21,8 +21,7 @@ class Amp:
     """Mixed precision for one run.
 
     Args:
-        dtype: "bfloat16", "float16", or None for float32 throughout. What `auto` in the config comes to is known when ranks have devices
-            (`best_dtype`).
+        dtype: "bfloat16", "float16", or None for float32 throughout. `best_dtype` says what `auto` in the config means.
 
     Raises ConfigError: another dtype.
 
@@ -38,14 +37,12 @@ class Amp:
 
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         """Return the context for forward and loss. Backward and evaluation metrics need none."""
-        if self.dtype is None:
-            return self._off
-        return torch.autocast(device.type, dtype=self.dtype)
+        return self._off if self.dtype is None else torch.autocast(device.type, dtype=self.dtype)
 
     def scaler(self, device: torch.device, world_size: int = 1) -> torch.amp.GradScaler:
         """Return the loss scaler; for all but float16 a disabled one, whose methods pass through.
 
-        The loop multiplies the loss by the world size besides. What overflows depends on the product of both, so that is what is the same
-        for any number of ranks, and with it the steps that are skipped.
+        The loop multiplies the loss by the world size besides. What overflows, and so is skipped, depends on the product of both: it is
+        the same for any number of ranks.
         """
         return torch.amp.GradScaler(device.type, init_scale=_INIT_SCALE / world_size, enabled=self.dtype == torch.float16)

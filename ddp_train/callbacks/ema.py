@@ -16,7 +16,7 @@ from ddp_train.interfaces import Run, local_rows, plain_name, shard_like
 class EMA:
     """Averages the parameters of the model, and the running averages of its batch norms. Nothing waits for the device.
 
-    After the n-th update the decay is `decay`, at first (1 + n) / (10 + n), so that the weights that a run begins with are soon forgotten.
+    After the n-th update the decay is `decay`, at first (1 + n) / (10 + n): the first weights are soon forgotten.
     Weights in half precision are averaged in float32.
 
     Args:

@@ -40,8 +40,6 @@ class Webhook:
         self._post(run, "evaluation", f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
 
     def end(self, run: Run) -> None:
-        if run.rank != 0:
-            return
         if self._thread is not None:
             self._thread.join(_LAST_WAIT_S)
         evaluated = {name: value for name, value in run.metrics.items() if name.startswith("eval/")}
@@ -67,8 +65,7 @@ class Webhook:
         try:
             headers = {"Content-Type": "application/json", "User-Agent": "ddp-train"}
             request = urllib.request.Request(self._url, json.dumps(content).encode(), headers)
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
-                pass
+            urllib.request.urlopen(request, timeout=_TIMEOUT_S).close()
         except Exception as error:  # no error may stop the run; its text may hold the address, which may be a secret
             self._num_lost += 1
             if self._num_lost == 1:

@@ -17,9 +17,6 @@ class Csv:
     """Writes the tables in the run folder's `csv/` after each evaluation, and when the run ends.
 
     A table has a column for every value that a record of its split has.
-
-    Args:
-        run_dir: the run folder.
     """
 
     def __init__(self, run_dir: str) -> None:

@@ -18,7 +18,6 @@ class JsonLines:
     """Appends every record to the run's metrics.jsonl, at once or as soon as there is space again.
 
     Args:
-        run_dir: the run folder.
         step: the step that this attempt begins at; later lines, of an attempt that got further than its last checkpoint, are dropped.
     """
 

@@ -18,16 +18,16 @@ from torch import Tensor
 
 _MAX_NAME_BYTES = 200  # bytes; a file name may have 255
 _AXES = ("split", "step", "epoch", "samples", "time")
+_COLOUR_TYPES = {1: 0, 3: 2}  # in a PNG: channels -> grey, RGB
+_FILTER_NONE = b"\0"  # in a PNG: before each row
 
 
 class TensorBoard:
     """Writes event files below the run folder's `tensorboard/`; if they cannot be written, it says so and stops until the next start.
 
-    The folder is made at once. Importing the SummaryWriter takes 70 ms of Python, for which no first step waits: a thread does it, and the
-    first record raises the thread's error.
+    The folder is made at once. A thread imports the SummaryWriter, which takes 70 ms of Python; the first record raises its error.
 
     Args:
-        run_dir: the run folder.
         config: the run's whole config, shown as text.
         hyper_parameters: the values by which runs are compared: typed ones, and those that a sweep varies.
         run_name: of a sweep's job, its values that differ from other jobs'; TensorBoard knows runs by their folders alone.
@@ -43,8 +43,8 @@ class TensorBoard:
         step: int = 0,
     ) -> None:
         name = re.sub(r"[/\0]", "_", run_name).encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
-        folder = Path(run_dir) / "tensorboard" / name
-        self._folder, self._purged_from = folder, step + 1 if folder.exists() else None
+        self._folder = folder = Path(run_dir) / "tensorboard" / name
+        self._purged_from = step + 1 if folder.exists() else None
         self._config = config if step == 0 else None
         self._hyper_parameters = dict(hyper_parameters or {})
         self._last: dict[str, float] = {}
@@ -100,10 +100,6 @@ class TensorBoard:
         if self._config is not None:
             writer.add_text("config", f"```\n{json.dumps(self._config, indent=2, default=str)}\n```")
         return writer
-
-
-_COLOUR_TYPES = {1: 0, 3: 2}  # channels -> grey, RGB
-_FILTER_NONE = b"\0"  # before each row
 
 
 def as_png(image: Tensor) -> bytes:

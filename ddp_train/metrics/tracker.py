@@ -73,8 +73,7 @@ class Tracker(ABC):
     Rows wait in memory while the service is slow or dead, and are sent again; the end of the run waits `close_timeout_s`.
 
     Args:
-        run_dir: the run folder.
-        config: the run's whole config.
+        run_dir, config: the run folder, and the run's whole config.
         run_name: of a sweep's job, its values that differ from other jobs'.
         step: the step that this attempt begins at.
         close_timeout_s: how long the end of the run waits until all is sent.

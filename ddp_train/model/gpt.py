@@ -64,10 +64,8 @@ class GPT(nn.Module):
         """Return the logits of the next token at every position, shape [B, T, V]; T above `context_length` is a ValueError."""
         num_tokens = tokens_BT.shape[1]
         if num_tokens > self.context_length:
-            raise ValueError(
-                f"a sequence of {num_tokens} tokens does not fit the context of {self.context_length}: "
-                f"shorten the data's sequences or set model.context_length={num_tokens}"
-            )
+            why = f"a sequence of {num_tokens} tokens does not fit the context of {self.context_length}"
+            raise ValueError(f"{why}: shorten the data's sequences or set model.context_length={num_tokens}")
         positions_T = torch.arange(num_tokens, device=tokens_BT.device)
         stream_BTD = self.dropout(self.token_embedding(tokens_BT) + self.position_embedding(positions_T))
         for block in self.blocks:

@@ -38,16 +38,19 @@ class MiniResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(_conv3x3(image_shape[0], width), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
-        blocks: list[nn.Module] = []
+        self.blocks = nn.Sequential()
         channels = width
         for stage, stage_channels in enumerate((width, 2 * width, 4 * width)):
             for block in range(blocks_per_stage):
                 stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(BasicBlock(channels, stage_channels, stride=stride))
+                self.blocks.append(BasicBlock(channels, stage_channels, stride=stride))
                 channels = stage_channels
-        self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(channels, num_classes)
-        _init_like_he(self, zero_init_residual=zero_init_residual)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, BasicBlock) and zero_init_residual:
+                nn.init.zeros_(module.norm2.weight)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         features_BCHW = self.blocks(self.stem(images_BCHW))
@@ -80,11 +83,3 @@ class BasicBlock(nn.Module):
 
 def _conv3x3(in_channels: int, out_channels: int, *, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False)  # the norm that follows has the bias
-
-
-def _init_like_he(model: nn.Module, *, zero_init_residual: bool) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, BasicBlock) and zero_init_residual:
-            nn.init.zeros_(module.norm2.weight)

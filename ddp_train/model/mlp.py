@@ -25,7 +25,7 @@ class MLP(nn.Module):
     def __init__(self, image_shape: Sequence[int], num_classes: int, *, width: int = 256, depth: int = 3) -> None:
         super().__init__()
         sizes = [math.prod(image_shape)] + [width] * depth
-        self.hidden = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
+        self.hidden = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], num_classes)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ class _BinaryCrossEntropy(Supervised):
         aux_weight: of the model's auxiliary outputs (supervised.py).
     """
 
+    _is_single: bool
+
     def __init__(self, *, positive_weight: float = 1.0, aux_weight: float | None = None) -> None:
         super().__init__(aux_weight=aux_weight)
         self.positive_weight = positive_weight
@@ -66,8 +68,6 @@ class _BinaryCrossEntropy(Supervised):
         logits_BK, answers_BK = self._same_shape(outputs, targets)
         probabilities_BK, answers_BK = logits_BK.sigmoid(), answers_BK.long()
         return (probabilities_BK[:, 0], answers_BK[:, 0]) if self._is_single else (probabilities_BK, answers_BK)
-
-    _is_single: bool
 
 
 class Binary(_BinaryCrossEntropy):

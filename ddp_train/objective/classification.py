@@ -37,9 +37,7 @@ class Classification(Supervised):
         return F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=self.label_smoothing)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the sums `loss` (unsmoothed, float64), `samples`, `correct` and, where K > 5, `correct_top5`; and per sample `target`,
-        int64 [B], and `loss` (unsmoothed), float32 [B].
-        """
+        """Return the sums `loss` (unsmoothed, float64), `samples`, `correct`, `correct_top5` (if K > 5); and `target`, `loss`, both [B]."""
         losses_B = F.cross_entropy(outputs, targets, reduction="none")
         totals = {
             "loss": losses_B.sum(dtype=torch.float64),
@@ -52,10 +50,8 @@ class Classification(Supervised):
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
         """Return `accuracy`, `accuracy_top5` (where K > 5) and `loss`: means over all samples."""
-        metrics = {"accuracy": totals["correct"] / totals["samples"]}
-        if "correct_top5" in totals:
-            metrics["accuracy_top5"] = totals["correct_top5"] / totals["samples"]
-        return metrics | {"loss": totals["loss"] / totals["samples"]}
+        names = {"accuracy": "correct", "accuracy_top5": "correct_top5", "loss": "loss"}
+        return {metric: totals[name] / totals["samples"] for metric, name in names.items() if name in totals}
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return `prediction` (the likeliest class), int64 [B], and `probability` (that the model gives to it), float32 [B]."""

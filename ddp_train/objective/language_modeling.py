@@ -4,8 +4,8 @@ With `chunk_tokens` the model's last layer and the cross entropy take some token
 for a loss the layer returns each token's loss instead of its logits. All of this happens within the model's forward, where a strategy has
 gathered the layer's weights. Backward computes a chunk's logits anew.
 
-Shapes: B samples, T tokens, N tokens of a micro-batch (B * T), V vocabulary, D width. A batch is `(tokens, targets)`, both int64, shape
-[B, T]; targets are the tokens one place later.
+Shapes: B samples, T tokens, N tokens of a micro-batch (B * T), V vocabulary, D width.
+A batch is `(tokens, targets)`, both int64, shape [B, T]; targets are the tokens one place later.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, batch_size, plain_name
 from ddp_train.objective.supervised import CountsTargets, at_least_float32, count, unwrap, weighed
 
+_HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")
+"""Usual names of the layer that returns the logits."""
+
 
 class LanguageModeling(CountsTargets):
     """Minimise the cross entropy between a model's logits, shape [B, T, V], and the next tokens. Every token weighs the same.
@@ -35,8 +38,7 @@ class LanguageModeling(CountsTargets):
         ignore_index: target value that counts nowhere (padding); None: every target counts, and `weight` needs no all-reduce.
         bytes_per_token: mean number of text bytes in one token, for `bits_per_byte`; None: unknown, and the metric is absent.
         aux_weight: of the model's auxiliary losses of shape [] (supervised.py).
-        chunk_tokens: tokens of a micro-batch that have logits at a time; None: all. Logits then take the memory of a chunk, and backward
-            computes them once more. `compare` still has them all.
+        chunk_tokens: tokens that have logits at a time, which backward computes once more; None: all. `compare` always has all.
         head: the module that gives the logits, for `chunk_tokens`; "auto": by its usual names.
     """
 
@@ -75,8 +77,7 @@ class LanguageModeling(CountsTargets):
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return `loss` (sum in nats, float64) and the counts `tokens` and `samples`; each of shape []."""
-        losses_N, _ = self._losses(model, batch, reduction="none")
-        return self._totals(losses_N, batch)
+        return self._totals(self._losses(model, batch, reduction="none")[0], batch)
 
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
         """Return the totals of `score`, for each sample `loss` (sum in nats over its targets that count, float32 [B]) and `tokens` (their
@@ -98,7 +99,7 @@ class LanguageModeling(CountsTargets):
         return metrics
 
     def _totals(self, losses: Tensor, batch: Batch) -> dict[str, Tensor]:
-        _, targets_BT = batch
+        targets_BT = batch[1]
         tokens = self.weight(batch)
         return {
             "loss": losses.sum(dtype=torch.float64),
@@ -116,10 +117,6 @@ class LanguageModeling(CountsTargets):
 
     def _cross_entropy(self, logits_BTV: Tensor, targets_BT: Tensor, *, reduction: str) -> Tensor:
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction, ignore_index=self._ignored)
-
-
-_HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")
-"""Usual names of the layer that returns the logits."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -155,7 +152,7 @@ class ChunkedHead:
     @contextmanager
     def _giving_losses(self, targets_N: Tensor) -> Iterator[None]:
         attributes: dict[str, Any] = vars(self.head)
-        before = attributes.get("forward")
+        previous = attributes.get("forward")
         if self._call is None:  # a compiler breaks its graph here: a loop over chunks, which are checkpointed
             self._call = torch.compiler.disable(self._losses) if "torch._dynamo" in sys.modules else self._losses
         self._targets_N, attributes["forward"] = targets_N, self._call
@@ -163,10 +160,10 @@ class ChunkedHead:
             yield
         finally:
             self._targets_N = None
-            if before is None:
+            if previous is None:
                 del attributes["forward"]
             else:
-                attributes["forward"] = before
+                attributes["forward"] = previous
 
     def _losses(self, hidden: Tensor) -> Tensor:
         targets_N = self._targets_N
@@ -177,8 +174,7 @@ class ChunkedHead:
         chunks = zip(hidden_ND.split(self.chunk_tokens), targets_N.split(self.chunk_tokens), strict=True)
         is_kept = not torch.is_grad_enabled() or hidden.is_meta  # there a step's operations are counted: no forward twice
         losses_of = self._chunk if is_kept else partial(checkpoint, self._chunk, use_reentrant=False)
-        losses: list[Any] = [losses_of(*chunk) for chunk in chunks]
-        self._losses_N = torch.cat(losses)
+        self._losses_N = torch.cat([losses_of(*chunk) for chunk in chunks])
         return self._losses_N
 
     def _chunk(self, hidden_CD: Tensor, targets_C: Tensor) -> Tensor:

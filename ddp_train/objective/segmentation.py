@@ -37,9 +37,7 @@ class Segmentation(Supervised, CountsTargets):
         return _cross_entropy(_resized(outputs, targets), targets, reduction="sum", ignore_index=self._ignored)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the sums `loss` (float64), `pixels`, and for each class `intersection`, `predicted` and `labels`; and per sample `target`,
-        int64 [B, H, W], and `loss` (over its pixels), float32 [B].
-        """
+        """Return the sums `loss`, `pixels`, `samples`, by class `intersection`, `predicted`, `labels`; per sample `target` and `loss`."""
         logits_BKHW = _resized(outputs, targets)
         num_classes = logits_BKHW.shape[1]
         losses_BHW = _cross_entropy(logits_BKHW, targets, reduction="none", ignore_index=self._ignored).view_as(targets)
@@ -60,8 +58,7 @@ class Segmentation(Supervised, CountsTargets):
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
         """Return `mean_iou` (over the classes in labels or predictions), `accuracy` and `loss` (means over all pixels)."""
         counts = zip(totals["predicted"], totals["labels"], totals["intersection"], strict=True)
-        unions = [predicted + labels - both for predicted, labels, both in counts]
-        ious = [both / union for both, union in zip(totals["intersection"], unions, strict=True) if union]
+        ious = [both / (predicted + labels - both) for predicted, labels, both in counts if predicted + labels]
         pixels = totals["pixels"] or 1
         return {
             "mean_iou": sum(ious) / len(ious) if ious else 0.0,

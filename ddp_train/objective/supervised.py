@@ -1,7 +1,6 @@
 """The base of objectives that compare a model's output with targets: batches of any form, auxiliary outputs, metrics.
 
-To change the loss of one of them, override `total_loss`; for another task, `measure` and `metrics` as well. Any loss function becomes an
-objective by `LossObjective`.
+To change the loss, override `total_loss`; for another task, `measure` and `metrics` as well. `LossObjective` takes any loss function.
 
 batch                          call
 (inputs, targets)              model(inputs)
@@ -26,9 +25,16 @@ from torch import Tensor, nn
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Batch, Goal, batch_size, describe
 
+TARGETS = ("target", "targets", "label", "labels")
+"""Names of the targets in a batch that is a dict."""
+IGNORE_NOTHING = -(2**31)
+"""An index that no target has: torch's own default, -100, would drop targets of -100 from the loss, and `weight` would count them."""
+_OUTPUTS = ("logits", "out")
+_AUXILIARY = ("aux", "aux_logits", "aux_loss")
+
 
 class ByCompare:
-    """An objective whose samples all weigh the same, and that measures by one method: `compare`."""
+    """An objective whose samples all weigh the same, and that measures with one method: `compare`."""
 
     compare: Callable[..., tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]]
 
@@ -50,11 +56,8 @@ class CountsTargets(ByCompare):
 
     def weight(self, batch: Batch) -> int | Tensor:
         """Return the number of targets that count: an int, or with `ignore_index` an int64 tensor of shape []."""
-        targets = split(batch)[1]
-        if self.ignore_index is None:
-            return int(targets.numel())
-        number: Tensor = (targets != self.ignore_index).sum()
-        return number
+        targets: Tensor = split(batch)[1]
+        return targets.numel() if self.ignore_index is None else (targets != self.ignore_index).sum()
 
     @property
     def _ignored(self) -> int:
@@ -147,8 +150,7 @@ class LossObjective(nn.Module, ByCompare):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss times the number of samples, shape []; a loss function that gives another shape is a ValueError."""
-        loss, _ = self._loss(model, batch)
-        return loss
+        return self._loss(model, batch)[0]
 
     def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]:
         """Return the sums `loss` (float64) and `samples`, the model's `output` for each sample, and it with the targets for metrics."""
@@ -206,17 +208,6 @@ def at_least_float32(outputs: Tensor) -> Tensor:
 def count(number: int, like: Tensor) -> Tensor:
     """Return a number as int64 on a tensor's device, without waiting for it: torch.tensor() copies from the host."""
     return torch.full((), number, dtype=torch.int64, device=like.device)
-
-
-TARGETS = ("target", "targets", "label", "labels")
-"""Names of the targets in a batch that is a dict."""
-
-IGNORE_NOTHING = -(2**31)
-"""An index that no target has: torch's own default, -100, would drop such targets from the loss but not from `weight`. One that is
-negative by mistake fails loudly."""
-
-_OUTPUTS = ("logits", "out")
-_AUXILIARY = ("aux", "aux_logits", "aux_loss")
 
 
 def outputs_and_targets(model: nn.Module, batch: Batch) -> tuple[Any, Any]:

@@ -42,8 +42,7 @@ class Transformers(ByCompare):
         labels = _labels(batch)
         if self.unit == "sample":
             return batch_size(batch)
-        number: Tensor = ((labels[:, 1:] if self.unit == "next_token" else labels) != _IGNORED).sum()
-        return number
+        return ((labels[:, 1:] if self.unit == "next_token" else labels) != _IGNORED).sum()
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the model's mean loss times the number of units, shape []."""
@@ -63,7 +62,7 @@ class Transformers(ByCompare):
             "samples": count(batch_size(batch), labels),
         }
         rows = self._predictions(logits) | {"target": labels}
-        if _is_choice(logits, labels):
+        if logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and not labels.is_floating_point():
             totals["correct"] = (logits.argmax(dim=1) == labels).sum()
             return totals, rows, (logits.softmax(dim=1), labels)
         return totals, rows, (logits[:, :-1], labels[:, 1:]) if self.unit == "next_token" else (logits, labels)
@@ -88,7 +87,7 @@ class Transformers(ByCompare):
             raise conflict("objective", happened, "classification, or another one", expected=expected)
         units = self.weight(batch)
         total = mean * units
-        # Of no units the mean is 0/0, and so would be the step.
+        # The mean of no units is 0/0, and so would be the step.
         return (torch.where(units > 0, total, 0.0) if isinstance(units, Tensor) else total), outputs
 
     def _predictions(self, logits: Tensor) -> dict[str, Tensor]:
@@ -97,14 +96,10 @@ class Transformers(ByCompare):
 
 
 def _labels(batch: Batch) -> Tensor:
-    if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if not isinstance(labels, Tensor):
         happened = f"a batch is {describe(batch)}"
         expected = "a dict of the model's arguments, with `labels`"
         fix = "loader.fields=null with a data set whose samples are dicts; objective=language_modeling or classification for pairs"
         raise ConfigError(key="data", happened=happened, expected=expected, fix=fix)
-    labels: Tensor = batch["labels"]
     return labels
-
-
-def _is_choice(logits: Tensor, labels: Tensor) -> bool:
-    return logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and not labels.is_floating_point()

@@ -12,7 +12,6 @@ from ddp_train.interfaces import Joint, matching, named_parameters, plain_name
 
 REST = "rest"
 """The name of the group of all other parameters."""
-
 Groups = Mapping[str, Mapping[str, Any]]
 """Name -> `match` (a pattern or several, `interfaces.matching`), `freeze`, and arguments of the optimizer that differ in this group."""
 
@@ -110,8 +109,7 @@ def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
     """Return each parameter's factor of the rate, by name: 1 in the last layer, `decay` in the one before, and so on.
 
     A layer is an item of an outermost `nn.ModuleList` or `nn.Sequential`; one without a matrix (a norm) belongs to the item before it. The
-    parameters before the first item (embeddings) are a layer, and so are those after the last (the final norm, the head). Parameters of an
-    objective belong to the last layer.
+    parameters before the first item (embeddings) are a layer; those after the last item (final norm, head, objective) are the last one.
 
     Source: Clark et al. 2020, arXiv:2003.10555 (ELECTRA, appendix A); Bao et al. 2021, arXiv:2106.08254 (BEiT).
     """
@@ -134,14 +132,14 @@ def _layer_numbers(model: nn.Module) -> dict[str, int]:
         layers[name] = ("", "") if stack is None else (stack, name.removeprefix(stack).partition(".")[0])
     with_matrix = {layer for name, layer in layers.items() if named[name].ndim > 1}
     numbers: dict[str, int] = {}
-    number, before = 0, None
+    number, previous = 0, None
     for name, layer in layers.items():
-        is_in_stack = before is not None and layer[1] and layer[0] == before[0]
+        is_in_stack = previous is not None and layer[1] and layer[0] == previous[0]
         joins_previous = is_in_stack and layer not in with_matrix  # a norm after its convolution
-        if before is not None and layer != before and not joins_previous:
+        if previous is not None and layer != previous and not joins_previous:
             number += 1
         numbers[name] = number
-        before = before if joins_previous else layer
+        previous = previous if joins_previous else layer
     return numbers
 
 

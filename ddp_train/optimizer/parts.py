@@ -15,6 +15,8 @@ from ddp_train.interfaces import Joint, join_few, matching, named_parameters
 from ddp_train.optimizer.groups import split_by_decay
 from ddp_train.traits import has_modes
 
+logger = logging.getLogger(__name__)
+
 
 class Several(torch.optim.Optimizer):
     """Several torch optimizers for different parameters behind one interface. Their order is part of the state's format.
@@ -52,12 +54,11 @@ class Several(torch.optim.Optimizer):
 
 
 def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.Optimizer]]) -> Several:
-    """Train each part of the model with its own optimizer: generator and discriminator, actor and critic.
+    """Train each part of a model (generator and discriminator) with its own optimizer. Biases and norm weights are not decayed.
 
     Args:
         model: after the strategy has prepared it.
-        parts: name of a part of the model (a pattern, as in `optimizer.groups`) -> its optimizer, which still needs its parameters. Biases
-            and norm weights are not decayed.
+        parts: name of a part of the model (a pattern, as in `optimizer.groups`) -> its optimizer, which still needs its parameters.
     """
     named = {name: parameter for name, parameter in named_parameters(model).items() if parameter.requires_grad}
     remaining, optimizers = dict(named), []
@@ -79,9 +80,6 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
     return Several(*optimizers)
 
 
-log = logging.getLogger(__name__)
-
-
 def muon(
     model: nn.Module,
     *,
@@ -100,8 +98,7 @@ def muon(
 ) -> MuonAdamW:
     """Train hidden weight matrices with Muon, and everything else with AdamW.
 
-    AdamW gets the embeddings (and tensors tied to them), the output head, convolution kernels, biases, normalisations, and an objective's
-    own parameters.
+    AdamW gets embeddings (and tensors tied to them), the output head, convolution kernels, biases, normalisations, and all of an objective.
 
     Args:
         model: after the strategy has prepared it.
@@ -124,7 +121,7 @@ def muon(
     if not matrices:
         raise ConfigError(key="optimizer", happened="no hidden weight matrix for Muon", expected="linear layers", fix="optimizer=adamw")
     # The split goes by names and shapes; these two numbers show a wrong one (a head with an unknown name).
-    log.info("Muon trains %d matrices with %.1f M weights, AdamW %d tensors with %.1f M", *_size(matrices), *_size(others))
+    logger.info("Muon trains %d matrices with %.1f M weights, AdamW %d tensors with %.1f M", *_size(matrices), *_size(others))
     parts: list[torch.optim.Optimizer] = [
         torch.optim.Muon(
             matrices,
@@ -153,12 +150,9 @@ def _split_by_role(model: nn.Module, head_names: Sequence[str]) -> tuple[list[nn
     }
     if isinstance(model, Joint):  # centres and the like are no layers
         elsewhere |= {id(parameter) for parameter in model.objective.parameters()}
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            (matrices if parameter.ndim == 2 and id(parameter) not in elsewhere else others).append(parameter)
-    return matrices, others
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim == 2 and id(parameter) not in elsewhere]
+    return matrices, [parameter for parameter in trained if parameter.ndim != 2 or id(parameter) in elsewhere]
 
 
 class MuonAdamW(Several):

@@ -59,7 +59,7 @@ class LRSchedule(LRScheduler):
 
 
 def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LRSchedule:
-    return LRSchedule(optimizer, (lambda step: _warmup(step, warmup_steps)) if warmup_steps else (lambda step: 1.0))
+    return LRSchedule(optimizer, lambda step: _warmup(step, warmup_steps))
 
 
 def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_steps: int = 0, final_ratio: float = 0.1) -> LRSchedule:
@@ -131,8 +131,7 @@ def _falling(
 class EveryEpoch:
     """Steps a scheduler of torch once after each epoch of the data (`scheduler.every=epoch`).
 
-    The data's position decides, not the number of calls: a run that went back to a checkpoint while its data went on, or that continues
-    with another batch size, has the rate of its current epoch.
+    The data's position decides, not the number of calls: a rewind whose data goes on, or another batch size, gets the rate of its epoch.
     """
 
     def __init__(self, scheduler: LRScheduler) -> None:
