@@ -40,8 +40,7 @@ class Blend:
     def __call__(self, batch: Batch, others: Batch, keys: Keys) -> Batch:
         """Return blended inputs and shares of the classes [B, K]; for `Pixels` with `mix`, by which the device blends them.
 
-        Args:
-            others: the partner of each sample, in a batch of the same shapes.
+        `others` has the partner of each sample, in a batch of the same shapes.
         """
         (inputs, labels), (other_inputs, other_labels) = self._pair(batch), self._pair(others)
         shares, mix = self._drawn(keys, inputs, other_inputs)

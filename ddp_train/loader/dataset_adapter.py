@@ -24,7 +24,6 @@ from ddp_train.loader.global_generators import GlobalGenerator, Watched
 from ddp_train.loader.stream_shard import comes_from
 
 _REQUIRED = ("facts", "__len__", "batch")  # of a data source
-
 Collate = Callable[[list[Any]], Batch]
 """Makes a batch of samples, as the DataLoader's `collate_fn`."""
 _NUMBERS: dict[type, np.dtype[Any]] = {
@@ -222,7 +221,7 @@ def _stacked(samples: Any) -> Any:
 
 
 def _one_array(samples: Sequence[Any], first: Any, kind: type) -> NDArray[Any] | None:
-    """Return the array of numbers or of arrays that are all of one type and shape; None: they are not, or torch has no such type."""
+    """Return a new array of numbers or of arrays, all of one type and shape; None: they differ, or torch has no such type."""
     if set(map(type, samples)) != {kind}:
         return None
     if kind is np.ndarray and (first.dtype not in _DTYPES or {array.dtype for array in samples} != {first.dtype}):

@@ -78,9 +78,8 @@ class MixtureSource(DataSource):
 
     @property
     def lengths(self) -> NDArray[Any] | None:
-        every = [source.lengths for source in self._sources]
-        known = [np.asarray(lengths) for lengths in every if lengths is not None]
-        return np.concatenate(known) if len(known) == len(every) else None
+        known = [np.asarray(lengths) for source in self._sources if (lengths := source.lengths) is not None]
+        return np.concatenate(known) if len(known) == len(self._sources) else None
 
     def batch(self, indices: Indices) -> Batch:
         parts = [(number, rows, self._sources[number].batch(indices[rows] - self._start(number))) for number, rows in self._rows(indices)]

@@ -48,8 +48,7 @@ class BatchOrder:
         length: samples of an epoch, rounded up to whole batches (with `drop_last` down); None: there are no epochs.
     """
 
-    steps_per_epoch: int | None = None
-    """None also where the epochs differ: `trainer.batch_size_schedule`."""
+    steps_per_epoch: int | None = None  # None also where epochs differ: `trainer.batch_size_schedule`
     epoch_size: int | None = None
 
     def __init__(self, length: int | None, *, global_batch_size: int, drop_last: bool = False) -> None:
