@@ -33,6 +33,11 @@ logger = logging.getLogger(__name__)
 STEP_MARKS = ("data", "forward", "backward", "optimizer", "evaluation", "save")
 """The names of the parts of a step in a trace (`Marks`)."""
 
+_ROWS, _WIDTH = 12, 56  # of operators; characters of a name
+_STEP = "ProfilerStep"
+_COLLECTIVES = ("gloo:", "nccl:")  # prefixes of their events on the host
+_KERNELS = "nccl"  # prefix of their kernels on a GPU
+
 
 @dataclass(frozen=True)
 class _Window:
@@ -75,7 +80,7 @@ class Profiler:
         self._steps_taken += 1
         if window is None:
             return
-        self._marks.mark(None)
+        self._marks.enter(None)
         if steps_taken == window.first + window.steps:
             self._end()
         elif self._recording is not None:
@@ -107,9 +112,9 @@ class Profiler:
     def close(self) -> None:
         """Called after the last step."""
         window = self._window
-        steps = self._steps_taken
-        if window is not None and steps <= window.first:
-            self._world.print(f"profile  nothing was recorded: the run took {steps} steps, and {window.first} come before the window")
+        if window is not None and self._steps_taken <= window.first:
+            taken = f"the run took {self._steps_taken} steps, and {window.first} come before the window"
+            self._world.print(f"profile  nothing was recorded: {taken}")
         self._end()
         if self.is_requested():
             self._run_folder.profile_request.unlink(missing_ok=True)
@@ -175,24 +180,25 @@ class Marks:
 
     def install(self) -> None:
         step, undo = self._train_step, self._undo
-        self._tracker.listen(self._enter)
-        undo.callback(self._tracker.forget, self._enter)
-        self.mark(None)  # `listen` has marked the present phase, which is over
-        undo.callback(setattr, step, "mark", step.mark)
-        step.mark = record_function
+        self._tracker.listen(self._enter_phase)
+        undo.callback(self._tracker.forget, self._enter_phase)
+        self.enter(None)  # `listen` has marked the present phase, which is over
+        for method, name in (("loss", "forward"), ("backward", "backward")):
+            setattr(step, method, record_function(name)(getattr(step, method)))
+            undo.callback(delattr, step, method)
         if not step.components.steps_in_backward:  # else the optimizer steps within backward, on one of torch's threads
             optimizer = step.components.optimizer
-            undo.callback(optimizer.register_step_pre_hook(lambda *_: self.mark("optimizer")).remove)
-            undo.callback(optimizer.register_step_post_hook(lambda *_: self.mark(None)).remove)
+            undo.callback(optimizer.register_step_pre_hook(lambda *_: self.enter("optimizer")).remove)
+            undo.callback(optimizer.register_step_post_hook(lambda *_: self.enter(None)).remove)
 
     def uninstall(self) -> None:
-        self.mark(None)
+        self.enter(None)
         self._undo.close()
 
-    def _enter(self, phase: Phase, step: int) -> None:
-        self.mark({Phase.DATA: "data", Phase.EVALUATION: "evaluation", Phase.SAVE: "save"}.get(phase))
+    def _enter_phase(self, phase: Phase, step: int) -> None:
+        self.enter({Phase.DATA: "data", Phase.EVALUATION: "evaluation", Phase.SAVE: "save"}.get(phase))
 
-    def mark(self, name: str | None) -> None:
+    def enter(self, name: str | None) -> None:
         """End the present part and begin another one; None: only end it."""
         if name != self._name:  # else another batch of the same evaluation
             self._range.close()
@@ -261,12 +267,6 @@ def _unused(path: Path) -> Path:
     """Return the first of NAME, NAME_2, ... that no file has: after a restart a run may record the same step again."""
     names = (path.with_name(f"{path.name}_{number}") if number > 1 else path for number in count(1))
     return next(name for name in names if not any(path.parent.glob(f"{name.name}[._][!0-9]*")))
-
-
-_ROWS, _WIDTH = 12, 56  # of operators; characters of a name
-_STEP = "ProfilerStep"
-_COLLECTIVES = ("gloo:", "nccl:")  # prefixes of their events on the host
-_KERNELS = "nccl"  # prefix of their kernels on a GPU
 
 
 def table(events: Sequence[Any]) -> str:

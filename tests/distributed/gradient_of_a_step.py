@@ -56,6 +56,7 @@ def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
     micro_batches = list(islice(loader.micro_batches(0), loader.grad_accum_steps))
     size = loader.order.batch_at(0).size
     trainer = build_trainer(run, parts, TrainState(), world, RunServices())
+    trainer.train_step.begin_window()
     trainer.train_step(micro_batches, global_batch_size=size, measures_norm=True)
     return noted[0]
 

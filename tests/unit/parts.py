@@ -63,7 +63,9 @@ def trainer(
         evaluation=replace(plain.evaluation, every_steps=evaluate_every_steps),
         health=replace(plain.health, on_nonfinite=on_nonfinite, check_replicas_every_steps=check_replicas_every_steps),
     )
-    return build_trainer(config, parts, state or TrainState(), world or alone(), RunServices(**services))
+    one_run = build_trainer(config, parts, state or TrainState(), world or alone(), RunServices(**services))
+    one_run.train_step.begin_window()  # for tests that take steps without `train`
+    return one_run
 
 
 @cache

@@ -8,10 +8,10 @@ Other kinds of step are in `other_steps.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,18 @@ from ddp_train.distributed.world import World
 from ddp_train.interfaces import Batch, as_pair, batch_size, counted_as
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop.gradient import backward, clip, total_norm
+from ddp_train.training.loop import gradient
 from ddp_train.training.loop.skip_nonfinite import StepGuard
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 
-Weight = Callable[[], float | Tensor]
-"""Gives the weight of a global batch; a tensor of shape [] where the shapes do not tell it."""
-_UNMARKED = nullcontext()
+
+class TotalWeight(NamedTuple):
+    """The weight of a step's micro-batches."""
+
+    get: Callable[[], float | Tensor]  # a tensor of shape [] where the shapes do not tell it
+    num_ranks: int  # whose micro-batches it counts: the strategy takes the mean of their gradients, and the sum is wanted
 
 
 @dataclass(kw_only=True)
@@ -40,12 +43,10 @@ class TrainStep:
     world: World
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
-    mark: Callable[[str], AbstractContextManager[object]] = lambda name: _UNMARKED  # gives what marks "forward" or "backward" in a profile
-    window: LogWindow = field(init=False)  # gets the losses and the weight of each step
+    window: LogWindow = field(init=False)  # gets the losses and the weight of each step, after `begin_window`
 
     def __post_init__(self) -> None:
         self.has_local_steps = self.components.strategy.has_local_steps  # each rank takes its own
-        self.begin_window()
 
     def begin_window(self) -> None:
         """Count steps from here on in a new window, which begins with what the state's holds."""
@@ -73,10 +74,10 @@ class TrainStep:
         self.components.scheduler.step()
         if self.guard.needs_norm and grad_norm is not None:
             window.norms.append(grad_norm)
-        window.end_step(weight(), samples=global_batch_size)
+        window.end_step(weight.get(), samples=global_batch_size)
         return grad_norm
 
-    def update_weights(self, micro_batches: Iterable[MicroBatch], weight: Weight, *, measures_norm: bool) -> Tensor | None:
+    def update_weights(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
         """Compute the gradients of all micro-batches, let the optimizer step, and forget them; return their norm where it is wanted."""
         components = self.components
         self.guard.begin()
@@ -87,7 +88,7 @@ class TrainStep:
         components.zero_gradients()
         return grad_norm
 
-    def compute_gradients(self, module: nn.Module, micro_batches: Iterable[MicroBatch], weight: Weight) -> None:
+    def compute_gradients(self, module: nn.Module, micro_batches: Iterable[MicroBatch], weight: TotalWeight) -> None:
         """Run all micro-batches forward and backward; the last backward reduces the gradients."""
         components = self.components
         last = components.train_loader.micro_steps(self.state.samples) - 1
@@ -107,56 +108,57 @@ class TrainStep:
         # Before the optimizer's step, which may use the gradients' memory.
         components.scaler.unscale_(components.optimizer)
         gradients = [parameter.grad for parameter in components.module.parameters() if parameter.grad is not None]
-        grad_norm = total_norm(gradients, self.world)
+        grad_norm = gradient.total_norm(gradients, self.world)
         if self.clip_grad_norm is not None:
-            clip(gradients, self.clip_grad_norm, grad_norm)
+            gradient.clip(gradients, self.clip_grad_norm, grad_norm)
         return grad_norm
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss summed over a batch, shape []."""
         return self.components.loss(batch)
 
+    backward = staticmethod(gradient.backward)  # a profile wraps it, as it wraps `loss`
+
     def add_loss(self, loss_sum: Tensor) -> None:
         """Add to the loss of the step."""
         self.window.add(loss_sum)
 
-    def _forward_backward(self, micro_batch: MicroBatch, total_weight: Weight) -> None:
+    def _forward_backward(self, micro_batch: MicroBatch, total_weight: TotalWeight) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
-        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.mark("forward"):
+        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
             loss_sum = self.loss(batch)
         if not micro_batch.counts:
             loss_sum = loss_sum * 0.0
-        weight = total_weight()  # not needed before
-        # DDP takes the mean over the ranks, and the sum is wanted. Backward begins with this factor: the gradients are those of the loss
-        # times the factor, without that product and its own backward.
+        weight = total_weight.get()  # not needed before
+        # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
         if isinstance(weight, Tensor):
-            num_ranks = 1 if self.has_local_steps else world.size  # over which the weight was summed
-            factor = (num_ranks / torch.where(weight == 0, 1.0, weight)).to(loss_sum.dtype)  # 0: nothing counts
+            factor = (total_weight.num_ranks / torch.where(weight == 0, 1.0, weight)).to(loss_sum.dtype)  # 0: nothing counts
         else:
-            factor = torch.full_like(loss_sum, world.size / weight)
-        grad_output = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
-        with self.mark("backward"):
-            backward(loss_sum, grad_output)
+            factor = torch.full_like(loss_sum, total_weight.num_ranks / weight)
+        self.backward(loss_sum, components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum)))
         self.add_loss(loss_sum)
 
-    def _start_total_weight(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[Weight, Iterable[MicroBatch]]:
-        """Return what gives the weight of the whole global batch, and the micro-batches.
+    def _start_total_weight(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalWeight, Iterable[MicroBatch]]:
+        """Return the weight of the whole global batch, and the micro-batches.
 
-        The weight is known from the shapes of the first one; or it is that of all of them, being summed over the ranks meanwhile.
+        The weight is known from the shapes of the first one; or it is that of all of them, being summed over the ranks meanwhile. Where
+        each rank takes its own steps, such a sum stays that of this rank.
         """
         rest: Iterator[MicroBatch] = iter(micro_batches)
         first = next(rest)
         weight = self._weight(first)
         if isinstance(weight, int):
             known = weight * first.pieces / (first.num_samples or batch_size(first.batch)) * global_batch_size
-            return lambda: known, chain(iter([first]), rest)  # given the list itself, `chain` would hold its memory to the end
-        every = [first, *rest]
-        weights = [torch.as_tensor(self._weight(each), dtype=torch.float64) * each.counts for each in every]
-        own = torch.stack(weights).sum()
+            every = chain(iter([first]), rest)  # given the list itself, `chain` would hold its memory to the end
+            return TotalWeight(lambda: known, self.world.size), every
+        all_batches = [first, *rest]
+        weights = [torch.as_tensor(self._weight(micro_batch), dtype=torch.float64) * micro_batch.counts for micro_batch in all_batches]
+        rank_weight = torch.stack(weights).sum()
         # Reduced where the data is, mostly on the CPU: no wait for the device.
-        wait: Callable[[], Tensor] = (lambda: own) if self.has_local_steps else self.world.start_sum(own)
-        return cache(lambda: wait().to(self.world.device, non_blocking=True)), every
+        wait: Callable[[], Tensor] = (lambda: rank_weight) if self.has_local_steps else self.world.start_sum(rank_weight)
+        get = cache(lambda: wait().to(self.world.device, non_blocking=True))
+        return TotalWeight(get, 1 if self.has_local_steps else self.world.size), all_batches
 
     def _weight(self, micro_batch: MicroBatch) -> int | Tensor:
         """Return the weight of a micro-batch, where its data is: on the host, if it was not copied ahead."""

@@ -20,7 +20,7 @@ from ddp_train import model_log
 from ddp_train.distributed.world import World
 from ddp_train.errors import DataError
 from ddp_train.loader.device_copy import copied_ahead
-from ddp_train.loader.order import epochs
+from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phase, PhaseTracker
@@ -160,7 +160,7 @@ class Trainer:
     def _take_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
         components, state, hooks = self.components, self.state, self.hooks
-        order, every = components.train_loader.order, self.evaluate_every_steps
+        order = components.train_loader.order
         components.module.train()
         self.train_step.begin_window()
         self.logged.go_on_from(state.window)
@@ -173,8 +173,7 @@ class Trainer:
             state.evaluation_pending = False
         if state.stopped is not None and not was_stopped:
             self._save()
-        is_over = self._is_over()
-        while not is_over:
+        while not self._is_over():
             if hooks.before_step:
                 started = time.perf_counter()
                 for before_step in [*hooks.before_step]:  # which may leave
@@ -188,22 +187,19 @@ class Trainer:
             for after_step in [*hooks.after_step]:  # which may leave
                 after_step(state.step)
             if is_log_step:
-                self._log(grad_norm)
-                is_over = self._is_over()  # the last one is a log step, and a callback's stop is agreed on in the log
+                self._log(grad_norm)  # the ranks agree in it on a callback's stop, as they do in an evaluation
 
             stops = self.services.stops_after(state.steps_taken)
-            if is_over or (state.step % every == 0 if every else batch.stop == order.epoch_size):
+            if self._is_over() or self._is_evaluation_due(batch):
                 started = time.perf_counter()
                 stops = stops or not self.evaluate()
-                is_over = self._is_over()  # or agreed on in an evaluation
                 state.evaluation_pending = stops
                 self.window.exclude_since(started)
             saves = self.services.saves_after(state.step)  # after the evaluation: it may be one of the best
-            if stops or saves or is_over:
+            if stops or saves or self._is_over():
                 if not is_log_step:  # else it is known: weights that are lost must not replace good ones
                     self._judge(self.window.read(self.world))
                 self._save()
-                is_over = self._is_over()
             if stops:
                 return False
         return True
@@ -220,6 +216,11 @@ class Trainer:
     def _is_over(self) -> bool:
         """Tell whether there is no step left to take."""
         return self.state.step >= self.components.total_steps or self.state.stopped is not None
+
+    def _is_evaluation_due(self, batch: GlobalBatch) -> bool:
+        """Tell whether a period of evaluation ends with the step that has taken this global batch."""
+        every = self.evaluate_every_steps
+        return self.state.step % every == 0 if every else batch.stop == self.components.train_loader.order.epoch_size
 
     def _save(self) -> None:
         """Save a checkpoint. Collective."""
