@@ -85,7 +85,9 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         tracker=tracker,
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
-    began_at, halfway = state.step, job.config.debug.resume_after_steps
+    pause_after = job.config.debug.resume_after_steps
+    if pause_after is not None and pause_after <= state.step:
+        pause_after = None  # it was taken
     services = RunServices(
         run_folder=run_folder,
         tracker=tracker,
@@ -96,7 +98,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         saves_after=checkpoints.are_due,
         rewind=checkpoints.rewind,
         # The first costs less, and is asked after each step.
-        stops_after=stop.comes_after if halfway is None else lambda taken: stop.comes_after(taken) or state.step == halfway,
+        stops_after=stop.comes_after if pause_after is None else lambda taken: stop.comes_after(taken) or state.step == pause_after,
         is_stopping=stop.is_asked,
     )
     trainer = build_trainer(job.config, components, state, world, services)
@@ -107,8 +109,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         inject(faults, tracker, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
-    is_halfway = halfway is not None and began_at < halfway == state.step
-    is_paused = is_halfway and not is_done and not stop.comes_after(state.steps_taken)
+    is_paused = state.step == pause_after and not is_done and not stop.comes_after(state.steps_taken)
     unsaved = checkpoints.finish()
     profiler.close()  # what it writes may take a while, and a stop leaves little time to save
     if unsaved and (is_done or is_paused):
@@ -134,7 +135,7 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
     """Say what begins, and build what it is made of; the job then has the micro-batch that was found, if that was asked. Collective."""
     if job.config.batch.is_open:
         config, folder = job.config, job.run_folder.root
-        job = _with_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
+        job = _with_answered_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
     sweep = sweep_of(job.run_folder.root)
     with environment.recorded(job, world):
         if world.is_main:
@@ -143,10 +144,10 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
         require_alike(components.data_identity, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
-    return _with_micro_batch(job, components.answers), components
+    return _with_answered_micro_batch(job, components.answers), components
 
 
-def _with_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
+def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
     """Return the job with the micro-batch that `auto` has come to, if it has: a run keeps the first one, whoever goes on with it."""
     if not job.config.batch.is_open or MICRO_BATCH not in answers:
         return job

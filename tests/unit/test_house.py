@@ -48,8 +48,6 @@ SHOWN_BY = {
     "sweep/schedule.py": "tests/config/test_config.py",
     "system/handover.py": "names of variables and nothing else",
     "training/build/data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
-    "training/build/optimization.py": "tests/unit/training/build/test_build.py",
-    "training/parts/callback_state.py": "tests/unit/training/loop/test_callbacks.py",
     "training/parts/components.py": "tests/unit/training/test_joint.py",
     "training/record/logged.py": "tests/unit/training/loop/test_callbacks.py",
     "training/inference/predict.py": "tests/unit/cli/test_evaluate.py",

@@ -6,39 +6,41 @@ objective), the number of steps (scheduler) or the run's folder (metrics) by the
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS
-from ddp_train.config.targets.target import AUTO
+from ddp_train.config.targets.locate import accepts, locate
+from ddp_train.config.targets.target import AUTO, own_keys, set_name
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Strategy, SupportsPredict, TurnObjective, adapted, overrides
+from ddp_train.interfaces import AnyObjective, Goal, Scheduler, Strategy, SupportsPredict, TurnObjective, adapted, overrides
 from ddp_train.loader.loader import Loader, OneBatch
+from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Source, Stream
-from ddp_train.optimizer.groups import freeze
+from ddp_train.optimizer.groups import Groups, freeze, parameter_groups
+from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.build import data
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
-from ddp_train.training.build.optimization import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.callback_state import fresh_states
 from ddp_train.training.parts.compiled import compile_model, note
 from ddp_train.training.parts.components import Components, EvaluationParts, wrap
+from ddp_train.training.parts.evaluated_weights import training_mode
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import measure, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_meaning
-from ddp_train.traits import require_rows
-
-_NOTHING: Mapping[str, Any] = {}
+from ddp_train.traits import follows_a_metric, require_rows
 
 
 def build(config: RunConfig, world: World, *, compile_cache: Path | None = None) -> Components:
@@ -78,9 +80,8 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=evaluated.goals)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
-    callbacks = _callbacks(config.callbacks)
     components = Components(
-        **vars(replace(evaluated, compiled=compiled, callbacks=callbacks)),
+        **vars(replace(evaluated, compiled=compiled, callbacks=_callbacks(config.callbacks))),
         module=module,
         turns=turns,
         strategy=strategy,
@@ -94,16 +95,15 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         data_identity=identity_of(source, train_loader, config),
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         throughput=throughput,
-        fresh_states=fresh_states(callbacks),
         answers=answers,
         notes=[line for line in notes if line],
     )
     if value_at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
-        return _with_micro_batch(components, config, world, source)
+        return _measure_micro_batch(components, config, world, source)
     return components
 
 
-def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any] = _NOTHING) -> EvaluationParts:
+def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any]) -> EvaluationParts:
     """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer. Collective.
 
     The strategy serves where it cuts the model among the ranks, which may be too large for one; else the model is whole.
@@ -146,7 +146,7 @@ def _evaluation_parts(
         trained=trained,
         objective=objective,
         amp=instantiate(config.amp, key="amp", answers=answers),
-        eval_loaders=data.make_eval_loaders(sources, config, world),
+        eval_loaders={set_name(key): data.make_eval_loader(source, config, world, key=key) for key, source in sources.items()},
         metrics=build_metrics(config.evaluation.metrics, objective, world, answers),
         forward_is_collective=strategy.shards_parameters and world.has_group,
     )
@@ -166,7 +166,7 @@ def _checkpoint_activations(model: nn.Module, config: RunConfig) -> str:
     return checkpoint_activations(model, config.activation_checkpointing)
 
 
-def _with_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:
+def _measure_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:
     """Return the components with the largest micro-batch that fits, or with the one that the run has had before. Collective."""
     if config.batch.is_open:
         from ddp_train.training.check.micro_batch import largest_micro_batch
@@ -234,3 +234,69 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
         key, happened = f"callbacks.{averaging[1]}", f"has weights for evaluation, and callbacks.{averaging[0]} has, too"
         raise ConfigError(key=key, happened=happened, expected="one of them", fix=f"~{key}")
     return callbacks
+
+
+def groups_of(node: Mapping[str, Any]) -> Groups:
+    """Return the parameter groups that an optimizer's node asks for."""
+    return own_keys(node, "optimizer").get("groups") or {}
+
+
+def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
+    """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
+    ours, target = own_keys(node, "optimizer"), locate(node["_target_"])
+    theirs = {name: value for name, value in node.items() if name not in ours}
+    if accepts(target, "model"):
+        return _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=trained)), rate_factor)
+    layer_decay, lr = ours.get("layer_decay"), _rate(theirs, target)
+    if layer_decay is not None and lr is None:
+        raise ConfigError(key="optimizer.lr", happened="is not given", expected="the rate of the last layer, for optimizer.layer_decay")
+    groups = parameter_groups(trained, theirs.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
+    optimizer = _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=groups)), rate_factor)
+    training_mode(optimizer)
+    return optimizer
+
+
+def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
+    if factor != 1.0:
+        for group in optimizer.param_groups:
+            if group.get("lr") is None:
+                happened = f"is given, and a {type(optimizer).__name__} finds its rate itself"
+                raise conflict("optimizer.lr_scale", happened, "null optimizer.base_batch_size=null", expected="an optimizer with a rate")
+            group["lr"] = group["lr"] * factor
+    return optimizer
+
+
+def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
+    """Return what `auto` arguments of a scheduler take: how often it moves on in the run, and an epoch's steps, where there are epochs."""
+    facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
+    if own_keys(node, "scheduler").get("every") != "epoch":
+        return {"total_steps": total_steps, **facts}
+    if order.epoch_size is None:
+        happened = "is epoch, and the data does not say how many samples it has: there are no epochs"
+        raise conflict("scheduler.every", happened, "step", expected="a scheduler that counts steps")
+    return {"total_steps": -(-order.samples_after(total_steps) // order.epoch_size), **facts}
+
+
+def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
+    """Complete the scheduler with the optimizer; one that counts epochs or follows one of the metrics moves on at its own times."""
+    ours = own_keys(node, "scheduler")
+    theirs = {name: value for name, value in node.items() if name not in ours}
+    if not follows_a_metric(locate(node["_target_"])):
+        scheduler = instantiate(theirs, key="scheduler", answers=answers, first=optimizer)
+        return EveryEpoch(scheduler) if ours.get("every") == "epoch" else cast(Scheduler, scheduler)
+    metric = ours.get("metric") or next(iter(goals), "")
+    if metric not in goals:
+        happened = f"is {metric!r}, which the objective does not measure"
+        raise ConfigError(key="scheduler.metric", happened=happened, expected=f"one of {', '.join(goals) or 'its metrics: it has none'}")
+    mode = theirs.get("mode", goals[metric])
+    if mode != goals[metric]:
+        better = "larger" if goals[metric] == "max" else "smaller"
+        raise conflict("scheduler.mode", f"is {mode}, and a {better} {metric} is better", goals[metric], expected=goals[metric])
+    return Plateau(instantiate({**theirs, "mode": mode}, key="scheduler", answers=answers, first=optimizer), metric)
+
+
+def _rate(node: Mapping[str, Any], target: Any) -> float | None:
+    """Return an optimizer's rate: that of its node, or its class's own."""
+    default = inspect.signature(target).parameters.get("lr") if "lr" not in node else None
+    rate = node.get("lr") if default is None else default.default
+    return float(rate) if isinstance(rate, (int, float)) else None

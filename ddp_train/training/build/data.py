@@ -10,7 +10,7 @@ from ddp_train.config.batch_sizes import accumulation_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import AUTO, evaluation_sets, given_in, set_name, split_at
+from ddp_train.config.targets.target import AUTO, evaluation_sets, given_in, split_at
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, conflict
@@ -165,12 +165,8 @@ def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | Non
     return LengthPlan(whole, trainer.length_schedule)
 
 
-def make_eval_loaders(sources: Mapping[str, Source], config: RunConfig, world: World) -> dict[str, EvaluationLoader]:
-    """Return what reads each evaluation set on this rank, by its name: "" for `data.eval`."""
-    return {set_name(key): _eval_loader(source, config, world, key=key) for key, source in sources.items()}
-
-
-def _eval_loader(source: Source, config: RunConfig, world: World, *, key: str) -> EvaluationLoader:
+def make_eval_loader(source: Source, config: RunConfig, world: World, *, key: str) -> EvaluationLoader:
+    """Return what reads the evaluation set of a key on this rank."""
     loader, batch_size = config.loader, config.evaluation.batch_size
     limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
     most = min(limits, default=None)

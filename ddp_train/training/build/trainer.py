@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 
@@ -27,8 +27,8 @@ from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.state.saved_state import hashes
 from ddp_train.training.train_state import TrainState
 
-if TYPE_CHECKING:
-    from ddp_train.training.loop.replica_check import ReplicaCheck
+STEPS_AHEAD = 8
+"""Two would keep the device busy; eight outlast what holds a host up for a moment (a slow batch, a collection of garbage)."""
 
 
 def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
@@ -68,7 +68,14 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
 def _add_features(trainer: Trainer, config: RunConfig) -> None:
     components, hooks, world = trainer.components, trainer.hooks, trainer.world
     strategy, scheduler = components.strategy, components.scheduler
-    replicas = _replica_check(trainer, config.health.check_replicas_every_steps)
+    replicas = None
+    if every_steps := config.health.check_replicas_every_steps:
+        from ddp_train.training.loop.replica_check import ReplicaCheck
+
+        others = partial(hashes, components, trainer.state)
+        replicas = ReplicaCheck(
+            components.trained, world, every_steps=every_steps, optimizer=components.optimizer, others=others, strategy=strategy
+        )
     _before_training(trainer, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):
         _count_epochs(trainer, scheduler)
@@ -79,7 +86,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
     if replicas is not None:
         hooks.after_step.append(replicas.after_step)
     if components.callbacks:
-        Callbacks(components.callbacks, RunView(trainer, config.callbacks)).register(hooks, trainer.is_log_step)
+        Callbacks(components.callbacks, RunView(trainer, config.callbacks)).register(hooks)
     if replicas is not None:
         hooks.before_save.append(replicas.before_save)
     if isinstance(scheduler, Plateau):
@@ -88,22 +95,6 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
         hooks.after_evaluation.append(lambda metrics: plateau.follow(world.from_main(lambda: metrics)))
     _add_to_record(trainer)
     _print_memory_use_once(trainer)
-
-
-def _replica_check(trainer: Trainer, every_steps: int | None) -> ReplicaCheck | None:
-    if not every_steps:
-        return None
-    from ddp_train.training.loop.replica_check import ReplicaCheck
-
-    components = trainer.components
-    return ReplicaCheck(
-        components.trained,
-        trainer.world,
-        every_steps=every_steps,
-        optimizer=components.optimizer,
-        others=lambda: hashes(components, trainer.state),
-        strategy=components.strategy,
-    )
 
 
 def _before_training(trainer: Trainer, *, sanity_check: bool) -> None:
@@ -128,7 +119,8 @@ def _before_training(trainer: Trainer, *, sanity_check: bool) -> None:
         hooks.append(see_shapes)
     if sanity_check:
         hooks.append(lambda first: try_first_batches(components, first, world, samples=state.samples, predicts=predicts))
-    if state.step == 0 and world.size > 1 and components.rebuilds_buckets_at_start():
+    has_lasting_buckets = components.strategy.has_buckets and (components.turns or components.zeroes_gradients_in_place())
+    if state.step == 0 and world.size > 1 and has_lasting_buckets:
         hooks.append(rehearse)
     if lengths is not None:
         hooks.append(cut)  # what cannot be cut is refused before the first step
@@ -190,10 +182,6 @@ def _print_memory_use_once(trainer: Trainer) -> None:
         memory.print_memory_use(trainer.components, trainer.world)
 
     after_step.append(print_and_leave)
-
-
-STEPS_AHEAD = 8
-"""Two would keep the device busy; eight outlast what holds a host up for a moment (a slow batch, a collection of garbage)."""
 
 
 class DeviceQueue:

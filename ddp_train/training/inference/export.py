@@ -224,7 +224,7 @@ def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, 
         "loader": {**config["loader"], "num_workers": 0, "on_device": False},
         "data": {**config["data"], "eval": config["data"].get("eval") or {}},
     }
-    components = build_evaluation(typed_config({**config, **changes}), alone(), {})
+    components = build_evaluation(typed_config({**config, **changes}), alone(), {}, {})
     put_weights(checkpoint, read_weights(checkpoint), components.modules)
     assert components.eval_loader is not None
     batch = components.eval_loader.peek()

@@ -18,8 +18,7 @@ from ddp_train.model_log import Sink
 from ddp_train.training.check.rehearsal import rebuild_buckets, untouched
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.trainer import Hooks, Trainer
-from ddp_train.training.parts.callback_state import callback_errors
-from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.components import Components, callback_errors
 from ddp_train.training.record.logged import check_logged, mean
 from ddp_train.training.train_state import Stopped
 
@@ -38,7 +37,7 @@ class RunView:
         self.metrics: Mapping[str, float] = trainer.last
         self.folder, self.show = trainer.services.run_folder.root, trainer.services.show
         self.settings = settings
-        self.status, self.is_log_step = "running", False
+        self.trainer, self.status, self.is_log_step = trainer, "running", False
         self.event = self.caller = ""  # the event, and the callback that is called now
         self.sink: Sink | None = None  # gets what is logged; None: no record will have it
         self.trains_others = False  # other parameters are trained since the strategy has wrapped the model
@@ -100,9 +99,8 @@ class Callbacks:
             for event in EVENTS
         }
 
-    def register(self, hooks: Hooks, is_log_step: Callable[[int], bool]) -> None:
+    def register(self, hooks: Hooks) -> None:
         """Let the loop call the events that these callbacks have."""
-        self._is_log_step = is_log_step
         if self._methods["start"]:
             hooks.at_start.append(self.start)
         if self._methods["step"]:
@@ -121,9 +119,7 @@ class Callbacks:
 
     def step(self, step: int) -> None:
         """Called after each step. Collective where a callback makes it so."""
-        self._view.is_log_step = self._is_log_step(step)
         self._call("step", self._view.logged.add)
-        self._view.is_log_step = False
 
     def evaluation(self, metrics: dict[str, float]) -> None:
         """Called with the metrics; add the values that callbacks log, the mean over all finite ones of all ranks. Collective."""
@@ -149,6 +145,7 @@ class Callbacks:
     def _call(self, event: str, sink: Sink | None, *arguments: Any) -> None:
         view = self._view
         view.event, view.sink = event, sink
+        view.is_log_step = event == "step" and view.trainer.is_log_step(view.step)
         for name, method in self._methods[event]:
             view.caller = name
             with callback_errors(name, event):

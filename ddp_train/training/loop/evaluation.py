@@ -76,8 +76,7 @@ def _evaluate_set(
     is_stopping: Callable[[], bool],
 ) -> dict[str, float] | None:
     model, objective = components.model, components.objective
-    modules = [module for module in (model, objective) if isinstance(module, nn.Module)]
-    world.copy_from_main([buffer for module in modules for buffer in module.buffers()])
+    world.copy_from_main([buffer for part in (model, objective) if isinstance(part, nn.Module) for buffer in part.buffers()])
     files = None
     if predictions is not None:
         assert isinstance(loader, PositionedEvaluationLoader)  # build refuses a stream, which has no order to write them in
@@ -86,27 +85,26 @@ def _evaluate_set(
         metric_object.reset()
     totals: dict[str, Tensor] = {}
     gave_up, skipped = False, 0
-    with _in_eval_mode(modules):
+    begins_batch()
+    batches = copied_ahead(iter(loader), world.device)
+    if components.forward_is_collective:
+        batches, is_stopping = in_lockstep(batches, world), on_any_rank(is_stopping, world)
+    for micro_batch in batches:
+        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
+            scores, rows, pair = components.evaluate_batch(batch, predicts=files is not None)
+        if files is not None:
+            skips = [bad.sample for bad in micro_batch.skipped]
+            files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
+        if pair is not None and micro_batch.counts:
+            metric.update(components.metrics, pair)
+        skipped += len(micro_batch.skipped)
+        for name, value in scores.items():
+            value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
+            totals[name] = totals.get(name, torch.zeros_like(value)) + (value if micro_batch.counts else 0)
+        gave_up = is_stopping()
+        if gave_up:
+            break  # only after the first batch: all ranks need the same names for the reduction
         begins_batch()
-        batches = copied_ahead(iter(loader), world.device)
-        if components.forward_is_collective:
-            batches, is_stopping = in_lockstep(batches, world), on_any_rank(is_stopping, world)
-        for micro_batch in batches:
-            with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
-                scores, rows, pair = components.evaluate_batch(batch, predicts=files is not None)
-            if files is not None:
-                skips = [bad.sample for bad in micro_batch.skipped]
-                files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
-            if pair is not None and micro_batch.counts:
-                metric.update(components.metrics, pair)
-            skipped += len(micro_batch.skipped)
-            for name, value in scores.items():
-                value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
-                totals[name] = totals.get(name, torch.zeros_like(value)) + (value if micro_batch.counts else 0)
-            gave_up = is_stopping()
-            if gave_up:
-                break  # only after the first batch: all ranks need the same names for the reduction
-            begins_batch()
     totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
     totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
     sums = _sum_over_ranks(totals, world)

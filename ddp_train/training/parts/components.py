@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -12,8 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.amp import Amp
+from ddp_train.checkpoint import codec
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, RunError, UserError
 from ddp_train.interfaces import (
     AnyObjective,
     Batch,
@@ -23,13 +28,14 @@ from ddp_train.interfaces import (
     Strategy,
     SupportsCompare,
     SupportsPredict,
+    SupportsState,
     SupportsTurnsAt,
     overrides,
 )
 from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.reader import LengthPlan
 from ddp_train.training.parts.compiled import Compiled
-from ddp_train.training.parts.metric import Metric, goals_of
+from ddp_train.training.parts.metric import Metric, of_set
 from ddp_train.training.parts.turn import Turn, make_turns
 from ddp_train.training.record.throughput import Throughput
 
@@ -42,7 +48,7 @@ class EvaluationParts:
     trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
     objective: AnyObjective
     amp: Amp
-    eval_loaders: Mapping[str, EvaluationLoader]  # by the names of the evaluation sets, that without a name first; {}: nothing is evaluated
+    eval_loaders: Mapping[str, EvaluationLoader]  # by the sets' names, "" (no name) first; {}: nothing is evaluated
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
     forward_is_collective: bool = False  # every forward is a collective
@@ -59,12 +65,13 @@ class EvaluationParts:
     @property
     def averaging(self) -> str | None:
         """The name of the callback that has other weights for evaluation; None: none has."""
-        return next((name for name, each in self.callbacks.items() if overrides(each, "evaluation_weights")), None)
+        return next((name for name, callback in self.callbacks.items() if overrides(callback, "evaluation_weights")), None)
 
     @property
     def goals(self) -> dict[str, Goal]:
         """Which way each metric is better, the headline one first: of each set the objective's, then those of `evaluation.metrics`."""
-        return goals_of(self.objective, self.metrics, self.eval_loaders)
+        goals = {**self.objective.goals, **{name: metric.goal for name, metric in self.metrics.items() if metric.goal is not None}}
+        return {of_set(set_name, name): goal for set_name in self.eval_loaders for name, goal in goals.items()}
 
     @property
     def eval_loader(self) -> EvaluationLoader | None:
@@ -116,9 +123,20 @@ class Components(EvaluationParts):
     # The run.
     total_steps: int
     throughput: Throughput
-    fresh_states: Mapping[str, Any]  # the states of the callbacks as they were made (`callbacks.fresh_states`)
+    fresh_states: dict[str, Any] = field(init=False)  # of the callbacks that have a state: as they were made
     answers: Mapping[str, Any]  # what the arguments that are `auto` came to, by their keys
     notes: Sequence[str]  # on what was done to the model, for the start of a run
+
+    def __post_init__(self) -> None:
+        self.fresh_states = {}
+        for name, callback in self.stateful_callbacks.items():
+            with callback_errors(name, "state_dict"):
+                self.fresh_states[name] = copy.deepcopy(callback.state_dict())
+
+    @property
+    def stateful_callbacks(self) -> dict[str, SupportsState]:
+        """The callbacks whose state a checkpoint has, by name."""
+        return {name: callback for name, callback in self.callbacks.items() if isinstance(callback, SupportsState)}
 
     def reshard(self) -> None:
         self.strategy.reshard(self.module)
@@ -157,12 +175,46 @@ class Components(EvaluationParts):
         """
         return self.train_loader.grad_accum_steps > 1 and self.strategy.zeroes_gradients_in_place(self.module)
 
-    def rebuilds_buckets_at_start(self) -> bool:
-        """Tell whether a run rebuilds its buckets when it begins, too."""
-        return self.strategy.has_buckets and (bool(self.turns) or self.zeroes_gradients_in_place())
-
     def rewrap(self, world: World) -> None:
         """Let the strategy wrap the model again, as other parameters are trained now. Collective."""
         self.module, self.turns = self.trained, {}
         gc.collect()  # the old module is in a reference cycle, and its hooks stay on the parameters as long as it lives
         self.module, self.turns = wrap(self.trained, self.objective, self.strategy, world)
+
+
+def callback_states(components: Components, world: World) -> dict[str, dict[str, Any]]:
+    """Return the callbacks' states by name. Collective. Raises RunError: they differ between ranks (of tensors, types and shapes count)."""
+    states = {name: callback.state_dict() for name, callback in components.stateful_callbacks.items()}
+    if states:
+        by_rank = world.gather({name: json.dumps(codec.encode(state, name)[0], sort_keys=True) for name, state in states.items()})
+        for rank, name in product(range(world.size), states):
+            if by_rank[rank][name] != by_rank[0][name]:
+                happened = f"its state_dict() is not the same on rank {rank} as on rank 0"
+                expected = "the same state on every rank: a checkpoint has one"
+                fix = "reduce it over the ranks in `save`, or leave it out"
+                raise RunError(key=f"callbacks.{name}", happened=happened, expected=expected, fix=fix)
+    return states
+
+
+def load_callback_states(components: Components, saved: Mapping[str, Any]) -> list[str]:
+    """Load each callback's state; where the checkpoint has none, its `fresh_states` one. Return a line for each that is new or gone."""
+    loading = components.stateful_callbacks
+    states = copy.deepcopy(components.fresh_states) | {**saved}
+    for name in loading.keys() & states.keys():
+        with callback_errors(name, "load_state_dict"):
+            loading[name].load_state_dict(states[name])
+    lines = [f"callbacks.{name} has no state in the checkpoint, and begins now" for name in loading if name not in saved]
+    return lines + [f"callbacks.{name} is gone, and its state in the checkpoint with it" for name in saved if name not in loading]
+
+
+@contextmanager
+def callback_errors(name: str, method: str) -> Iterator[None]:
+    """Add the name of the callback and of its method to an error of the block."""
+    try:
+        yield
+    except UserError as error:
+        error.key = error.key or f"callbacks.{name}"
+        raise
+    except Exception as error:
+        error.add_note(f"config key: callbacks.{name} (in its `{method}`)")
+        raise

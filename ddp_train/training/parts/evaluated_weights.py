@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import MemoryKey, describe, is_sharded, local_rows, plain_name, shard_like
-from ddp_train.training.parts.callback_state import callback_errors
-from ddp_train.training.parts.components import Components, EvaluationParts
+from ddp_train.training.parts.components import Components, EvaluationParts, callback_errors
 from ddp_train.traits import has_modes
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ from ddp_train.interfaces import AnyObjective, Goal, SupportsCompare, describe, 
 from ddp_train.training.instantiate import instantiate
 
 logger = logging.getLogger(__name__)
+
+_OF_LAST_BATCHES = "torchmetrics.wrappers.running"
 
 
 class KeptMetric:
@@ -63,7 +65,7 @@ class KeptMetric:
         kept = map_tensors(lambda tensor: tensor.to(device), [state[1] for state in states])
         for place, part in enumerate(self._parts):
             for name, reduction in part._reductions.items():
-                setattr(part, name, _joined([each[place][name] for each in kept], reduction, samples))
+                setattr(part, name, _joined([state[place][name] for state in kept], reduction, samples))
             part._computed = None
         return self._metric.compute()
 
@@ -136,22 +138,13 @@ def build_metrics(nodes: Mapping[str, Any], objective: AnyObjective, world: Worl
     if taken := [name for name in wanted if name in objective.goals]:
         happened = f"{type(objective).__name__} has a metric of this name"
         raise ConfigError(key=f"{EVALUATION_METRICS}.{taken[0]}", happened=happened, expected="another name")
-    made = {name: instantiate(node, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, node in wanted.items()}
-    return {name: as_metric(each, name, world.device) for name, each in made.items()}
+    candidates = {name: instantiate(node, key=f"{EVALUATION_METRICS}.{name}", answers=answers) for name, node in wanted.items()}
+    return {name: as_metric(candidate, name, world.device) for name, candidate in candidates.items()}
 
 
-def goals_of(objective: AnyObjective, metrics: Mapping[str, Metric], sets: Iterable[str]) -> dict[str, Goal]:
-    """Return which way each metric of the evaluation sets is better, where it has a direction."""
-    goals = {**objective.goals, **{name: metric.goal for name, metric in metrics.items() if metric.goal is not None}}
-    return {of_set(part, name): goal for part in sets for name, goal in goals.items()}
-
-
-def of_set(part: str, name: str) -> str:
-    """Return what a metric is called in the record: as it is for the evaluation data without a name."""
-    return f"{part}/{name}" if part else name
-
-
-_OF_LAST_BATCHES = "torchmetrics.wrappers.running"
+def of_set(set_name: str, name: str) -> str:
+    """Return the name of an evaluation set's metric in a record: its own where the set has no name."""
+    return f"{set_name}/{name}" if set_name else name
 
 
 def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
@@ -220,9 +213,9 @@ def results(metrics: Mapping[str, Metric], world: World) -> dict[str, float]:
 
 
 def _value(name: str, metric: Metric, states: Sequence[Any]) -> dict[str, float]:
-    given = [state for state in states if state is not None]
+    known_states = [state for state in states if state is not None]
     try:
-        return _numbers(name, metric.result(given)) if given else {}
+        return _numbers(name, metric.result(known_states)) if known_states else {}
     except Exception as error:  # of the user's code
         happened = f"{type(error).__name__}: {error}"
         expected = "a metric whose value is a number, a row of numbers, or a dict of them"
@@ -234,7 +227,7 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
     if isinstance(value, Mapping):
         return {key: number for part, inner in value.items() for key, number in _numbers(f"{name}_{part}", inner).items()}
     if isinstance(value, Tensor) and value.ndim == 1 and len(value) > 1:
-        return {f"{name}_{place}": float(each) for place, each in enumerate(value.tolist())}
+        return {f"{name}_{place}": float(number) for place, number in enumerate(value.tolist())}
     if isinstance(value, Tensor) and value.numel() != 1:
         raise TypeError(f"gave a tensor {list(value.shape)}, and not a number, a row of them or a dict")
     return {name: float(value)}

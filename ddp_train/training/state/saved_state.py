@@ -24,8 +24,7 @@ from ddp_train.checkpoint.save import Content
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import MemoryKey, is_sharded, map_tensors, memory_key, named_parameters, plain_name, tensors_of
-from ddp_train.training.parts import callback_state
-from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.components import Components, callback_states, load_callback_states
 from ddp_train.training.parts.evaluated_weights import SetAside, averages, training_mode
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import data_identity
@@ -71,7 +70,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         "optimizer_class": class_of(components.optimizer),
         "optimizer_parameters": parameter_names(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
-        "callbacks": callback_state.states(components.callbacks, world),
+        "callbacks": callback_states(components, world),
         **({"parameters_in_training": list(aside.trained)} if aside.trained else {}),
         # These are evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
         "averages": dict(averages(components)),
@@ -157,7 +156,7 @@ def _load_shared(checkpoint: Path, shared: Mapping[str, Any], components: Compon
         fix = "resume=never, or the configuration that it was saved with"
         raise UserError(key="resume", happened=happened, expected="a checkpoint of the same configuration", fix=fix)
     differences += _compare_rates(rates, [float(group["lr"]) for group in optimizer.param_groups])
-    differences += callback_state.load_states(components.callbacks, shared["callbacks"], components.fresh_states)
+    differences += load_callback_states(components, shared["callbacks"])
     world.print(*differences)
 
 
