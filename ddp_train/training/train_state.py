@@ -31,7 +31,7 @@ class WindowSums:
             return zeros
         logged: dict[str, list[float]] = {}
         for name, parts in chain.from_iterable(window.logged.items() for window in windows):
-            logged[name] = [before + part for before, part in zip(logged.get(name, [0.0] * len(parts)), parts, strict=True)]
+            logged[name] = [total + part for total, part in zip(logged.get(name, [0.0] * len(parts)), parts, strict=True)]
         return replace(
             zeros,
             losses=_sum_columns(window.losses for window in windows),

@@ -31,12 +31,12 @@ def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConf
     assert config.blocks is not None
     if lacks := torch_internals.missing(torch_internals.OF_CHECKPOINTING):
         raise ConfigError(key=_KEY, happened=lacks[0], fix=f"{_KEY}=off")
-    found = blocks_of(model, config.blocks, key=f"{_KEY}.blocks")
-    if not found:
+    blocks = blocks_of(model, config.blocks, key=f"{_KEY}.blocks")
+    if not blocks:
         happened = f"is auto, and nothing repeats in the {type(model).__name__}"
         raise conflict(f"{_KEY}.blocks", happened, f"[CLASS], or {_KEY}=off", expected="names of classes of the model's parts")
     saved = [overload for name in config.save_ops for overload in _operation(name)]
-    chosen = [module for number, module in enumerate(found.values()) if number % config.every == 0]
+    chosen = [module for number, module in enumerate(blocks.values()) if number % config.every == 0]
     classes: dict[type[nn.Module], type[nn.Module]] = {}
     for module in chosen:
         kind = type(module)
@@ -44,16 +44,17 @@ def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConf
         module.__class__ = classes[kind]
     names = join_few(sorted({kind.__name__ for kind in classes}))
     kept = f", all but the results of {len(config.save_ops)} operations" if saved else ""
-    return f"memory   {len(chosen)} of {len(found)} blocks ({names}) are computed again in backward{kept}"
+    return f"memory   {len(chosen)} of {len(blocks)} blocks ({names}) are computed again in backward{kept}"
 
 
 def _operation(name: str) -> list[Any]:
     """Return the overloads of one of torch's operations: `aten.mm`, or `aten.mm.default` for one of them."""
-    found: Any = torch.ops
+    operation: Any = torch.ops
     try:
         for part in name.removeprefix("torch.ops.").split("."):
-            found = getattr(found, part)
-        return [found] if isinstance(found, torch._ops.OpOverload) else [getattr(found, each) for each in found.overloads()]
+            operation = getattr(operation, part)
+        is_overload = isinstance(operation, torch._ops.OpOverload)
+        return [operation] if is_overload else [getattr(operation, overload) for overload in operation.overloads()]
     except (AttributeError, RuntimeError):
         expected = "names below torch.ops: aten.mm, aten._scaled_dot_product_flash_attention"
         raise ConfigError(key=f"{_KEY}.save_ops", happened=f"torch has no operation {name}", expected=expected) from None
@@ -65,17 +66,17 @@ def _checkpointed(kind: Any, saved: list[Any]) -> type[nn.Module]:
     if saved and _HOOKS in inspect.signature(checkpoint).parameters:
         contexts[_HOOKS] = True
 
-    def forward(self: Any, *given: Any, **named: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return kind.forward(self, *given, **named)
-        return checkpoint(self._forward_once_or_again, *given, use_reentrant=False, **contexts, **named)
+            return kind.forward(self, *args, **kwargs)
+        return checkpoint(self._forward_once_or_again, *args, use_reentrant=False, **contexts, **kwargs)
 
-    def forward_once_or_again(self: Any, *given: Any, **named: Any) -> Any:
+    def forward_once_or_again(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A graph that is compiled has its changes of buffers once; else backward is where it is computed again.
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
-            return kind.forward(self, *given, **named)
+            return kind.forward(self, *args, **kwargs)
         with _unchanged_buffers(self):
-            return kind.forward(self, *given, **named)
+            return kind.forward(self, *args, **kwargs)
 
     own: dict[str, Callable[..., Any]] = {"forward": forward, "_forward_once_or_again": forward_once_or_again}
     return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__})

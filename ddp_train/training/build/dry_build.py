@@ -43,8 +43,8 @@ def measure(config: RunConfig) -> Sizes:
     # torch keeps its compiler away from this method, and imports it for that, which takes a second: nothing is compiled here.
     Optimizer.add_param_group = inspect.unwrap(Optimizer.add_param_group)  # type: ignore[method-assign]
     components = build(config, alone("meta"))
-    if config.init_from is not None and (given := Path(config.init_from)).exists() and not config.runs_before():
-        fit(given, components.model, config.init_from_keys, is_strict=config.init_from_strict)
+    if config.init_from is not None and (weights := Path(config.init_from)).exists() and not config.runs_before():
+        fit(weights, components.model, config.init_from_keys, is_strict=config.init_from_strict)
     parameters = list(components.model.parameters())
     ranks = config.batch.world_size
     memory = components.strategy.rank_memory(components.trained, ranks)

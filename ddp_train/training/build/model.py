@@ -37,10 +37,10 @@ def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, 
 
     def make() -> nn.Module:
         seed_all(config.seed)
-        made = instantiate(config.model, key="model", answers=answers)
-        if not isinstance(made, nn.Module):
-            raise ConfigError(key="model._target_", happened=f"gave a {type(made).__name__}", expected="a torch.nn.Module")
-        return made
+        model = instantiate(config.model, key="model", answers=answers)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(key="model._target_", happened=f"gave a {type(model).__name__}", expected="a torch.nn.Module")
+        return model
 
     model = make_without_values(make) if is_filled and not world.is_main else None
     if model is None:
@@ -125,8 +125,8 @@ def use_precision(config: PrecisionConfig) -> None:
 
 def shared_dtype(world: World) -> str | None:
     """Return what `amp.dtype=auto` means for all ranks: half precision where each device has it. Collective."""
-    found = set(world.gather(best_dtype(world.device)))
-    return found.pop() if len(found) == 1 else None
+    dtypes = set(world.gather(best_dtype(world.device)))
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def use_plain_names(model: nn.Module) -> None:
@@ -182,11 +182,11 @@ def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
     It would where its constructor reads a value, draws random numbers on a device that it names, or keeps a tensor that stays empty,
     for it is neither parameter nor buffer.
     """
-    before = _meta_tensors()
+    earlier_tensors = _meta_tensors()
     try:
         with torch.device("meta"):
             model = make()
-        own = {id(tensor) for tensor in _own(model)}
+        state_ids = {id(tensor) for tensor in _own(model)}
         drawn = torch.get_rng_state()
         seed = torch.initial_seed()
         torch.manual_seed(seed)
@@ -195,7 +195,7 @@ def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
         if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
             raise ValueError("it has parameters of a class of their own")
         gc.collect()
-        if not _meta_tensors().keys() <= before.keys() | own:
+        if not _meta_tensors().keys() <= earlier_tensors.keys() | state_ids:
             raise ValueError("it keeps tensors that are neither parameters nor buffers")
     except Exception as error:
         logger.info("the model is made with values on this rank, too: %s: %s", type(error).__name__, str(error).partition("\n")[0])
@@ -209,4 +209,4 @@ def _own(model: nn.Module) -> list[Tensor]:
 
 def _meta_tensors() -> dict[int, Tensor]:
     """Return all tensors of this process that have no values, by their identities, which last as long as the result."""
-    return {id(each): each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.is_meta}
+    return {id(item): item for item in gc.get_objects() if issubclass(type(item), Tensor) and item.is_meta}

@@ -51,12 +51,12 @@ def untouched(components: Components, device: torch.device) -> Iterator[None]:
     buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
     copies = [buffer.detach().clone() for buffer in buffers]
     dicts = [vars(owner) for owner in [*modules, objective] if hasattr(owner, "__dict__")] + [module._buffers for module in modules]
-    before = [dict(attributes) for attributes in dicts]
+    saved_dicts = [dict(attributes) for attributes in dicts]
     streams = random_state(device)
     yield  # an error ends the run, and a GPU that failed could not copy
     components.reshard()
     set_random_state(streams, device)
-    for now, then in zip(dicts, before, strict=True):
+    for now, then in zip(dicts, saved_dicts, strict=True):
         now.clear()
         now.update(then)
     with torch.no_grad():

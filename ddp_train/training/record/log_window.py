@@ -29,7 +29,7 @@ class Reading:
 
     totals: list[float]  # the loss of each step over all ranks, not divided by anything
     weights: list[float]  # of each step's global batch
-    norms: list[float]  # of the gradient, root mean square over the ranks; of the steps not judged yet, where a step depends on it
+    norms: list[float]  # gradient norms of the steps not judged yet, root mean square over the ranks; [] where no step depends on its norm
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `totals`
@@ -41,7 +41,6 @@ class LogWindow:
     """The steps since the last log step.
 
     Args:
-        device: where the losses are kept.
         sums: from a checkpoint between two log steps, so that the next record is that of a run that never stopped.
         turns: the names of the objective's turns.
         own_weights: the tensors that `end_step` gets are of this rank's part of the batch alone, and not of all of it.
@@ -59,7 +58,7 @@ class LogWindow:
         self._weights: list[float | Tensor] = list(sums.weights)
         self.skipped = sums.skipped  # samples on this rank
         self.skipped_steps = sums.skipped_steps
-        self.norms: list[Tensor] = []  # of the gradient, of the steps not judged yet; only where a step depends on it
+        self.norms: list[Tensor] = []  # gradient norms of the steps not judged yet; only where a step depends on its norm
         self.num_judged = len(sums.weights)  # steps that `LossMonitor` has judged; all steps of a checkpoint are
         self._start()
 

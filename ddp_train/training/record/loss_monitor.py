@@ -47,7 +47,6 @@ class LossMonitor:
         """Judge the steps of the window that were not judged yet.
 
         Args:
-            reading: the result of `window.read`.
             is_scaled: a loss scaler leaves out the steps whose gradient is not finite, as it should; they are not reported.
 
         Returns the mean loss of all its steps over all ranks; NaN where none of them counts.
@@ -108,29 +107,29 @@ class LossMonitor:
         )
 
     def _judge_spike(self, get_step: Callable[[], _Step], state: TrainState, loss: float, turns: str) -> None:
-        before = state.losses.get(turns, [])  # of steps with the same turns: others have another loss
-        zscore = robust_zscore(loss, before)
+        earlier = state.losses.get(turns, [])  # of steps with the same turns: others have another loss
+        zscore = robust_zscore(loss, earlier)
         if zscore is not None and self.spike_zscore is not None and zscore >= self.spike_zscore:
             step = get_step()
             event = step.event("spike", loss=loss, zscore=round(zscore, 3))
-            median = statistics.median(before)
+            median = statistics.median(earlier)
             happened = f"the loss {loss:.4g} at step {step.number} is a spike, z-score {zscore:.1f} over the median {median:.4g}"
-            happened += f" of the {len(before)} steps before{f' of {turns}' if turns else ''}; {step.samples_text()}"
+            happened += f" of the {len(earlier)} steps before{f' of {turns}' if turns else ''}; {step.samples_text()}"
             if self.on_spike == "rewind":
                 raise Rewind(event, happened)
             self.log_event(event, happened)
-        state.losses[turns] = [*before, loss][-_HISTORY:]
+        state.losses[turns] = [*earlier, loss][-_HISTORY:]
 
 
-def robust_zscore(loss: float, before: Sequence[float]) -> float | None:
+def robust_zscore(loss: float, earlier: Sequence[float]) -> float | None:
     """Return by how many robust standard deviations a loss is above the losses before it; None: these are too few.
 
     Median and MAD instead of mean and standard deviation, which an earlier spike would move (Iglewicz & Hoaglin 1993).
     """
-    if len(before) < _MIN_HISTORY:
+    if len(earlier) < _MIN_HISTORY:
         return None
-    median = statistics.median(before)
-    spread = 1.4826 * statistics.median(abs(value - median) for value in before)
+    median = statistics.median(earlier)
+    spread = 1.4826 * statistics.median(abs(value - median) for value in earlier)
     floor = max(_MIN_SPREAD * abs(median), 1e-12)
     return (loss - median) / max(spread, floor)
 

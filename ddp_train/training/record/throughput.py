@@ -30,6 +30,49 @@ _MEMORY = ("device/memory_gib", "device/reserved_gib", "device/host_gib")
 NAMES = (*_RATES, *_MEMORY)
 """Names in a training record whose values depend on the machine: they differ when the run is done again."""
 
+_TYPES = ("float32", "tf32", "bfloat16", "float16")
+_PEAKS: dict[str, tuple[float | None, ...]] = {
+    r"GB200|GB300": (80, 1250, 2500, 2500),
+    r"B200|B300.*": (75, 1125, 2250, 2250),
+    r"H20": (44, 74, 148, 148),
+    r"GH200.*|H[18]00( \d+GB HBM3)?|H200": (67, 494.7, 989.4, 989.4),
+    r"H100 NVL|H200 NVL": (60, 417.5, 835.5, 835.5),
+    r"H[18]00 PCIe": (51, 378, 756, 756),
+    r"A100.*|A800-SXM4.*|A800 \d+GB PCIe": (19.5, 156, 312, 312),
+    r"A30": (10.3, 82, 165, 165),
+    r"A40": (37.4, 74.8, 149.7, 149.7),
+    r"A10": (31.2, 62.5, 125, 125),
+    r"L40S": (91.6, 183, 362.05, 362.05),
+    r"L40": (90.5, 90.5, 181.05, 181.05),
+    r"L4": (30.3, 60, 121, 121),
+    r"V100-SXM.*": (15.7, None, None, 125),
+    r"V100-PCIE.*": (14, None, None, 112),
+    r"T4": (8.1, None, None, 65),
+    r"RTX 5090": (104.8, 104.8, 209.5, 209.5),
+    r"RTX 4090": (82.6, 82.6, 165.2, 165.2),
+    r"RTX 3090": (35.6, 35.6, 71, 71),
+    r"RTX A6000": (38.7, 77.4, 154.8, 154.8),
+    r"RTX 6000 Ada Generation": (91.1, 182.1, 364.2, 364.2),
+    r"AMD Instinct MI300X": (163.4, 653.7, 1307.4, 1307.4),
+}
+"""Dense matrix products in TFLOP/s in each of `_TYPES`, from the maker's data sheets; None: no units for this type, or no number published.
+
+The keys are names of `torch.cuda.get_device_name` without the brand. Without sparsity, by which datasheets often double the numbers.
+
+Sources:
+    B200, B300: NVIDIA HGX datasheets, an eighth of the platform. GB200, GB300: those of the NVL72, a 72nd of the rack.
+    H800, A800: as H100 and A100, but for float64 and the links. H20: its datasheet.
+    H100, GH200, H200: the datasheet of each; SXM, NVL and PCIe differ.
+    A100, A30, A40, A10, L40S, L40, L4, V100, T4: the datasheet of each.
+    RTX 5090: NVIDIA RTX Blackwell GPU architecture, appendix. RTX 4090, RTX 6000 Ada: NVIDIA Ada GPU architecture, appendix.
+    RTX 3090, RTX A6000: NVIDIA Ampere GA102 GPU architecture, appendix.
+    MI300X: AMD Instinct MI300X data sheet.
+Compared with its document: L40S and L40; H100 and A100 in bfloat16 with the tables of other projects. The others have still to be compared.
+Those of the RTX cards are with sums in float32, as PyTorch takes them: in float16 some of them are twice as fast.
+"""
+
+_BRAND = re.compile(r"^(NVIDIA |Tesla |GeForce )*")
+
 
 @dataclass(eq=False)
 class Throughput:
@@ -161,50 +204,6 @@ def _report_no_mfu(error: Exception, world: World) -> None:
     if world.is_main:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         print(f"mfu      left out: the operations of a step cannot be counted ({why})", flush=True)
-
-
-_TYPES = ("float32", "tf32", "bfloat16", "float16")
-_PEAKS: dict[str, tuple[float | None, ...]] = {
-    r"GB200|GB300": (80, 1250, 2500, 2500),
-    r"B200|B300.*": (75, 1125, 2250, 2250),
-    r"H20": (44, 74, 148, 148),
-    r"GH200.*|H[18]00( \d+GB HBM3)?|H200": (67, 494.7, 989.4, 989.4),
-    r"H100 NVL|H200 NVL": (60, 417.5, 835.5, 835.5),
-    r"H[18]00 PCIe": (51, 378, 756, 756),
-    r"A100.*|A800-SXM4.*|A800 \d+GB PCIe": (19.5, 156, 312, 312),
-    r"A30": (10.3, 82, 165, 165),
-    r"A40": (37.4, 74.8, 149.7, 149.7),
-    r"A10": (31.2, 62.5, 125, 125),
-    r"L40S": (91.6, 183, 362.05, 362.05),
-    r"L40": (90.5, 90.5, 181.05, 181.05),
-    r"L4": (30.3, 60, 121, 121),
-    r"V100-SXM.*": (15.7, None, None, 125),
-    r"V100-PCIE.*": (14, None, None, 112),
-    r"T4": (8.1, None, None, 65),
-    r"RTX 5090": (104.8, 104.8, 209.5, 209.5),
-    r"RTX 4090": (82.6, 82.6, 165.2, 165.2),
-    r"RTX 3090": (35.6, 35.6, 71, 71),
-    r"RTX A6000": (38.7, 77.4, 154.8, 154.8),
-    r"RTX 6000 Ada Generation": (91.1, 182.1, 364.2, 364.2),
-    r"AMD Instinct MI300X": (163.4, 653.7, 1307.4, 1307.4),
-}
-"""Dense matrix products in TFLOP/s in each of `_TYPES`, from the maker's data sheets; None: no units for this type, or no number published.
-
-The keys are names of `torch.cuda.get_device_name` without the brand. Without sparsity, by which datasheets often double the numbers.
-
-Sources:
-    B200, B300: NVIDIA HGX datasheets, an eighth of the platform. GB200, GB300: those of the NVL72, a 72nd of the rack.
-    H800, A800: as H100 and A100, but for float64 and the links. H20: its datasheet.
-    H100, GH200, H200: the datasheet of each; SXM, NVL and PCIe differ.
-    A100, A30, A40, A10, L40S, L40, L4, V100, T4: the datasheet of each.
-    RTX 5090: NVIDIA RTX Blackwell GPU architecture, appendix. RTX 4090, RTX 6000 Ada: NVIDIA Ada GPU architecture, appendix.
-    RTX 3090, RTX A6000: NVIDIA Ampere GA102 GPU architecture, appendix.
-    MI300X: AMD Instinct MI300X data sheet.
-Compared with its document: L40S and L40; H100 and A100 in bfloat16 with the tables of other projects. The others have still to be compared.
-Those of the RTX cards are with sums in float32, as PyTorch takes them: in float16 some of them are twice as fast.
-"""
-
-_BRAND = re.compile(r"^(NVIDIA |Tesla |GeForce )*")
 
 
 def peak_of(device: torch.device, amp: Amp, model: nn.Module, *, cast: torch.dtype | None = None) -> float | None:
