@@ -173,14 +173,12 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
     if checkpoint is None and config.init_from is not None:
         from ddp_train.training.state.initial_weights import load_initial_weights
 
-        begun = Path(config.init_from)
+        weights, meaning = Path(config.init_from), components.data_identity["meaning"]
         if config.init_from_strict and world.is_main:
-            accepted, own = config.accept_changed_data, components.data_identity["meaning"]
-            for line in require_meaning(own, known_meaning(begun), key="init_from", accepted=accepted):
-                print(f"{line}; accepted", flush=True)
-        lines = load_initial_weights(begun, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
-        if world.is_main:
-            print(*lines, sep="\n", flush=True)
+            changes = require_meaning(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
+            world.print(*(f"{line}; accepted" for line in changes))
+        lines = load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
+        world.print(*lines)
     if checkpoint is None:
         components.strategy.start_training(components.trained, {}, weights_are_equal=True)
     if job.checkpoint is not None:

@@ -75,19 +75,12 @@ def build_model_and_objective(
             model = build_model(config, world, answers)  # a user's own may copy its values
             set_random_state(streams, _HOST)
         objective.bind_model(model)
-    if isinstance(objective, BorrowsWeights):
-        _borrow(objective, world)
+    if isinstance(objective, BorrowsWeights) and world.device.type != "meta":  # on which there is nothing to load into
+        from ddp_train.training.state.initial_weights import load_initial_weights
+
+        for part, source in objective.borrows.items():
+            world.print(*load_initial_weights(Path(source), getattr(objective, part), world, renames={}, is_strict=True))
     return model, objective, Joint(model, objective) if has_state(objective) else model
-
-
-def _borrow(objective: BorrowsWeights, world: World) -> None:
-    """Load the weights of others that an objective begins with. Collective; on the device `meta` there is nothing to load into."""
-    from ddp_train.training.state.initial_weights import load_initial_weights
-
-    for part, source in objective.borrows.items() if world.device.type != "meta" else ():
-        lines = load_initial_weights(Path(source), getattr(objective, part), world, renames={}, is_strict=True)
-        if world.is_main:
-            print(*lines, sep="\n", flush=True)
 
 
 def has_state(objective: AnyObjective) -> bool:

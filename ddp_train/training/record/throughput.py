@@ -201,9 +201,8 @@ def measure(world: World, objective: AnyObjective, trained: nn.Module, *, source
 
 def _report_no_mfu(error: Exception, world: World) -> None:
     logger.debug("no mfu", exc_info=error)
-    if world.is_main:
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        print(f"mfu      left out: the operations of a step cannot be counted ({why})", flush=True)
+    why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    world.print(f"mfu      left out: the operations of a step cannot be counted ({why})")
 
 
 def peak_of(device: torch.device, amp: Amp, model: nn.Module, *, cast: torch.dtype | None = None) -> float | None:
