@@ -81,10 +81,8 @@ def run_agent(options: AgentOptions, arguments: list[str], *, environment: Mappi
     if received:
         return INTERRUPTED if signal.SIGINT in received else TERMINATED
     if code < 0:
-        print(
-            f"\nThe run failed: its agent (pid {agent.pid}) was ended by {signal.Signals(-code).name}; its ranks ended with it",
-            file=sys.stderr,
-        )
+        killer = signal.Signals(-code).name
+        print(f"\nThe run failed: its agent (pid {agent.pid}) was ended by {killer}; its ranks ended with it", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 

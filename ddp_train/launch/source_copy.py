@@ -152,13 +152,9 @@ def _python_files(top: Path) -> Iterator[Path]:
         yield from (here / name for name in sorted(names) if name.endswith(".py"))
 
 
-def _is_of_a_run(root: Path, folder: Path) -> bool:
-    return folder != root and (_is_run(folder) or _is_of_a_run(root, folder.parent))
-
-
 @cache
-def _is_run(folder: Path) -> bool:
-    return any((folder / mark).exists() for mark in _RUN_HAS)
+def _is_of_a_run(root: Path, folder: Path) -> bool:
+    return folder != root and (any((folder / mark).exists() for mark in _RUN_HAS) or _is_of_a_run(root, folder.parent))
 
 
 def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> int:

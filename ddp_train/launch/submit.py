@@ -217,8 +217,6 @@ class EngineSlot:
 
 
 def slots(folder: Path, count: int) -> Sequence[EngineSlot]:
-    @cache
-    def take_code(limit_mib: int) -> Code:
-        return source_copy.copy_source_for_several(folder / "launch", limit_mib=limit_mib)
-
+    """Return slots that share one copy of the source."""
+    take_code = cache(lambda limit_mib: source_copy.copy_source_for_several(folder / "launch", limit_mib=limit_mib))
     return [EngineSlot(take_code) for _ in range(count)]

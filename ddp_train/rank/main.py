@@ -59,7 +59,7 @@ def main(load_cli: Callable[[], Any], words: Sequence[str]) -> int:
 
         run_fresh_rank()
     try:
-        group = Group.meet(StartedBy.of(os.environ), words)
+        group = Group.meet(os.environ, words)
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
@@ -73,75 +73,66 @@ def main(load_cli: Callable[[], Any], words: Sequence[str]) -> int:
     return code
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartedBy:
-    """Who started the agent of this process, and what for. None of the three: a node program, for a sweep on several machines."""
-
-    job: Job | None  # `ddp-train`, for this job
-    sweep_group: Path | None  # the launcher of a sweep, which sends its jobs to this folder
-    is_users_torchrun: bool  # a person, for what was typed there
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> StartedBy:
-        job, group = environment.get(handover.JOB), environment.get(handover.GROUP)
-        return cls(
-            job=None if job is None else Job.from_json(job),
-            sweep_group=None if group is None else Path(group),
-            is_users_torchrun=job is None and group is None and handover.NODE not in environment,
-        )
-
-
+@dataclass(kw_only=True)
 class Group:
     """The worker group of an attempt, as seen from one of its processes.
 
-    An agent of ours says what they are for (`StartedBy`); under torchrun rank 0 says it in the store: one run, a sweep, or nothing
-    (`--help`).
+    An agent of ours says what they are for: a job, or the jobs of a launcher. Otherwise rank 0 says it in the store: one run, a sweep, or
+    nothing (`--help`).
     """
 
-    def __init__(self, started_by: StartedBy, words: Sequence[str], attempt: Attempt, *, final_code: int | None) -> None:
-        self._started_by, self._words, self._attempt = started_by, words, attempt
-        self._final_code = final_code  # of the attempt before, after which there is nothing to try again
+    job: Job | None
+    sweep_group: Path | None  # the folder with the socket through which the launcher of a sweep sends its jobs
+    is_users_torchrun: bool  # a person started the agent
+    words: Sequence[str]  # the command line
+    attempt: Attempt
+    final_code: int | None  # of the attempt before, after which there is nothing to try again
+
+    def __post_init__(self) -> None:
         self._leader: Leader | None = None
         self._member: Member | None = None  # of a sweep under a user's torchrun; on rank 0 the leader
         self._is_announced = False
         self._leaves_within_s = LEAVE_WITHIN_S
 
     @classmethod
-    def meet(cls, started_by: StartedBy, words: Sequence[str]) -> Group:
+    def meet(cls, environment: Mapping[str, str], words: Sequence[str]) -> Group:
         """Meet the other ranks, and make way for what this attempt writes. Collective. Raises UserError: a rank did not come."""
+        job = Job.from_json(environment[handover.JOB]) if handover.JOB in environment else None
+        sweep_group = Path(environment[handover.GROUP]) if handover.GROUP in environment else None
         rank, size = torchrun_env.rank(), torchrun_env.world_size()
         note = restart_note.recall_run()
         # Whether a failure here has started the ranks again, and not a machine that came or went.
         follows_failure = note is not None and torchrun_env.restart_count() > note.restarts
         final_code = None
-        if note is not None and rank == 0 and started_by.job is not None:  # before any rank of this attempt can fail
+        if note is not None and rank == 0 and job is not None:  # before any rank of this attempt can fail
             _make_way(note.folder, size, follows_failure=follows_failure)
         attempt = agree_on_attempt(join_store(), rank, size, remembered=None if note is None else note.folder)
-        if attempt.remembered is not None and rank == 0 and started_by.job is None:
+        if attempt.remembered is not None and rank == 0 and job is None:
             final_code = _make_way(attempt.remembered, size, follows_failure=follows_failure)
-        return cls(started_by, words, attempt, final_code=final_code)
+        is_users = not {handover.JOB, handover.GROUP, handover.NODE} & environment.keys()
+        return cls(job=job, sweep_group=sweep_group, is_users_torchrun=is_users, words=words, attempt=attempt, final_code=final_code)
 
     def serve(self, load_cli: Callable[[], Any]) -> int:
         """Do what the processes are for, to its end, and return the exit code."""
-        remembered = self._attempt.remembered
-        if (job := self._started_by.job) is not None:
+        remembered = self.attempt.remembered
+        if (job := self.job) is not None:
             if remembered is not None:  # this attempt begins where the one before it had got to
                 job = replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
             return self._as_rank(job)
-        if self._started_by.sweep_group is not None:
+        if self.sweep_group is not None:
             from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
 
-            if self._attempt.rank != 0:
-                return Member(self._attempt).follow()
-            return serve(Leader(self._attempt), self._started_by.sweep_group)
-        if self._attempt.rank != 0:
+            if self.attempt.rank != 0:
+                return Member(self.attempt).follow()
+            return serve(Leader(self.attempt), self.sweep_group)
+        if self.attempt.rank != 0:
             return self._follow()
-        if self._final_code is not None:
-            self._announce({"exit_code": self._final_code})
-            return self._final_code
+        if self.final_code is not None:
+            self._announce({"exit_code": self.final_code})
+            return self.final_code
         launcher = Launcher(run=self._run, slots=self._slots)
         try:
-            return int(load_cli().resume(remembered, launcher) if remembered else load_cli().run(self._words, launcher))
+            return int(load_cli().resume(remembered, launcher) if remembered else load_cli().run(self.words, launcher))
         finally:
             if self._leader is not None:
                 self._leader.leave()
@@ -150,16 +141,15 @@ class Group:
 
     def end_agent(self) -> None:
         """End a user's torchrun where its sweep was stopped."""
-        if self._member is not None and self._started_by.is_users_torchrun:
-            member = self._member
+        if (member := self._member) is not None and self.is_users_torchrun:
             end_agent(lambda: member.is_stopping)
 
     def leave(self) -> None:
-        leave(self._attempt.store, self._attempt.rank, self._attempt.size, within_s=self._leaves_within_s)
+        leave(self.attempt.store, self.attempt.rank, self.attempt.size, within_s=self._leaves_within_s)
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
-        counts_anew = job.checkpoint is not None and not self._attempt.remembered
+        counts_anew = job.checkpoint is not None and not self.attempt.remembered
         if no_progress := close_last_attempt(job.run_folder, counts_anew=counts_anew):
             screen = no_progress.screen(job.run_folder)
             print(screen, file=sys.stderr, flush=True)
@@ -184,34 +174,32 @@ class Group:
 
         restart_note.remember_run(folder)
         self._announce({"sweep": str(folder)})
-        self._member = self._leader = Leader(self._attempt)
+        self._member = self._leader = Leader(self.attempt)
         return [self._leader]
 
     def _follow(self) -> int:
         """Take part in what rank 0 announces (other ranks)."""
-        announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
+        announced = json.loads(wait_for(self.attempt.store, _COMMAND_KEY))
         if "sweep" in announced:
             from ddp_train.rank.sweep_member import Member
 
             restart_note.remember_run(Path(announced["sweep"]))
-            self._member = Member(self._attempt)
+            self._member = Member(self.attempt)
             return self._member.follow()
         return self._as_rank(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
 
     def _announce(self, command: Mapping[str, Any]) -> None:
         self._is_announced = True
-        self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
+        self.attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
     def _as_rank(self, job: Job) -> int:
         if job.program:
             self._leaves_within_s = _LEAVES_PROGRAM_WITHIN_S
-            code: int = locate(job.program)(self._attempt, job)
-            return code
+            return int(locate(job.program)(self.attempt, job))
         restart_note.remember_run(Path(job.checkpoint) if job.checkpoint else job.run_folder.root)
-        is_users_torchrun = self._started_by.is_users_torchrun
-        if is_users_torchrun and torchrun_env.num_nodes() > 1 and not _compare_machines(self._attempt.store, job, self._words):
+        if self.is_users_torchrun and torchrun_env.num_nodes() > 1 and not _compare_machines(self.attempt.store, job, self.words):
             return ENVIRONMENT_REFUSES
-        return run_rank(job, self._attempt.store, self._attempt.rank, self._attempt.size, is_users_agent=is_users_torchrun)
+        return run_rank(job, self.attempt.store, self.attempt.rank, self.attempt.size, is_users_agent=self.is_users_torchrun)
 
 
 def _make_way(remembered: Path, size: int, *, follows_failure: bool) -> int | None:

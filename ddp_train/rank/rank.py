@@ -160,8 +160,7 @@ def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO, *, is_use
         peers,
         on_untrained_stop=partial(_record_untrained_stop, job.run_folder),
         report_lost_rank=show_lost_rank if is_users_agent else None,
-        deadline=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
-        ask_deadline=partial(stops_at, job.config.cluster, asks_slurm=True),
+        stops_at=lambda is_over: None if job.in_sweep else stops_at(job.config.cluster, asks_slurm=is_over),  # a sweep stops as a whole
         ends_agent=is_users_agent,
     )
 

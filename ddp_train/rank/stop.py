@@ -46,20 +46,7 @@ WALLTIME = signal.SIGALRM  # what asks for the stop when the time of the run is 
 
 @dataclass
 class Stop:
-    """Stops one job's ranks together while it is `listening`.
-
-    What the threads share (anything else belongs to one of them):
-
-        attribute              written by                                           under
-        _newest_begun_step     main thread                                          _step_gate
-        _last_step, _saves     message thread; main thread removes from `_saves`    _step_gate, to add
-        _is_training           main thread                                          _leave_gate
-        _signal, then _asked   message thread; signal thread, if it is one rank     no lock: an event
-        _was_signalled_here    signal thread                                        no lock: only ever set
-
-    The message thread holds `_step_gate` while any agreement is open. On rank 0 the thread that lets all ranks leave untrained takes
-    `_leave_gate` and never releases it.
-    """
+    """Stops one job's ranks together while it is `listening`."""
 
     world: World
     peers: Peers
@@ -69,23 +56,29 @@ class Stop:
     report_lost_rank: Callable[[int, int, dict[int, str]], None] | None = None
     """Called in a thread before this rank ends because another one ended without a report: gets rank and pid of that one, and what the
     others were doing. None: an agent of ours reports it, and knows more."""
-    deadline: float | None = None  # when rank 0 stops the run by itself, as if by the signal `WALLTIME`; seconds since the epoch
-    ask_deadline: Callable[[], float | None] = lambda: None  # asked at the deadline: it may have been moved
+    stops_at: Callable[[bool], float | None] = lambda is_over: None
+    """Returns when rank 0 stops the run by itself, as if by the signal `WALLTIME`, in seconds since the epoch; None: never. Called again
+    with True when that time has come: it may have been moved."""
     ends_agent: bool = False  # the ranks' agent is a user's torchrun, and no sweep's, which outlives them
 
     def __post_init__(self) -> None:
-        self._deadline = self.deadline if self.world.is_main else None
-        self._signal: signal.Signals | None = None  # what asked for the stop
+        # Written by the signal thread.
+        self._deadline = self.stops_at(False) if self.world.is_main else None
         self._was_signalled_here = False  # torchrun passes its signal on to its ranks: it knows of the stop
+        # Written by the message thread; if this rank is alone, by the signal thread.
+        self._signal: signal.Signals | None = None  # what asked for the stop; written before `_asked` is set
         self._asked = Event()
+        # Written by the main thread under `_step_gate`, which the message thread holds while any agreement is open.
         self._step_gate = Lock()
         self._newest_begun_step = 0
+        # Written by the message thread while it holds `_step_gate`; the main thread removes from `_saves`.
         self._agreements_open = 0
         self._last_step: int | None = None
         self._saves: deque[int] = deque()  # steps after which all ranks save a checkpoint, those to come
-        self._has_asked_to_save = False
+        # Written by the main thread, `_is_training` under `_leave_gate`. A thread that ends all ranks untrained never releases that.
         self._leave_gate = Lock()
         self._is_training = False
+        self._has_asked_to_save = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -126,7 +119,7 @@ class Stop:
                 numbers = woken.recv(64)  # of every signal that has a Python handler
             except (TimeoutError, BlockingIOError):  # BlockingIOError if the deadline had passed before
                 if self._deadline is not None and time.time() >= self._deadline:
-                    deadline = self.ask_deadline()
+                    deadline = self.stops_at(True)
                     self._deadline = deadline if deadline is not None and deadline > time.time() else None
                     if self._deadline is None:
                         self._on_signal(WALLTIME)
@@ -290,8 +283,7 @@ def end_agent(was_signalled_here: Callable[[], bool]) -> None:
         time.sleep(_AGENT_POLLS_WITHIN_S)  # another machine's torchrun may be the first to see that one has come or gone
     if was_signalled_here():
         return
-    print(
-        "stopped, not finished: torchrun ends with exit code 1, by SIGTERM; what it says below is no failure", file=sys.stderr, flush=True
-    )
+    note = "stopped, not finished: torchrun ends with exit code 1, by SIGTERM; what it says below is no failure"
+    print(note, file=sys.stderr, flush=True)
     with suppress(ProcessLookupError):
         os.kill(agent, signal.SIGTERM)

@@ -268,7 +268,7 @@ class Multirun:
         self._screen.began(entry)
         if entry.number in self._contexts:  # of this command, and not of an earlier attempt
             context, job_config = self._contexts[entry.number]
-            context.callbacks.on_job_start(config=job_config, task_function=_run_elsewhere)
+            context.callbacks.on_job_start(config=job_config, task_function=lambda composed: None)  # it runs elsewhere
 
     def _on_end(self, entry: SweepJob) -> None:
         self._screen.ended(entry)
@@ -293,10 +293,6 @@ def _stops_at(job: Job, asks_slurm: bool) -> float | None:
     if schedule.engine_name_of(job.config) is not None:
         settings = replace(settings, walltime=None)  # each job of an engine has its own
     return stops_at(settings, asks_slurm=asks_slurm)
-
-
-def _run_elsewhere(composed: DictConfig) -> None:
-    """The task function for Hydra's callbacks; a job runs in other processes."""
 
 
 def _shared_folder(folder: Path | str) -> ConfigError:

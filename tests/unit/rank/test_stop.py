@@ -42,7 +42,8 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_afterwards_eve
 
 
 def test_it_stops_by_itself_when_the_time_is_up() -> None:
-    stop = Stop(alone(), Peers.connect(alone()), deadline=time.time() + 0.2)
+    end = time.time() + 0.2
+    stop = Stop(alone(), Peers.connect(alone()), stops_at=lambda is_over: None if is_over else end)
     with stop.listening():
         stop.trains_after(0)
         assert not stop.is_asked()
@@ -52,7 +53,7 @@ def test_it_stops_by_itself_when_the_time_is_up() -> None:
 
 def test_a_time_that_was_moved_is_waited_for() -> None:
     end = time.time() + 0.2
-    stop = Stop(alone(), Peers.connect(alone()), deadline=end, ask_deadline=lambda: end + 0.4)
+    stop = Stop(alone(), Peers.connect(alone()), stops_at=lambda is_over: end + 0.4 * is_over)
     with stop.listening():
         stop.trains_after(0)
         assert stop.cause() is WALLTIME and time.time() >= end + 0.4
