@@ -21,8 +21,7 @@ from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkServer, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, has_free_processor
 
-_TORCH = "torch"  # what a check needs
-_AGENT = (_TORCH, "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
+_AGENT = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
 COMPILER = "torch._dynamo"
 """What DDP, most of torch's optimizers and who compiles import. It takes half as long as all that an agent and a rank need without it."""
 
@@ -67,7 +66,7 @@ def stop_fork_server() -> None:
 
 def request_check(files: Sequence[int]) -> Child:
     """Let a process that has imported torch check a configuration (`cli.check_process.serve_check`), before it has what an agent needs."""
-    return start_fork_server().start(CheckRequest(files=files, imports=[_TORCH]))
+    return start_fork_server().start(CheckRequest(files=files, imports=["torch"]))
 
 
 def run_agent(options: AgentOptions, arguments: list[str], *, environment: Mapping[str, str], uses_compiler: bool = True) -> int:

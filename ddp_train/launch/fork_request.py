@@ -15,7 +15,7 @@ class AgentOptions:
 
     grace_s: int  # `cluster.grace_s`
     run_folder: RunFolder | None = None  # of the run, where the agent has one
-    group: Path | None = None  # the folder of a sweep's ranks, in which a file names the folder of the job at hand
+    group: Path | None = None  # of the members of a sweep (`handover.GROUP`)
     log: Path | None = None  # where torch's own lines go; None: into the run folder
     restarts: int | None = None  # how often the ranks of several machines were started again; None: this agent counts
     is_plain: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
@@ -40,7 +40,7 @@ class RankRequest(Request):
     """Be a rank of the agent that asks (`rank.main`)."""
 
     words: list[str]  # the command line
-    environment: dict[str, str]  # beside that of the agent
+    environment: dict[str, str]  # the whole of it
     stdout: str  # the file that it goes to; "": where the agent's goes
     stderr: str
 

@@ -63,9 +63,9 @@ class Launcher:
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
         """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the launcher's own."""
-        made = (make or self.slots)(folder, count)
+        slots = (make or self.slots)(folder, count)
         self.begun = folder
-        return made
+        return slots
 
 
 def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | None:

@@ -44,10 +44,10 @@ def arguments_for(job: Job) -> list[str]:
 
 
 def _run_agent(job: Job) -> int:
-    cluster = job.config.cluster
+    config = job.config
+    cluster = config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
-    config = job.config  # DDP and torch's own optimizers import the compiler
+    # DDP and torch's own optimizers import the compiler.
     uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None or config.optimizer["_target_"] != _ADAMW
-    run_folder = job.run_folder if job.is_run else None
-    options = AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, is_plain=cluster.agent == "torch")
+    options = AgentOptions(grace_s=cluster.grace_s, run_folder=job.run_folder if job.is_run else None, is_plain=cluster.agent == "torch")
     return run_agent(options, arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)

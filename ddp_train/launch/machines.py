@@ -34,19 +34,19 @@ def meet(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
     `run`: which run this machine comes for (`NodeFacts.run`). ConfigError: nothing says where machines meet. EnvironmentRefuses: this is
     the first machine, and the port is taken.
     """
-    if cluster.launcher != "machines" or is_torchrun_worker() or (found := rendezvous_of(cluster, os.environ)).is_alone:
+    if cluster.launcher != "machines" or is_torchrun_worker() or (rendezvous := rendezvous_of(cluster, os.environ)).is_alone:
         return None
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
-    listener = _listen(found) if found.node_rank == 0 or (found.node_rank is None and _is_here(found.host)) else None
-    return NodeRendezvous(**vars(found), listener=listener, run=run)
+    is_first = rendezvous.node_rank == 0 or (rendezvous.node_rank is None and _is_here(rendezvous.host))
+    return NodeRendezvous(**vars(rendezvous), listener=_listen(rendezvous) if is_first else None, run=run)
 
 
 def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
     if local.refuse_without_progress(job):
         return NO_PROGRESS
-    this_node = replace(_this_node(rendezvous, job.config), job=job)
-    return _run(this_node if job.is_run else replace(this_node, max_restarts=0))
+    this_node = _this_node(rendezvous, job.config)
+    return _run(replace(this_node, job=job, max_restarts=this_node.max_restarts if job.is_run else 0))
 
 
 def take_part(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, *, arguments: Sequence[str] = ()) -> int:
@@ -72,21 +72,21 @@ def _run(this_node: ThisNode) -> int:
     return PREEMPTED if code == TERMINATED else code  # running again continues either way
 
 
-def _listen(found: Rendezvous) -> socket.socket | None:
+def _listen(rendezvous: Rendezvous) -> socket.socket | None:
     """Listen for the others; None: another of us does so on this machine, which this one follows. EnvironmentRefuses: the port is taken."""
     problem = ""
-    for port in found.ports:
+    for port in rendezvous.ports:
         try:  # on one interface where it is named by its address; what its name means differs between machines
-            return listen(found.host if is_address(found.host) and _is_here(found.host) else "", port)
+            return listen(rendezvous.host if is_address(rendezvous.host) and _is_here(rendezvous.host) else "", port)
         except OSError as error:
-            problem = f"{found.host}:{port} cannot be listened at: {error.strerror}"
+            problem = f"{rendezvous.host}:{port} cannot be listened at: {error.strerror}"
             if error.errno != errno.EADDRINUSE:
                 break
     else:
-        if found.node_rank is None:
+        if rendezvous.node_rank is None:
             return None
     expected = "a port of the first machine that is free there and open between the machines"
-    fix = f"cluster.rendezvous_endpoint={found.host}:PORT with another port, on each machine"
+    fix = f"cluster.rendezvous_endpoint={rendezvous.host}:PORT with another port, on each machine"
     raise EnvironmentRefuses(key="cluster.rendezvous_endpoint", happened=problem, expected=expected, fix=fix)
 
 

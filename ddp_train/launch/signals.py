@@ -35,14 +35,15 @@ def announce_stop(number: int) -> None:
 def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[list[int]]:
     """Let a handler have signals while the block runs, and give the list of them: without those that are ignored (nohup ignores SIGHUP)."""
     is_main = threading.current_thread() is threading.main_thread()  # no other thread may, and none other is interrupted
-    before: dict[int, Any] = {each: signal.getsignal(each) for each in numbers if is_main and signal.getsignal(each) != signal.SIG_IGN}
-    for number in before:
+    handlers_before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers if is_main}
+    heard = [number for number, handler_before in handlers_before.items() if handler_before != signal.SIG_IGN]
+    for number in heard:
         signal.signal(number, handler)
     try:
-        yield list(before)
+        yield heard
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number in heard:
+            signal.signal(number, handlers_before[number])
 
 
 @contextmanager

@@ -56,9 +56,9 @@ def run(job: Job) -> int:
         what = "it is not known whether the job was submitted" if isinstance(error, slurm_client.NoAnswer) else "nothing was submitted"
         print(f"\n{error}\n{what}; `{run_folder.resume_command()}` does it when that is mended", file=sys.stderr)
         return error.exit_code
-    shown = shlex.quote(run_folder.as_typed())
-    print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {shown}")
-    print(f"  ddp-train status {shown}   ddp-train logs -f {shown}   ddp-train cancel {shown}", flush=True)
+    folder = shlex.quote(run_folder.as_typed())
+    print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {folder}")
+    print(f"  ddp-train status {folder}   ddp-train logs -f {folder}   ddp-train cancel {folder}", flush=True)
     return engine_of(name).follow(run_folder, id) if job.config.cluster.wait else DONE
 
 
@@ -98,7 +98,7 @@ def freeze(job: Job, code: Code | None, **options: int) -> Spec:
 
 def _jobs_before(job: Job) -> list[str]:
     """Return the engine's jobs that have to be done before this one begins (`after`); none for a run that has begun before."""
-    found = []
+    ids = []
     for folder in [] if job.run_folder.environment.exists() else job.config.runs_before():
         if verdict_of(RunFolder(folder)).outcome is Outcome.DONE:
             continue
@@ -106,8 +106,8 @@ def _jobs_before(job: Job) -> list[str]:
         if submission is None or submission.engine != job.config.cluster.launcher:
             happened = f"{folder} is not done, and no job of {job.config.cluster.launcher}"
             raise ConfigError(key="after", happened=happened, expected="runs that are done, or submitted to the same engine")
-        found.append(submission.id)
-    return found
+        ids.append(submission.id)
+    return ids
 
 
 def require_ended(folder: Path) -> None:

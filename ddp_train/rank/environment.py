@@ -42,19 +42,18 @@ def recorded(job: Job, world: World) -> Iterator[None]:
 
     Raises UserError: a rank runs other code or another config than rank 0.
     """
-    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
+    device_name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
     this_rank = {
         "host": socket.gethostname(),
         "sees_run_folder": wait_until(job.run_folder.config.exists, within_s=_SHARED_WITHIN_S, every_s=0.2),
-        "device": f"{world.device} ({name})",
+        "device": f"{world.device} ({device_name})",
         "threads": torch.get_num_threads(),
         "config_sha256": job.config.hash(),
         "ddp_train": __version__,
         "torch": torch.__version__,
     }
     ranks = world.gather_to_main(this_rank)  # which alone writes them down: with thousands, each would have megabytes to read
-    problem = world.from_main(lambda: _problem(ranks, job))
-    if problem is not None:
+    if (problem := world.from_main(lambda: _problem(ranks, job))) is not None:
         raise problem
     if not world.is_main or job.run_folder.environment.exists():
         yield
@@ -66,15 +65,16 @@ def recorded(job: Job, world: World) -> Iterator[None]:
 
 
 def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
-    saved = [entry.run for entry in reversed(catalog.all_entries(job.run_folder.checkpoints)) if entry.run]
+    saved_ids = [entry.run for entry in reversed(catalog.all_entries(job.run_folder.checkpoints)) if entry.run]
     commit = _git("rev-parse", "HEAD")  # of the code that the user stands in; None outside a checkout
-    diff = _git("diff", "HEAD") if commit else None
-    if diff:
+    if diff := _git("diff", "HEAD") if commit else None:
         write_atomic(job.run_folder.code_diff, redact_code(diff))
     write_json(
         job.run_folder.environment,
         {
-            "run": saved[0] if saved else secrets.token_hex(8),  # a run that has lost this file keeps the number of its newest checkpoint
+            "run": saved_ids[0]
+            if saved_ids
+            else secrets.token_hex(8),  # a run that has lost this file keeps the number of its newest checkpoint
             "command": shlex.join(job.command),
             "overrides": job.overrides,
             "working_directory": os.getcwd(),
@@ -113,8 +113,9 @@ def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
 
 def _packages() -> dict[str, str]:
     heads = [(dist.read_text("METADATA") or dist.read_text("PKG-INFO") or "").partition("\n\n")[0] for dist in metadata.distributions()]
-    found = [tuple(re.search(rf"^{field}: *(.+?)\r?$", head, re.MULTILINE) for field in ("Name", "Version")) for head in heads]
-    return dict(sorted((name[1], version[1]) for name, version in found if name and version))  # email's parser takes six times as long
+    # By a pattern: email's parser takes six times as long.
+    matches = [tuple(re.search(rf"^{field}: *(.+?)\r?$", head, re.MULTILINE) for field in ("Name", "Version")) for head in heads]
+    return dict(sorted((name[1], version[1]) for name, version in matches if name and version))
 
 
 def _git(*arguments: str) -> str | None:

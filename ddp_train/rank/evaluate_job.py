@@ -103,9 +103,10 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
 
 def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, world: World, tracker: PhaseTracker) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
-    folder_of, loaders = partial(job.run_folder.predictions_of, state.step), components.eval_loaders.values()
-    counts = [len(loader) if isinstance(loader, PositionedEvaluationLoader) else None for loader in loaders]
-    num_batches = None if None in counts else sum(filter(None, counts))
+    folder_of = partial(job.run_folder.predictions_of, state.step)
+    loaders = components.eval_loaders.values()
+    counts = [len(loader) for loader in loaders if isinstance(loader, PositionedEvaluationLoader)]
+    num_batches = sum(counts) if len(counts) == len(loaders) else None
     note_batch = batch_notes(job.run_folder, step=state.step, num_batches=num_batches) if world.is_main else lambda: None
 
     def begins_batch() -> None:
@@ -118,8 +119,8 @@ def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, 
             files = f"{RunFolder(folder_of()).as_typed()}/*.npy"
             print(f"predicted {count:,} samples: {files}, one row for each in the data set's order", flush=True)
         return {}
-    wants_rows = job.config.evaluation.save_predictions
-    metrics = evaluate(components, world, predictions=folder_of if wants_rows else None, begins_batch=begins_batch)
+    predictions = folder_of if job.config.evaluation.save_predictions else None
+    metrics = evaluate(components, world, predictions=predictions, begins_batch=begins_batch)
     assert metrics is not None  # a stop ends the process
     return metrics
 
@@ -133,8 +134,7 @@ def _load(
     Of a model that is sharded among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
     modules = components.modules
-    problem = "" if is_verified else verify(checkpoint, world, on_progress=tracker.move)
-    if problem:
+    if not is_verified and (problem := verify(checkpoint, world, on_progress=tracker.move)):
         return problem
 
     def put(weights: Mapping[str, Any]) -> None:

@@ -48,15 +48,16 @@ class InjectedFault(Exception):
 def inject(faults: Sequence[FaultConfig], tracker: PhaseTracker, components: Components, world: World, run_folder: RunFolder) -> None:
     """Let this rank's faults of this attempt happen when their time has come. To be called before the first batch is asked for."""
     if world.is_main:
-        print(f"debug    faults to inject: {', '.join(each.kind for each in faults)}", flush=True)
-    ours = [each for each in faults if each.rank == world.rank and each.attempt in (restart_count(), EVERY_ATTEMPT)]
-    if ours:
-        tracker.listen(_Injector(ours, components, run_folder))
+        print(f"debug    faults to inject: {', '.join(fault.kind for fault in faults)}", flush=True)
+    if of_rank := [fault for fault in faults if fault.rank == world.rank and fault.attempt in (restart_count(), EVERY_ATTEMPT)]:
+        tracker.listen(_Injector(of_rank, components, run_folder))
 
 
 class _Injector:
     def __init__(self, faults: list[FaultConfig], components: Components, run_folder: RunFolder) -> None:
-        self._waiting, self._components, self._run_folder = faults, components, run_folder
+        self._waiting = faults
+        self._components = components
+        self._checkpoints = run_folder.checkpoints
         self._hooks: list[RemovableHandle] = []  # until the step is over
         self._hooked_at = 0
         self._reads_fail = _let_reads_fail(components) if any(fault.kind == "worker_raise" for fault in faults) else None
@@ -75,17 +76,17 @@ class _Injector:
             self._strike(fault, step)
 
     def _strike(self, fault: FaultConfig, step: int) -> None:
-        checkpoints, seconds = self._run_folder.checkpoints, fault.seconds
+        checkpoints = self._checkpoints
+        seconds = fault.seconds
         match fault.kind:
             case "sleep" | "slow":
                 time.sleep(_FOR_EVER_S if seconds is None else seconds)
             case "worker_kill" | "worker_stop":
-                workers = [each.pid for each in multiprocessing.active_children() if each.name == "loader worker" and each.pid is not None]
-                if not workers:
-                    raise UserError(
-                        key="debug.faults", happened="this rank has no loader worker yet", expected="a fault at phase step or later"
-                    )
-                os.kill(min(workers), signal.SIGKILL if fault.kind == "worker_kill" else signal.SIGSTOP)
+                pids = [child.pid for child in multiprocessing.active_children() if child.name == "loader worker" and child.pid is not None]
+                if not pids:
+                    expected = "a fault at phase step or later"
+                    raise UserError(key="debug.faults", happened="this rank has no loader worker yet", expected=expected)
+                os.kill(min(pids), signal.SIGKILL if fault.kind == "worker_kill" else signal.SIGSTOP)
             case "worker_raise":
                 assert self._reads_fail is not None
                 self._reads_fail.set()
@@ -104,9 +105,9 @@ class _Injector:
                 self._hooked_at = step
                 self._hooks.append(self._components.model.register_forward_hook(partial(_scale_output, factor)))
             case "drift":
-                parameter = next(each for each in self._components.model.parameters() if each.requires_grad)
+                trained = next(parameter for parameter in self._components.model.parameters() if parameter.requires_grad)
                 with torch.no_grad():
-                    local_rows(parameter).view(-1)[:1] += _DRIFT
+                    local_rows(trained).view(-1)[:1] += _DRIFT
             case kind:
                 ON_ITSELF[kind]()
 

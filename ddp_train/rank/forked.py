@@ -31,7 +31,7 @@ def setup_forked_rank(request: RankRequest) -> None:
             os.dup2(descriptor, number)
             os.close(descriptor)
     asked = os.environ.get(process.NUM_THREADS, "")  # one that is no number was there when the libraries were loaded
-    if has_used_gpu() or (asked.isdigit() and not _has_threads(int(asked))):
+    if has_used_gpu() or (asked.isdigit() and not _set_threads(int(asked))):
         os.execve(sys.executable, [*interpreter(), *request.words], dict(os.environ))
     os.environ.pop(handover.AGENT, None)  # it is tied to it already
     sys.argv[1:] = request.words
@@ -49,29 +49,24 @@ def has_used_gpu() -> bool:
     return is_open or torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()
 
 
-def _has_threads(count: int) -> bool:
-    """Let the libraries use so many threads; tell whether that could be done."""
-    with suppress(AttributeError, OSError):  # a library that takes no number any more
-        _set_threads(count)
-        return torch.get_num_threads() == count
-    return False
-
-
-def _set_threads(count: int) -> None:
-    """Let torch, MKL and what else is loaded use so many threads, as if OMP_NUM_THREADS had said so when they were loaded.
+def _set_threads(count: int) -> bool:
+    """Let torch, MKL and what else is loaded use so many threads, as OMP_NUM_THREADS does at a start; tell whether that could be done.
 
     Not by `torch.set_num_threads` where there is MKL, which then could not use fewer threads for small products any more: torch forbids it
     again in each thread that it meets, and a step of a small transformer takes 3 to 5 % longer.
     """
-    for path in process.loaded_libraries():
-        name = os.path.basename(path)
-        if name.startswith(_OPENMP):  # for this thread and those that it starts in parallel
-            ctypes.CDLL(path).omp_set_num_threads(count)
-        elif "openblas" in name:
-            library = ctypes.CDLL(path)
-            next((getattr(library, function) for function in _OPENBLAS if hasattr(library, function)), lambda count: None)(count)
-    with suppress(AttributeError, OSError):  # a torch without MKL
-        mkl = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
-        mkl.mkl_serv_set_num_threads(count)  # torch asks it in each further thread
-        return
-    torch.set_num_threads(count)
+    with suppress(AttributeError, OSError):  # a library that takes no number any more
+        for path in process.loaded_libraries():
+            name = os.path.basename(path)
+            if name.startswith(_OPENMP):  # for this thread and those that it starts in parallel
+                ctypes.CDLL(path).omp_set_num_threads(count)
+            elif "openblas" in name:
+                library = ctypes.CDLL(path)
+                next((getattr(library, function) for function in _OPENBLAS if hasattr(library, function)), lambda count: None)(count)
+        try:
+            mkl = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
+            mkl.mkl_serv_set_num_threads(count)  # torch asks it in each further thread
+        except (AttributeError, OSError):  # a torch without MKL
+            torch.set_num_threads(count)
+        return torch.get_num_threads() == count
+    return False

@@ -45,37 +45,38 @@ def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextI
     if _IS_LINUX:  # C's stdout, which is a file now, must not wait until its buffer is full
         libc = ctypes.CDLL(None)
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
-    handler = logging.FileHandler(run_folder.rank_log(rank))
-    handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
-    handlers: list[logging.Handler] = [handler]
-    shown: list[Terminal] = []
+    file_handler = logging.FileHandler(run_folder.rank_log(rank))
+    file_handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
+    handlers: list[logging.Handler] = [file_handler]
+    screens: list[Terminal] = []
     if rank == 0 and shows:
-        shown = [Terminal(terminal.fileno(), owns=False, log=descriptor) for descriptor, terminal in zip((1, 2), terminals, strict=True)]
-        sys.stdout, sys.stderr = shown
-        handlers.append(_Screen(shown[1]))
-    ours, everybodys = logging.getLogger("ddp_train"), logging.getLogger()
-    level = everybodys.level
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO)
-    ours.propagate = False  # a failure has a screen of its own
-    for each in handlers:
-        everybodys.addHandler(each)
-    everybodys.setLevel(min(level, logging.INFO))
+        screens = [Terminal(terminal.fileno(), owns=False, log=descriptor) for descriptor, terminal in zip((1, 2), terminals, strict=True)]
+        sys.stdout, sys.stderr = screens
+        handlers.append(_Screen(screens[1]))
+    our_logger = logging.getLogger("ddp_train")
+    root_logger = logging.getLogger()
+    level = root_logger.level
+    our_logger.addHandler(file_handler)
+    our_logger.setLevel(logging.INFO)
+    our_logger.propagate = False  # a failure has a screen of its own
+    for handler in handlers:
+        root_logger.addHandler(handler)
+    root_logger.setLevel(min(level, logging.INFO))
     logger.info(failure.BEGINS, os.getpid())
     try:
         yield terminals[1]
     finally:
-        ours.removeHandler(handler)
-        for each in handlers:
-            everybodys.removeHandler(each)
+        our_logger.removeHandler(file_handler)
+        for handler in handlers:
+            root_logger.removeHandler(handler)
             with suppress(OSError):  # a full disk: how the rank has ended counts
-                each.close()
-        everybodys.setLevel(level)
+                handler.close()
+        root_logger.setLevel(level)
         with suppress(OSError):
             _flush()
         sys.stdout, sys.stderr = python_streams
-        for stream in shown:
-            stream.close()  # whoever has kept it must not write into what gets its descriptor next
+        for screen in screens:
+            screen.close()  # whoever has kept it must not write into what gets its descriptor next
         for descriptor, terminal in zip((1, 2), terminals, strict=True):
             os.dup2(terminal.fileno(), descriptor)
             terminal.close()

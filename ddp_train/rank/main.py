@@ -231,7 +231,7 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
         facts = collect(job.config, here, processes=torchrun_env.local_world_size())
         store.set(f"machine/{node}", of_a_command_line(facts, words).to_json())
     if rank == 0:
-        first, *others = (NodeFacts.from_json(wait_for(store, f"machine/{each}", within_s=_LOOK_WITHIN_S)) for each in range(nodes))
+        first, *others = (NodeFacts.from_json(wait_for(store, f"machine/{number}", within_s=_LOOK_WITHIN_S)) for number in range(nodes))
         problems = [f"{facts.host}: {problem}" for facts in (first, *others) for problem in facts.problems]
         store.set("compared", "\n    ".join(problems + [sentence for other in others for sentence in differences(first, other)]))
     text = wait_for(store, "compared", within_s=2 * _LOOK_WITHIN_S)

@@ -42,7 +42,7 @@ class Peers:
         self._reading_store = reading_store  # a connection serves one request at a time, and reading waits
         self._neighbours = neighbours  # rank -> pid, of the others on this machine: their agent is ours, and says how they ended
         self.is_alone = world.size == 1
-        self.activity: Callable[[], str] = _what_the_main_thread_does  # or what this rank has reported
+        self.activity: Callable[[], str] = _main_thread_activity  # or what this rank has reported
         self.has_lost_rank = False  # another rank is gone, and this one only waits to be ended
         self._is_asking = False  # what the others are doing
 
@@ -130,7 +130,7 @@ class Peers:
             wait_until(lambda: self.store.add("left", 0) >= self._world.size - 1, within_s=ANSWERS_S, every_s=_POLL_S)
 
 
-def _what_the_main_thread_does() -> str:
+def _main_thread_activity() -> str:
     return failure.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
 
 

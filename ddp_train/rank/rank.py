@@ -135,10 +135,8 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
     if config.deterministic:
         be_deterministic()
     recorder = FlightRecorder(rank, job.run_folder.logs) if device == "cuda" else None
-    if recorder is not None:
-        os.environ.update(recorder.environment)
-    else:
-        os.environ.update(without_records(os.environ))
+    os.environ.update(recorder.environment if recorder is not None else without_records(os.environ))
+    if recorder is None:
         keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
     if config.loader.num_workers:
         start_server()
@@ -203,8 +201,7 @@ def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | 
     logger.exception("rank %d failed", rank)
     if is_a_peers:
         error.add_note(f"{LOST}: see the logs of the other ranks.")
-        gone = _wait_for_a_report(job, peers)
-        if peers is not None and gone is not None:
+        if (gone := _wait_for_a_report(job, peers)) is not None and peers is not None:
             departed, pid = gone
             doing = peers.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
             message = f"rank {departed} left with exit code 0 after step {state.step} while the others were still training"

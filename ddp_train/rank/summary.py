@@ -75,9 +75,8 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         lines.append(f"lengths  windows of {components.length_plan.whole} tokens, in pieces of {later}")
     lines += _groups(components.optimizer)
     if order.epoch_size and order.epoch_size < wanted:
-        lines.append(
-            f"data     its {order.epoch_size:,} samples are fewer than a global batch: each step takes all of them, not {wanted:,}"
-        )
+        size = f"its {order.epoch_size:,} samples are fewer than a global batch"
+        lines.append(f"data     {size}: each step takes all of them, not {wanted:,}")
     lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.samples)]
     if gathered := [name for name, metric in components.metrics.items() if metric.is_gathered]:
         lines.append(f"metrics  rank 0 gathers what {', '.join(gathered)} needs, which grows with the evaluation set")

@@ -51,11 +51,8 @@ class Member:
     def __init__(self, attempt: Attempt) -> None:
         self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, attempt.rank, attempt.size
         self._child: _Child | None = None
-        self._number, self._job = 0, ""  # of the job at hand, and the job as JSON
-        self._key = ""  # where it stands in the store; its result stands below it
+        self._number = 0  # of the job at hand
         self._exit_code: int | None = None
-        self._started = 0.0
-        self._oom_kills: int | None = None
         self.is_stopping = False
         importlib.import_module("torch.utils.tensorboard")  # every rank needs it; once is enough
         gc.collect()
@@ -72,8 +69,11 @@ class Member:
 
     def begin(self, job: str) -> None:
         """Fork the rank for the next job, `Job.to_json`."""
-        self._number, self._job, self._exit_code, self._started = self._number + 1, job, None, time.monotonic()
-        self._key = f"job/{self._number}"
+        self._number += 1
+        self._job = job
+        self._key = f"job/{self._number}"  # where it stands in the store; its result stands below it
+        self._exit_code = None
+        self._started = time.monotonic()
         self.end_rank()
         self._oom_kills = oom_kills()
         self._child = _Child(job, f"{self._prefix}/ranks_{self._number}")
@@ -126,15 +126,12 @@ class Member:
             time.sleep(_REPORT_WITHIN_S)  # the others find their connection broken, and log what they were doing
             others = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
-            found = failure.from_exit(
-                rank=self._rank,
-                pid=self._child.process.pid,
-                exit_code=exit_code,
-                run_folder=run_folder,
-                was_out_of_memory=ran_out(self._oom_kills),
+            pid, was_out_of_memory = self._child.process.pid, ran_out(self._oom_kills)
+            report = failure.from_exit(
+                rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=was_out_of_memory
             )
-            found = found.with_others(failure.last_activities(run_folder, pids))
-            found.record(run_folder, seconds=time.monotonic() - self._started)
+            report = report.with_others(failure.last_activities(run_folder, pids))
+            report.record(run_folder, seconds=time.monotonic() - self._started)
         return FAILED
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:

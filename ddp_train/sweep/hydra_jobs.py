@@ -61,10 +61,9 @@ class Multirun:
 
         Raises ConfigErrors: with every problem of every job; none has been started.
         """
-        is_planned = plans_all(base)
         self.sweep.keys = self.sweep.keys or swept_keys(base)
         loader: Any = context.config_loader
-        if not is_planned and not self._contexts:  # the first launch
+        if not plans_all(base) and not self._contexts:  # the first launch
             freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
         composed, checked = self.compose(loader, base, job_overrides)
         self.sweep.save()  # from here on the sweep can be resumed
@@ -80,7 +79,7 @@ class Multirun:
                 to_run.append((entry, job))
             entries.append(entry)
             self._contexts[entry.number] = (context, job_config)
-        self.sweep.is_planned = is_planned
+        self.sweep.is_planned = self._plans_all
         self.sweep.save()
         self.run(to_run)
         return [self._job_return(entry) for entry in entries]
@@ -111,8 +110,8 @@ class Multirun:
             happened = f"the engine does not say which jobs run: {self._engines.problems[0]}"
             raise EnvironmentRefuses(happened=happened, expected="an answer: no job is to run twice", fix="try again in a minute")
         for entry in self.sweep.jobs:
-            is_over = entry.status == Status.FAILED and not retries_failed and entry.number not in unjudged
-            if entry.status == Status.COMPLETED or is_over:
+            is_failed = entry.status == Status.FAILED and not retries_failed and entry.number not in unjudged
+            if entry.status == Status.COMPLETED or is_failed:
                 continue
             entry.failures = 0 if retries_failed else entry.failures
             try:
@@ -186,18 +185,16 @@ class Multirun:
             entry.status, entry.attempts = Status.QUEUED, entry.attempts + 1
             job.run_folder.forget_failure()
         self.sweep.save()
-        folder, parallel = RunFolder(self.sweep.root), min(self._settings.parallel_jobs, len(jobs))
+        folder = RunFolder(self.sweep.root)
+        parallel = min(self._settings.parallel_jobs, len(jobs))
         try:
             code = source_copy.copy_source_for_several(folder.launch, limit_mib=jobs[0][1].config.cluster.code_limit_mib)
             id = submit_jobs([job for _, job in jobs], code, parallel=parallel)
         except UserError as error:
             missing = sum(entry.number not in update(self.sweep, self._settings.metric).alive for entry, _ in jobs)
             resume = folder.resume_command()
-            print(
-                f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `{resume}` does it when that is mended,\n"
-                f"  and `{resume} cluster.wait=true` submits them one by one, as there is room",
-                file=sys.stderr,
-            )
+            print(f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `{resume}` does it when that is mended,", file=sys.stderr)
+            print(f"  and `{resume} cluster.wait=true` submits them one by one, as there is room", file=sys.stderr)
             raise SystemExit(error.exit_code) from None
         print(f"submitted as job {id}: {len(jobs)} jobs of {folder.as_typed()}, {parallel} at a time", flush=True)
 
@@ -242,9 +239,8 @@ class Multirun:
 
     def _recall(self, identity: str) -> SweepJob | None:
         """Return the job of an earlier attempt that computed the same, each job once. `resume` has tried failed ones again before."""
-        recalled = next((job for job in self._earlier if job.identity == identity), None)
-        self._earlier = [job for job in self._earlier if job is not recalled]
-        return recalled
+        identities = [job.identity for job in self._earlier]
+        return self._earlier.pop(identities.index(identity)) if identity in identities else None
 
     def _freeze(self, composed: DictConfig, checked: RunConfig) -> tuple[SweepJob, Job]:
         """Write a job's config into its folder; later edits of the YAML do not change it."""

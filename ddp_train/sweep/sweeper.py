@@ -134,12 +134,8 @@ def prepare_optuna(composed: DictConfig, folder: Path) -> None:
     if not str(sweeper._target_).endswith(".OptunaSweeper"):
         return
     typed_keys = [str(text).lstrip("+").partition("=")[0] for text in composed.hydra.overrides.hydra]
-
-    def is_typed(name: str) -> bool:
-        return f"hydra.sweeper.{name}" in typed_keys
-
     with read_write(composed.hydra), open_dict(composed.hydra):
-        if not is_typed("direction"):
+        if "hydra.sweeper.direction" not in typed_keys:
             if (goal := _goal(composed)) is None:
                 happened = "is not given, and the objective does not say which way its metric is better"
                 raise ConfigError(key="sweep.direction", happened=happened, expected="minimize or maximize", fix="sweep.direction=maximize")
@@ -148,9 +144,9 @@ def prepare_optuna(composed: DictConfig, folder: Path) -> None:
             sweeper.storage = f"sqlite:///{folder}/optuna.db"
         if sweeper.study_name is None:
             sweeper.study_name = composed.name
-        if not is_typed("n_jobs"):
+        if "hydra.sweeper.n_jobs" not in typed_keys:
             sweeper.n_jobs = composed.sweep.parallel_jobs
-        if not is_typed("max_failure_rate") and composed.sweep.on_failure != "stop":
+        if "hydra.sweeper.max_failure_rate" not in typed_keys and composed.sweep.on_failure != "stop":
             sweeper.max_failure_rate = 1.0
         if is_sweep(folder):  # one that was stopped, and is continued
             num_done = _resume_study(str(sweeper.storage), str(sweeper.study_name), [set(job.overrides) for job in Sweep.load(folder).jobs])

@@ -86,7 +86,7 @@ class _Agent(LocalElasticAgent):
         wait_for_ends(self._pcontext.pids().values(), within_s=_LOOKS_EVERY_S, others_within_s=_OTHERS_WITHIN_S)
         result: RunResult = super()._monitor_workers(worker_group)
         # A rank that has just begun does not listen to a stop signal, and has not failed. Those that we have ended do not count.
-        told = {rank for rank, each in getattr(self._pcontext, "subprocess_handlers", {}).items() if getattr(each, "is_told", False)}
+        told = {rank for rank, handler in getattr(self._pcontext, "subprocess_handlers", {}).items() if getattr(handler, "is_told", False)}
         stopped = [-each.exitcode for each in result.failures.values() if each.local_rank not in told and -each.exitcode in STOP_SIGNALS]
         if result.is_failed() and stopped:
             raise SignalException("a rank was stopped before it listened", sigval=signal.Signals(stopped[0]))
