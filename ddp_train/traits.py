@@ -10,6 +10,11 @@ from ddp_train.errors import ConfigError
 
 _WHOLE_MATRICES = ("Muon", "LBFGS", "Adafactor", "SOAP", "Shampoo", "LAMB", "LARS")
 """Optimizers of torch and of others, by the names of their classes, which several packages have."""
+_LOSS_UNITS: dict[str, Literal["sample", "token", "next_token"]] = {  # what the loss is the mean over, by what the class is called
+    r"CausalLM|LMHead|DoubleHeads": "next_token",
+    r"MaskedLM|TokenClassification|ConditionalGeneration|Seq2SeqLM|MaskedImage": "token",
+    r"Sequence|ImageClassification|AudioClassification|VideoClassification|MultipleChoice|NextSentence": "sample",
+}
 
 
 def needs_whole_matrices(kind: type) -> bool:
@@ -51,13 +56,6 @@ def refuse_modes(optimizer: object, why: str) -> None:
 def follows_a_metric(target: object) -> bool:
     """Tell whether a scheduler is torch's ReduceLROnPlateau, or a class made of it."""
     return inspect.isclass(target) and any(base.__name__ == "ReduceLROnPlateau" for base in target.__mro__)
-
-
-_LOSS_UNITS: dict[str, Literal["sample", "token", "next_token"]] = {  # what the loss is the mean over, by what the class is called
-    r"CausalLM|LMHead|DoubleHeads": "next_token",
-    r"MaskedLM|TokenClassification|ConditionalGeneration|Seq2SeqLM|MaskedImage": "token",
-    r"Sequence|ImageClassification|AudioClassification|VideoClassification|MultipleChoice|NextSentence": "sample",
-}
 
 
 def loss_unit(kind: type) -> Literal["sample", "token", "next_token"]:

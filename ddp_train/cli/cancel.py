@@ -42,7 +42,9 @@ def cancel(arguments: list[str], launcher: Launcher) -> int:
     if not runs:
         print(f"{quoted} is done: there is nothing to cancel")
         return DONE
-    _refuse_job_of_a_sweep(path)
+    sweep = None if is_sweep(path) else sweep_of(path)
+    if sweep is not None and is_held(sweep) and Submission.read(RunFolder(path)) is None:  # it would start the job again
+        raise ConfigError(happened=f"{path} is a job of a sweep that is running", fix=f"ddp-train cancel {shlex.quote(str(sweep))}")
     candidates = {run_folder.root: _work_of(run_folder) for run_folder in runs}  # before anything is marked: it may run elsewhere
     candidates |= {path: _local_process(path)} if is_sweep(path) else {}
     works = {folder: work for folder, work in candidates.items() if work is not None}
@@ -51,8 +53,7 @@ def cancel(arguments: list[str], launcher: Launcher) -> int:
     if not _wait_for_all(list(works.values()), at_once=at_once, within_s=grace_s + _PATIENCE_S):
         print(f"{quoted} has not ended yet; `ddp-train cancel {quoted} --at-once` does not wait for it to save", file=sys.stderr)
         return FAILED
-    saved = f"; `ddp-train resume {quoted}` continues it" + (f" {runs[0].continues()}" if len(runs) == 1 else "")
-    print(f"cancelled{saved}")
+    print(f"cancelled; `ddp-train resume {quoted}` continues it" + (f" {runs[0].continues()}" if len(runs) == 1 else ""))
     return DONE
 
 
@@ -141,10 +142,3 @@ def _has_ended(run_folder: RunFolder) -> bool:
     if isinstance(state, str):
         raise EnvironmentRefuses(happened=state, fix="try again in a minute")
     return state is None or (isinstance(state, State) and state.stage is Stage.ENDED)
-
-
-def _refuse_job_of_a_sweep(path: Path) -> None:
-    """Refuse to cancel a job of a running sweep: the sweep would start it again, or already have its result."""
-    sweep = None if is_sweep(path) else sweep_of(path)
-    if sweep is not None and is_held(sweep) and Submission.read(RunFolder(path)) is None:
-        raise ConfigError(happened=f"{path} is a job of a sweep that is running", fix=f"ddp-train cancel {shlex.quote(str(sweep))}")

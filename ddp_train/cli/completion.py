@@ -56,8 +56,7 @@ def complete(arguments: list[str], launcher: Launcher) -> int:
     if shell not in _SCRIPTS:
         fix = f"ddp-train completion {nearest(shell, _SCRIPTS) or 'bash'}"
         raise UserError(happened=f"there is no completion for {shell or 'no shell'}", expected=", ".join(_SCRIPTS), fix=fix)
-    of_project = options(Path(args.config_dir).absolute()) if args.config_dir is not None else []
-    known = [*options(CONF), *of_project]
+    known = [*options(CONF), *(options(Path(args.config_dir).absolute()) if args.config_dir is not None else [])]
     chosen = dict.fromkeys(f"{option.group}={option.name}" for option in known if option.group)
     keys = dict.fromkeys(f"{key.name}=" for option in known for key in option.keys)
     print(_SCRIPTS[shell].format(commands=" ".join(COMMANDS), options=" ".join(chosen), keys=" ".join(keys)), end="")

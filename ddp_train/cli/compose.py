@@ -85,7 +85,10 @@ class HydraSession:
         rendezvous = self._meet(composed, checked)
         location = location_of(composed, checked)
         folder = _continue(location.folder, checked, key=location.key) if location.is_continued else _claim(location)
-        _fix_run_folder(composed, folder, is_continued=location.is_continued)
+        with read_write(composed.hydra), open_dict(composed.hydra):
+            composed.hydra.run.dir = str(folder)
+            if location.is_continued:
+                composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
         self._claimed = _ClaimedRun(_without_hydra(composed), checked, rendezvous)
 
     def _meet(self, composed: DictConfig, checked: RunConfig) -> NodeRendezvous | None:
@@ -278,14 +281,6 @@ def require_our_launcher(composed: DictConfig) -> None:
     """Refuse a launcher of Hydra's, or of a plugin, for the jobs of a sweep. ConfigError: it is not ours."""
     if composed.hydra.launcher._target_ != _OUR_LAUNCHER:
         raise ConfigError(key="hydra/launcher", happened="is not ours", expected="hydra/launcher=ddp_train, which runs any sweeper's jobs")
-
-
-def _fix_run_folder(composed: DictConfig, folder: Path, *, is_continued: bool) -> None:
-    """Let Hydra make, or use, the folder that is claimed."""
-    with read_write(composed.hydra), open_dict(composed.hydra):
-        composed.hydra.run.dir = str(folder)
-        if is_continued:
-            composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
 
 
 def fix_sweep_folder(composed: DictConfig, folder: Path) -> None:

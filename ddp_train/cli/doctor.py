@@ -47,12 +47,12 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
         code = compose(words, launcher, change=examination_of)
         if code != DONE or launcher.begun is None:  # refused; or this machine has taken part in what the first one leads
             return code
-        found = RunFolder(launcher.begun).doctor
-        if not wait_until(found.exists, within_s=_SEEN_WITHIN_S, every_s=0.1):
+        report = RunFolder(launcher.begun).doctor
+        if not wait_until(report.exists, within_s=_SEEN_WITHIN_S, every_s=0.1):
             return ENVIRONMENT_REFUSES
         if _JSON in arguments:
-            print(found.read_text())
-        return int(read_json(found)["exit_code"])  # the exit code of an engine's job does not have the doctor's result
+            print(report.read_text())
+        return int(read_json(report)["exit_code"])  # the exit code of an engine's job does not have the doctor's result
     finally:
         if launcher.begun is not None:
             clear(launcher.begun)

@@ -160,9 +160,8 @@ def _eval_data(saved: Mapping[str, Any], chosen_set: str, *, is_data_typed: bool
     """Return the node of the data without a name, and those of evaluation sets by name. ConfigError: the run has no such data."""
     splits = {set_name(key): split_at(saved, key) for key in evaluation_sets(saved)}
     if chosen_set and chosen_set not in splits:
-        happened = f"is {chosen_set}, which the run does not have"
         expected = f"one of {', '.join(filter(None, splits))}" if any(splits) else "none: the run has no evaluation.sets"
-        raise ConfigError(key="--set", happened=happened, expected=expected)
+        raise ConfigError(key="--set", happened=f"is {chosen_set}, which the run does not have", expected=expected)
     if not is_data_typed and "" not in splits and not chosen_set and (predicts or not splits):
         happened = "is null: the run has no evaluation data" + (" without a name" if splits else "")
         fix = f"--set={next(iter(splits))}" if splits else "data.split=test, or another data=OPTION"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
 from ddp_train.cli.saved_run import TRUST, ask_trust, parse_words, run_of
-from ddp_train.errors import DONE, ConfigError
+from ddp_train.errors import DONE, ConfigError, conflict
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder
 
@@ -47,8 +47,7 @@ def export(arguments: list[str], launcher: Launcher) -> int:
         raise ConfigError(key="to", happened=happened, expected="a new path", fix=f"rm -r {shlex.quote(str(to))}, or to=PATH")
     if "to" in options and to.suffix != _SUFFIXES[format] and to.suffix in set(_SUFFIXES.values()) - {""}:
         meant = next(name for name, suffix in _SUFFIXES.items() if suffix == to.suffix)
-        happened = f"is {format}, and to={to} looks like {meant}"
-        raise ConfigError(key="--format", happened=happened, expected="one of the two", fix=f"--format={meant}")
+        raise conflict("--format", f"is {format}, and to={to} looks like {meant}", meant)
     from ddp_train.training.inference import export as work  # imports torch, which no other part of the command needs
 
     for line in work.export(path, format=format, to=to):

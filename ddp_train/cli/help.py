@@ -41,6 +41,8 @@ USAGE = """ddp-train help KEY | GROUP | GROUP=OPTION     [--config-dir=FOLDER] [
 """
 _WIDTH = 110
 _COMMENT = re.compile(r"(?:^|\s)#\s+(.*)$")
+_MODULE = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
+"""The module before the name of a type: it says little, and differs where the class was parsed and not imported."""
 _NO_KEYS = ("_target_", "_partial_", "defaults", "hydra")
 _DOCS = next((path for path in (FOLDER / "docs", FOLDER.parent / "docs") if path.is_dir()), FOLDER / "docs")
 """The pages: inside the installed package, or at the top of a checkout. The source copy of a run has none."""
@@ -193,10 +195,6 @@ def default_options(folder: Path) -> dict[str, str]:
     return {**{group: str(option) for group, option in pairs if isinstance(option, str) and " " not in group}, **fixed}
 
 
-_MODULE = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
-"""The module before the name of a type: it says little, and differs where the class was parsed and not imported."""
-
-
 def argument_type(target: str, name: str) -> str:
     """Return an argument's type in a class's signature; "" where it has none, or the class cannot be imported here."""
     try:
@@ -211,8 +209,7 @@ def _read_option(file: Path, group: str) -> Option:
         tree = yaml.compose(stream)
     lines = file.read_text().splitlines()
     top = [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
-    is_global = "@package _global_" in top
-    prefix = "" if is_global or not group else f"{group.replace('/', '.')}."
+    prefix = "" if "@package _global_" in top or not group else f"{group.replace('/', '.')}."
     keys = [*_keys(tree, prefix, lines, file)]
     target = next((match[1] for line in lines if (match := re.match(r"\s*_target_: (\S+)", line))), "")
     meaning = " ".join(line for line in top if not line.startswith(("@package", "yaml-language-server:")))
@@ -262,6 +259,4 @@ def kind_of(key: str) -> str:
             rule["parse"](object())
         except ValueError as error:
             parts.append(str(error))
-        except TypeError:
-            pass
     return ", ".join(parts)

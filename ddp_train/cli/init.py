@@ -51,10 +51,9 @@ def _write(folder: Path, package: str) -> None:
     for file in sorted(source.rglob("*")):
         if not file.is_file() or "__pycache__" in file.parts:
             continue
-        text = file.read_text().replace(_PACKAGE, package).replace(_DISTRIBUTION, package.replace("_", "-"))
         copy = folder / str(file.relative_to(source)).replace(_PACKAGE, package)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(text)
+        copy.write_text(file.read_text().replace(_PACKAGE, package).replace(_DISTRIBUTION, package.replace("_", "-")))
 
 
 def _package(name: str) -> str:

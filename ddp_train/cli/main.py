@@ -179,9 +179,8 @@ def _require_readable_names() -> None:
         raise EnvironmentRefuses(happened=f"the current folder cannot be used: {error.strerror}", fix="cd FOLDER") from None
     except UnicodeEncodeError:
         happened = f"a name cannot be read with the file system encoding {sys.getfilesystemencoding()}"
-        fix = "export LC_ALL=C.UTF-8, and no PYTHONUTF8=0"
         expected = "utf-8, in which checkpoints and configurations are written"
-        raise EnvironmentRefuses(happened=happened, expected=expected, fix=fix) from None
+        raise EnvironmentRefuses(happened=happened, expected=expected, fix="export LC_ALL=C.UTF-8, and no PYTHONUTF8=0") from None
 
 
 def _find_caller() -> Callable[..., bool]:

@@ -83,8 +83,7 @@ def _enter_environment(spec: Spec) -> None:
     """Change into the folder where the command was typed, and let the ranks import the source copy."""
     if spec.code is not None:
         source_copy.verify(spec.code)
-        before = os.environ.get("PYTHONPATH", "")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spec.code.python_path(), before]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spec.code.python_path(), os.environ.get("PYTHONPATH", "")]))
         os.environ["PYTHONSAFEPATH"] = "1"  # else modules in the working directory would be imported first
     try:
         os.chdir(spec.working_directory)
@@ -96,7 +95,6 @@ def _enter_environment(spec: Spec) -> None:
 
 
 def _this_node(spec: Spec, rendezvous: NodeRendezvous) -> ThisNode:
-    """Return the part of a run that this machine does."""
     assert rendezvous.node_rank is not None
     job, cluster = spec.job, spec.job.config.cluster
     if job.checkpoint is not None and job.run_folder.has_continued():

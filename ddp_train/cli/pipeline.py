@@ -9,7 +9,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.config.check import ConfigErrors
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
-from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.errors import ConfigError, EnvironmentRefuses, conflict
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -65,8 +65,7 @@ def _label_errors(config: RunConfig) -> Iterator[ConfigError]:
     is_without = config.data["_target_"] == _IMAGES and config.data.get("labelled") is False
     if is_without and config.objective["_target_"].startswith("ddp_train.objective."):
         happened = "is false: a batch is images alone, and the objective compares with labels"
-        expected = "true; false is for `ddp-train predict`"
-        yield ConfigError(key="data.labelled", happened=happened, expected=expected, fix="data.labelled=true")
+        yield conflict("data.labelled", happened, "true", expected="true; false is for `ddp-train predict`")
 
 
 def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Iterator[ConfigError]:

@@ -167,7 +167,6 @@ def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
 
 
 def _on_each_machine(job: Job) -> Iterator[str]:
-    """Yield the command to type on each machine."""
     rendezvous = rendezvous_of(job.config.cluster, os.environ)
     typed = command(["ddp-train", *(text for text in job.command[1:] if not text.startswith("cluster.node_rank="))])
     if job.config.cluster.node_rank is None and rendezvous.node_rank is not None:

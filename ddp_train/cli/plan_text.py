@@ -138,9 +138,8 @@ def pipeline(screen: Screen, job: Job) -> None:
 def configuration(screen: Screen, composition: Composition, left_out: Iterable[str]) -> None:
     """Show the source of each option, that of each value which differs from its option, and what was left out."""
     choices = composition.choices
-    chosen = sorted(
-        (choice for choice in choices if choice.source == TYPED or choice.instead_of), key=lambda choice: choice.source != TYPED
-    )
+    differing = [choice for choice in choices if choice.source == TYPED or choice.instead_of]
+    chosen = sorted(differing, key=lambda choice: choice.source != TYPED)
     others = [f"{choice.group}={choice.option}" for choice in choices if choice not in chosen and choice.option != "None"]
     screen.heading("Options")
     replaced = [f"instead of {choice.instead_of}" if choice.instead_of not in ("", "None") else "" for choice in chosen]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from ddp_train.config.check import CONF
 from ddp_train.config.command.composition import parse
 from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, NAMED, SECTIONS, TARGETS, RootConfig, subsection
 from ddp_train.config.targets.locate import hints_of, look_up
-from ddp_train.config.targets.target import AUTO, DIRECTIVES
+from ddp_train.config.targets.target import AUTO, DIRECTIVES, members_of
 from ddp_train.errors import DONE, UserError
 from ddp_train.launch.launcher import Launcher
 
@@ -31,6 +30,7 @@ USAGE = """ddp-train schema FOLDER     [--config-dir=FOLDER]
 _Schema = dict[str, Any]
 _INTERPOLATION: _Schema = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}  # stands for a value of any type; ???: given elsewhere
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
+_BOUNDS = {"min": "minimum", "above": "exclusiveMinimum"}
 _NODE: _Schema = {"type": "object", "required": ["_target_"]}  # another component as an argument
 _DIRECTIVES: _Schema = {name: {} for name in DIRECTIVES} | {"_target_": {"type": "string"}, "_partial_": {"type": "boolean"}}
 _COMPOSED: _Schema = {"defaults": {"type": "array"}, "hydra": {"type": "object"}}  # Hydra's own keys
@@ -55,10 +55,9 @@ def schemas(configurations: Sequence[Path]) -> dict[str, _Schema]:
     for option in (option for folder in configurations for option in options(folder)):
         targets.setdefault(option.group, set()).update(filter(None, [option.target]))
         meanings = {key.name: key.meaning for key in option.keys if key.meaning} | meanings
-    own = {name: _section(schema, f"{name}.", meanings) for name, schema in SECTIONS.items()}
-    components = {name: _component(name, sorted(targets.get(name, ()))) for name in TARGETS}
-    named = {name: _object({}, others=_object_or(_component(name, sorted(targets.get(name, ()))), {"type": "null"})) for name in NAMED}
-    sections = own | components | named
+    sections = {name: _section(schema, f"{name}.", meanings) for name, schema in SECTIONS.items()}
+    sections |= {name: _component(name, sorted(targets.get(name, ()))) for name in TARGETS}
+    sections |= {name: _object({}, others=_object_or(_component(name, sorted(targets.get(name, ()))), {"type": "null"})) for name in NAMED}
     return {"config": _object({**_section(RootConfig, "", meanings)["properties"], **sections}), **sections}
 
 
@@ -72,10 +71,9 @@ def _section(schema: type, prefix: str, meanings: Mapping[str, str]) -> _Schema:
             keys[item.name] = _object_or(_section(inner, f"{prefix}{item.name}.", meanings), _INTERPOLATION)
             continue
         value = {} if "parse" in rule else _value(hints[item.name])
-        bounds = {"min": "minimum", "above": "exclusiveMinimum"}
-        value |= {word: rule[name] for name, word in bounds.items() if name in rule}
+        value |= {word: rule[name] for name, word in _BOUNDS.items() if name in rule}
         if "one_of" in rule:
-            value = {"enum": [*rule["one_of"], *([None] if type(None) in _members(hints[item.name]) else [])]}
+            value = {"enum": [*rule["one_of"], *([None] if type(None) in members_of(hints[item.name]) else [])]}
         keys[item.name] = {"description": meanings.get(prefix + item.name, ""), **_either(value, _INTERPOLATION)}
     return _object(keys)
 
@@ -111,7 +109,7 @@ def _object_or(schema: _Schema, *others: _Schema) -> _Schema:
 
 def _value(hint: Any) -> _Schema:
     """Return the schema of the values that fit a type hint; of a type that YAML does not have, of any value."""
-    return _either(*map(_of_one, _members(hint)))
+    return _either(*map(_of_one, members_of(hint)))
 
 
 def _of_one(member: Any) -> _Schema:
@@ -123,10 +121,6 @@ def _of_one(member: Any) -> _Schema:
     if origin in (dict, Mapping):
         return {"type": "object"}
     return {"type": "array"} if origin in (list, tuple, set) else {}
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
 
 
 def _either(*kinds: _Schema) -> _Schema:

@@ -104,8 +104,7 @@ def state_of(run_folder: RunFolder) -> str:
         return f"not known whether it runs; {verdict}\n  {submitted}"
     if submitted is not None:
         return f"not running; {verdict}\n  job {id} {submitted}"
-    has_begun = run_folder.logs.exists() or run_folder.read_result() is not None
-    return f"not running; {verdict}" if has_begun else "not started"
+    return f"not running; {verdict}" if run_folder.logs.exists() or run_folder.read_result() is not None else "not started"
 
 
 def submitted_state(run_folder: RunFolder) -> State | str | None:
@@ -198,7 +197,10 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
         _print_verdict(Verdict(Outcome.NEVER, f"job {other} has this run", DONE), options)
         return DONE
     if ended != DONE:
-        note_refusal(run_folder, ended, logs=f"the logs {run_folder.as_typed()}/logs/slurm-*.out", is_elastic=_is_elastic(run_folder))
+        is_elastic = False
+        with suppress(UserError):  # the reason why a machine refused
+            is_elastic = Spec.read(run_folder.spec).is_elastic
+        note_refusal(run_folder, ended, logs=f"the logs {run_folder.as_typed()}/logs/slurm-*.out", is_elastic=is_elastic)
     verdict = verdict_of(run_folder)
     is_silent = not run_folder.failure.exists() and run_folder.read_result() is None  # no report could be written: a full disk
     if ended in FINAL and verdict.outcome == Outcome.AGAIN and is_silent:
@@ -218,12 +220,6 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
 
 def _print_verdict(verdict: Verdict, options: Mapping[str, str]) -> None:
     print(json.dumps(verdict._asdict()) if "--json" in options else verdict)
-
-
-def _is_elastic(run_folder: RunFolder) -> bool:
-    with suppress(UserError):  # the reason why a machine refused
-        return Spec.read(run_folder.spec).is_elastic
-    return False
 
 
 def _other_job(run_folder: RunFolder, job: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 from ddp_train.config.cluster import most_nodes, processes_of_nodes
 from ddp_train.config.schema import ClusterConfig, LoaderConfig, TrainerConfig
 from ddp_train.config.targets.target import AUTO
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -41,8 +41,7 @@ class BatchSizes:
         return [f"another number of ranks has another batch, and another result; {keeps}"] if has_effect else []
 
     def __str__(self) -> str:
-        exact = self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size
-        sign = "=" if exact else "<="
+        sign = "=" if self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size else "<="
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         if self.is_open:
             return f"global batch {self.global_batch_size} on {ranks}, in micro-batches as large as fit"
@@ -54,8 +53,7 @@ class BatchSizes:
 
 def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> BatchSizes:
     """Derive the global batch size or the accumulation, whichever is not given. ConfigError: the given values contradict each other."""
-    nodes = 1 if is_torchrun_worker() else most_nodes(cluster)
-    if nodes > 1 and cluster.launcher == "local":
+    if cluster.launcher == "local" and not is_torchrun_worker() and most_nodes(cluster) > 1:
         happened = f"is {cluster.nodes}, but cluster.launcher=local has one machine"
         raise ConfigError(key="cluster.nodes", happened=happened, fix="cluster=machines")
     world_size = sum(processes_of_nodes(cluster))
@@ -108,8 +106,7 @@ def _open_batch_size(trainer: TrainerConfig, cluster: ClusterConfig) -> int:
         raise ConfigError(key="trainer.global_batch_size", happened=happened, expected=expected, fix="trainer.global_batch_size=256")
     if trainer.grad_accum_steps is not None:
         happened = f"is {trainer.grad_accum_steps}, and {MICRO_BATCH} is auto"
-        expected = "null: it follows from the micro-batch that is found"
-        raise ConfigError(key="trainer.grad_accum_steps", happened=happened, expected=expected, fix="trainer.grad_accum_steps=null")
+        raise conflict("trainer.grad_accum_steps", happened, "null", expected="null: it follows from the micro-batch that is found")
     if resolve_device(cluster.device) == "cpu":
         happened = "is auto, and the run is on CPU: where its memory ends, processes are killed, and no error says so before"
         raise ConfigError(key=MICRO_BATCH, happened=happened, expected="a number; auto is for GPUs", fix=f"{MICRO_BATCH}=32")

@@ -34,6 +34,7 @@ from ddp_train.system import redaction
 CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
 """The config groups, in the installed package (`pkg://ddp_train.conf`); in a checkout the folder is a link to conf/ at the top."""
 
+OWN = [key for name, kind in schema.SECTIONS.items() for key in schema.keys_of(kind, f"{name}.")]  # the keys of our own sections
 _Section = TypeVar("_Section")
 
 
@@ -138,9 +139,6 @@ def section(composed: DictConfig, kind: type[_Section]) -> _Section:
     if values is None:
         raise ConfigErrors(errors)
     return schema.typed(kind, values)
-
-
-OWN = [key for name, kind in schema.SECTIONS.items() for key in schema.keys_of(kind, f"{name}.")]  # the keys of our own sections
 
 
 def plain_secret(key: str, name: str) -> ConfigError:

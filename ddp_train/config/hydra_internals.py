@@ -28,6 +28,9 @@ from omegaconf._utils import get_omega_conf_dumper as get_omega_conf_dumper
 from ddp_train.errors import ConfigError
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # Hydra's own: each combination of the values
+MAX_CHARACTERS = 1_000_000
+MAX_DEPTH = 50
+MAX_NODES = 100_000
 
 IS_1_4 = hasattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS")
 MAIN: dict[str, Any] = {"execution_whitelist": vars(hydra.utils)["UNSAFE_DISABLE_EXECUTION_CHECKS"]} if IS_1_4 else {"version_base": "1.3"}
@@ -91,23 +94,15 @@ def yaml_loader() -> Any:
     return vars(omegaconf.basecontainer)["get_yaml_loader"]()
 
 
-def _replace_yaml_loader(get_yaml_loader: Callable[..., Any]) -> None:
-    """Let OmegaConf read YAML by another class, in each module that asks for it by name; 2.4 has moved it."""
-    for name in ("_utils", "_yaml", "basecontainer", "omegaconf"):
-        module: Any = sys.modules.get(f"omegaconf.{name}")
-        if hasattr(module, "get_yaml_loader"):
-            module.get_yaml_loader = get_yaml_loader
-
-
-MAX_CHARACTERS = 1_000_000
-MAX_DEPTH = 50
-MAX_NODES = 100_000
-
-
 def limit_yaml() -> None:
     """Let OmegaConf's YAML loader refuse what is too large before it copies it. Again does nothing."""
-    if not hasattr(yaml_loader(), "is_limited"):
-        _replace_yaml_loader(_limited(yaml_loader()))
+    if hasattr(loader := yaml_loader(), "is_limited"):
+        return
+    limited = _limited(loader)
+    for name in ("_utils", "_yaml", "basecontainer", "omegaconf"):  # modules that ask for the class by name; OmegaConf 2.4 has moved it
+        module: Any = sys.modules.get(f"omegaconf.{name}")
+        if hasattr(module, "get_yaml_loader"):
+            module.get_yaml_loader = limited
 
 
 def refuse_large_overrides(overrides: Sequence[str]) -> None:

@@ -22,6 +22,8 @@ from ddp_train.config.tree import changed
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
+_MARK = "\0"  # replaces the braces: text that looks like an interpolation would be resolved again
+
 
 def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "") -> dict[str, Any]:
     """Return a composed config, or one section of it, as plain containers.
@@ -73,9 +75,6 @@ def _sealed() -> Iterator[None]:
     finally:
         register_resolver("oc.env", oc.env)
         OmegaConf.clear_resolver(RESOLVER)
-
-
-_MARK = "\0"  # replaces the braces: text that looks like an interpolation would be resolved again
 
 
 def _unsealed(key: str, value: Any) -> Any:

@@ -10,13 +10,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-
-def texts(overrides: Any) -> list[str]:
-    """Return overrides as typed, with `${...}` unresolved: the value may be a secret."""
-    plain: Any = OmegaConf.to_container(overrides, resolve=False)
-    return [str(text) for text in plain]
-
-
 WITHOUT_EFFECT_ON_RESULTS = {
     "name": "of the folder",
     "resume": "where a run goes on, not what it computes",
@@ -45,6 +38,12 @@ WITHOUT_EFFECT_ON_RESULTS = {
 """Keys and sections that do not change a run's results, each with the reason. All others do, also a user's own."""
 
 
+def texts(overrides: Any) -> list[str]:
+    """Return overrides as typed, with `${...}` unresolved: the value may be a secret."""
+    plain: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(text) for text in plain]
+
+
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Name the keys that differ between two resolved configs, leaving out those that do not change the results."""
     left, right = ({key: value for key, value in leaves(tree) if _changes_results(key)} for tree in (ours, theirs))
@@ -61,8 +60,7 @@ def identity(tree: Mapping[str, Any], *, swept: Sequence[str] = ()) -> str:
     `swept`: keys that count in any case: the jobs of a sweep differ by them.
     """
     counted = ((key, value) for key, value in leaves(tree) if _changes_results(key) or any(_is_at(key, name) for name in swept))
-    text = json.dumps(sorted(counted, key=itemgetter(0)), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(counted, key=itemgetter(0)), default=str).encode()).hexdigest()
 
 
 def dotted_items(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,11 @@ from ddp_train.errors import conflict
 
 Batch = Any
 """Tensors nested in tuples, lists or dicts, as a rule with a leading dimension B; usually `(inputs, targets)`."""
+Indices = NDArray[np.int64]
+"""Positions in a data source, shape [B]."""
+
+_SHOWN = 8  # parts of a nest, names of parameters
+_num_samples: ContextVar[int | None] = ContextVar("num_samples", default=None)
 
 
 class Counted(NamedTuple):
@@ -31,12 +36,6 @@ class Counted(NamedTuple):
 
     batch: Batch
     num_samples: int
-
-
-_SHOWN = 8  # parts of a nest, names of parameters
-
-
-_num_samples: ContextVar[int | None] = ContextVar("num_samples", default=None)
 
 
 @contextmanager
@@ -103,10 +102,6 @@ def describe(value: Any) -> str:
 
 def join_few(texts: list[str]) -> str:
     return ", ".join(texts[:_SHOWN] + ["..."] * (len(texts) > _SHOWN))
-
-
-Indices = NDArray[np.int64]
-"""Positions in a data source, shape [B]."""
 
 
 class DataSource:

@@ -163,14 +163,12 @@ def num_shards(tensor: Tensor) -> int:
     *before, last = placements
     if not last.is_shard(0) or not all(each.is_replicate() for each in before):
         raise ValueError(f"a tensor is distributed as {placements}, and not sharded along its first dimension")
-    size: int = mesh.size(mesh.ndim - 1)
-    return size
+    return int(mesh.size(mesh.ndim - 1))
 
 
 def num_replicas(tensor: Tensor) -> int:
     """Return how many ranks have the same rows of a sharded tensor."""
-    mesh, _ = _layout(tensor)
-    return int(mesh.size()) // num_shards(tensor)
+    return int(_layout(tensor)[0].size()) // num_shards(tensor)
 
 
 def shard_range(shape: torch.Size | tuple[int, ...], shards: int, number: int) -> tuple[int, int]:
@@ -183,8 +181,7 @@ def local_range(tensor: Tensor) -> tuple[int, int]:
     """Return from which to which element of a tensor's logical order this rank's rows go."""
     if not is_sharded(tensor):
         return 0, tensor.numel()
-    mesh, _ = _layout(tensor)
-    coordinate = mesh.get_coordinate()
+    coordinate = _layout(tensor)[0].get_coordinate()
     assert coordinate is not None
     return shard_range(tensor.shape, num_shards(tensor), coordinate[-1])
 

@@ -81,11 +81,11 @@ def matching(names: Collection[str], patterns: Sequence[str], *, key: str) -> se
     """
     chosen: set[str] = set()
     for pattern in patterns:
-        found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
-        if not found:
+        matched = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        if not matched:
             expected = f"the name of a parameter or of a module that holds some, with * and ? as in file names: {join_few(sorted(names))}"
             raise ConfigError(key=key, happened=f"{pattern!r} matches no parameter", expected=expected)
-        chosen |= found
+        chosen |= matched
     return chosen
 
 
@@ -95,13 +95,13 @@ def repeated_blocks(model: nn.Module, *, with_layers: bool = False) -> dict[str,
     These are modules with parameters that lie beside another one of their class in a ModuleList, ModuleDict or Sequential; single layers
     only where they are asked for. One inside another is not returned.
     """
-    found = set[nn.Module]()
+    repeated = set[nn.Module]()
     for container in model.modules():
         if isinstance(container, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
             blocks = [part for part in container.children() if _is_block(part, with_layers)]
             counts = Counter(map(type, blocks))
-            found |= {block for block in blocks if counts[type(block)] > 1}
-    return _outermost({name: module for name, module in model.named_modules() if module in found})
+            repeated |= {block for block in blocks if counts[type(block)] > 1}
+    return _outermost({name: module for name, module in model.named_modules() if module in repeated})
 
 
 def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str, for_shards: bool = False) -> dict[str, nn.Module]:
@@ -114,13 +114,13 @@ def blocks_of(model: nn.Module, chosen: str | Sequence[str], *, key: str, for_sh
     """
     if chosen == "auto":
         return repeated_blocks(model, with_layers=for_shards)
-    found = {name: module for name, module in model.named_modules() if type(module).__name__ in chosen and name}
+    named = {name: module for name, module in model.named_modules() if type(module).__name__ in chosen and name}
     for kind in chosen:
-        if not any(type(module).__name__ == kind for module in found.values()):
+        if not any(type(module).__name__ == kind for module in named.values()):
             kinds = list(dict.fromkeys(type(module).__name__ for module in model.modules() if _is_block(module, for_shards)))
             expected = f"auto, or classes of its modules: {join_few(kinds[1:] or kinds)}"
             raise ConfigError(key=key, happened=f"the {type(model).__name__} has no module of a class {kind}", expected=expected)
-    return found if for_shards else _outermost(found)
+    return named if for_shards else _outermost(named)
 
 
 def _is_block(module: nn.Module, with_layers: bool) -> bool:
@@ -129,5 +129,5 @@ def _is_block(module: nn.Module, with_layers: bool) -> bool:
     return has_parts and not isinstance(module, (nn.ModuleList, nn.ModuleDict)) and any(True for _ in module.parameters())
 
 
-def _outermost(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    return {name: module for name, module in found.items() if not any(name.startswith(f"{other}.") for other in found)}
+def _outermost(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    return {name: module for name, module in modules.items() if not any(name.startswith(f"{other}.") for other in modules)}

@@ -100,11 +100,11 @@ class DDP(Strategy):
 
 def _synchronised(model: nn.Module) -> nn.Module:
     """Let each batch norm of the model, in its place, be one of the samples of all ranks, with the same parameters and buffers."""
-    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if not norms:
         happened, expected = "is true, and the model has no batch norm", "a model with nn.BatchNorm1d, 2d or 3d"
         raise conflict("strategy.sync_batchnorm", happened, "false", expected=expected)
-    if all(isinstance(each, nn.SyncBatchNorm) for each in norms):  # others are trained than before
+    if all(isinstance(norm, nn.SyncBatchNorm) for norm in norms):  # others are trained than before
         return model
     synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return synchronised
@@ -117,12 +117,12 @@ class _Naming(DistributedDataParallel):
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-            if found is None:
+            unused_numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if unused_numbers is None:
                 raise
-            named = named_parameters(self.module)
-            trained = [name for name, parameter in named.items() if parameter.requires_grad]  # the order of torch's numbers
-            unused = [trained[int(number)] for number in found[1].split()]
+            parameters = named_parameters(self.module).items()
+            trained = [name for name, parameter in parameters if parameter.requires_grad]  # the order of torch's numbers
+            unused = [trained[int(number)] for number in unused_numbers[1].split()]
             part = f"{len(unused)} of the model's {len(trained)} parameters"
             happened = f"is false, and {part} took no part in the last step's loss: {join_few(unused)}"
             expected = "a gradient for every parameter in every step, for which DDP waits; or requires_grad=False where none is wanted"

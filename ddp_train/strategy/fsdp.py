@@ -131,9 +131,9 @@ class FSDP(Strategy):
 
     def _find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """Return the modules whose own weights come together at a time, each before those within it; not those that share weights."""
-        found = blocks_of(model, self._blocks, key="strategy.blocks", for_shards=True).values()
+        blocks = blocks_of(model, self._blocks, key="strategy.blocks", for_shards=True).values()
         every = _count_owners(model)
-        return [block for block in found if (own := _count_owners(block)) and all(every[each] == count for each, count in own.items())]
+        return [block for block in blocks if (own := _count_owners(block)) and all(every[each] == count for each, count in own.items())]
 
     def _set_prefetch(self, whole: nn.Module, blocks: list[nn.Module]) -> None:
         """Let each block ask for the weights of those that come after it, in forward and in backward, in the order in which they lie."""

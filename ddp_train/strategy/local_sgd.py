@@ -82,9 +82,9 @@ class LocalSGD(Strategy):
                 for name, way in means(held, self._last):
                     held[name].copy_(self._last[name] + way)
                 _copy_integers_from_main(trained.buffers())
-            found = {number: average for number, average in enumerate(averages) if average.is_floating_point()}
-            for number, mean in means(found):
-                found[number].copy_(mean)
+            fractions = {number: average for number, average in enumerate(averages) if average.is_floating_point()}
+            for number, mean in means(fractions):
+                fractions[number].copy_(mean)
             _copy_integers_from_main(averages)
         self._is_mean = True
         yield {memory_key(tensor): copy for tensor, copy in kept}

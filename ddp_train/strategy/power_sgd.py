@@ -90,7 +90,6 @@ class PowerSGD(DDP):
         return gradient.ndim > 1 and self._rank * (len(gradient) + gradient[0].numel()) < gradient.numel()
 
     def _last_left_out(self, name: str, gradient: Tensor) -> Tensor | float:
-        """Return what was left out of the last gradient."""
         return self._left_out[name].to(gradient.device) if name in self._left_out else 0.0
 
     def _basis(self, name: str, matrix: Tensor) -> Tensor:

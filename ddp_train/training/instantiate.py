@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
-from inspect import Parameter, signature
+from inspect import Parameter
 from typing import Any
 
 import hydra.utils
@@ -16,7 +16,7 @@ from torch import nn
 from ddp_train.config import auto
 from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.spelling import removal
-from ddp_train.config.targets.locate import locate
+from ddp_train.config.targets.locate import locate, parameters_of
 from ddp_train.config.targets.target import given_in, name_in
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, UserError
@@ -67,7 +67,10 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         _RUN_OBJECTS.reset(token)
     if node.get("_partial_") and first is None:
         return functools.partial(make, **filled)
-    has_first = first is None or next(iter(_parameters(make.func)), "") in {*make.keywords, *filled}  # an optimizer around another one
+    has_first = first is None or next(iter(parameters_of(make.func) or ()), "") in {
+        *make.keywords,
+        *filled,
+    }  # an optimizer around another one
     try:
         return make(*([] if has_first else [first]), **filled)
     except UserError:
@@ -106,19 +109,12 @@ def _prepare(value: Any, run_objects: Mapping[str, Any], *, is_inner: bool = Fal
         return value if name is None else {"_target_": _GET_OBJECT, "path": name}
     node = {name: _prepare(inner, run_objects, is_inner=True) for name, inner in value.items()}
     if is_inner and run_objects and "_target_" in node and ("_partial_" not in node or "optimizer" in run_objects):
-        parameters = _parameters(locate(node["_target_"]))
+        parameters = parameters_of(locate(node["_target_"])) or {}
         lacking = [name for name in run_objects if name in parameters and parameters[name].default is Parameter.empty and name not in node]
         if lacking:
             node.pop("_partial_", None)
             node |= {name: {"_target_": f"{__name__}.{run_gives.__name__}", "name": name} for name in lacking}
     return node
-
-
-def _parameters(target: Any) -> Mapping[str, Parameter]:
-    try:
-        return signature(target).parameters
-    except (TypeError, ValueError):  # some C extensions have no signature
-        return {}
 
 
 def refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -> None:

@@ -67,8 +67,7 @@ def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapp
         groups: every group, with its options.
     """
     bare = [text for text in words if is_bare(text)]
-    others = [text for text in words if text not in bare]
-    if bare and (problem := _misplaced_command(bare, others, keys)):
+    if bare and (problem := _misplaced_command(bare, [text for text in words if text not in bare], keys)):
         yield problem
         return
     while bare:
@@ -130,7 +129,6 @@ def _misplaced_command(bare: Sequence[str], others: Sequence[str], keys: Mapping
 
 
 def _overrides_for(command: str, others: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that a command takes."""
     values = [text for text in others if not isinstance(keys.get(text.partition("=")[0], {}), Mapping)]
     return {"all": [*others], "values": values, "": []}[COMMANDS[command].overrides]
 
@@ -190,8 +188,7 @@ def options_first(arguments: list[str]) -> list[str]:
         if action is None or action.nargs == 0:
             continue
         if action.nargs == "?":
-            is_given = bool(rest) and rest[0] in (action.choices or ())
-            options.append(rest.pop(0) if is_given else str(action.const))
+            options.append(rest.pop(0) if rest and rest[0] in (action.choices or ()) else str(action.const))
         elif rest:
             options.append(rest.pop(0))
         else:

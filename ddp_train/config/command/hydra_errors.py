@@ -37,13 +37,13 @@ _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # o
 def explain_hydra_error(error: Exception, arguments: list[str], conf: Path) -> str:
     """Return what to show for an exception that Hydra raised: all problems of the command line, or else Hydra's own words."""
     try:
-        found = [_unreadable_yaml(error)] if isinstance(error, YAMLError) else _find_all(arguments, conf)
+        problems = [_unreadable_yaml(error)] if isinstance(error, YAMLError) else _find_all(arguments, conf)
     except ConfigErrors as known:
-        found = known.errors
+        problems = known.errors
     except Exception:  # then Hydra's own words must do
-        found = []
+        problems = []
     cause = "" if error.__cause__ is None or str(error.__cause__) in str(error) else f"\n{str(error.__cause__).strip()}"
-    return str(ConfigErrors(found or [ConfigError(happened=str(error).strip() + cause)]))
+    return str(ConfigErrors(problems or [ConfigError(happened=str(error).strip() + cause)]))
 
 
 def is_of_composing(error: Exception) -> bool:
@@ -83,12 +83,11 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     absent = {override.key_or_group: override for override in values if not f"{override.key_or_group}.".startswith(new)}
     absent = {key: override for key, override in absent.items() if key not in known and not override.is_delete()}
     hydra_node = _apply(values, composed)
-    found = list[ConfigError]()
     try:
         check_config(composed, hydra=hydra_node)
     except ConfigErrors as error:
-        found = error.errors
-    return [*errors, *_to_be_added(absent, _plain(composed), found), *found]
+        return [*errors, *_to_be_added(absent, _plain(composed), error.errors), *error.errors]
+    return [*errors, *_to_be_added(absent, _plain(composed), [])]
 
 
 def _apply(values: Iterable[Override], composed: DictConfig) -> DictConfig:
@@ -159,5 +158,4 @@ def _first_job(override: Override) -> str:
     """Return an override as text, a sweep as its first value."""
     if not override.is_sweep_override():
         return str(override.input_line)
-    first: Any = next(iter(override.sweep_string_iterator()))
-    return f"{override.get_key_element()}={first}"
+    return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"

@@ -10,7 +10,7 @@ from ddp_train.config.cluster import check_environment, max_restarts, rendezvous
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import node_range
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, conflict
 from ddp_train.system.slurm_step import slurm_step
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -39,16 +39,15 @@ def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
         yield ConfigError(key="cluster.walltime", happened=happened, fix="a smaller cluster.grace_s")
     if cluster.agent == "torch" and cluster.launcher != "local":
         happened = f"is torch, and cluster.launcher={cluster.launcher} starts agents of ours on several machines"
-        expected = "own; or torchrun itself, typed on each machine (docs/versions.md)"
-        yield ConfigError(key="cluster.agent", happened=happened, expected=expected, fix="cluster.agent=own")
+        yield conflict("cluster.agent", happened, "own", expected="own; or torchrun itself, typed on each machine (docs/versions.md)")
     if cluster.launcher in ("slurm", "ssh") and not is_torchrun_worker():
         yield from _check_other_machines(cluster)
     if cluster.hosts is not None or cluster.launcher == "ssh":
         yield from _check_hosts(config)
     if cluster.launcher == "machines" and not is_torchrun_worker():
-        found, restarts = rendezvous_of(cluster, os.environ), max_restarts(cluster, os.environ)
-        if found.min_nodes < found.max_nodes and restarts == 0:
-            happened = f"is 0 with {found.min_nodes} to {found.max_nodes} machines: the first one that leaves would end the run"
+        rendezvous = rendezvous_of(cluster, os.environ)
+        if rendezvous.is_elastic and max_restarts(cluster, os.environ) == 0:
+            happened = f"is 0 with {rendezvous.min_nodes} to {rendezvous.max_nodes} machines: the first one that leaves would end the run"
             yield ConfigError(key="cluster.max_restarts", happened=happened, expected="at least 1", fix="cluster.max_restarts=10")
 
 
@@ -74,8 +73,7 @@ def _check_hosts(config: PartialConfig) -> Iterator[ConfigError]:
     else:
         if cluster.nodes is not None and cluster.nodes.most != len(cluster.hosts):
             happened = f"is {config.tree['cluster']['nodes']}, with {len(cluster.hosts)} in cluster.hosts"
-            expected = "null, or the fewest and all of them"
-            yield ConfigError(key="cluster.nodes", happened=happened, expected=expected, fix="cluster.nodes=null")
+            yield conflict("cluster.nodes", happened, "null", expected="null, or the fewest and all of them")
         if not cluster.wait:
             yield ConfigError(key="cluster.wait", happened="is false with cluster=ssh", expected="true: the run ends with its command")
 

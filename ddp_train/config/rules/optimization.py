@@ -5,13 +5,12 @@ These keys are no arguments of the components (`schema.KEYS_BESIDE_ARGUMENTS`); 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.run_config import LR_SCALES, PartialConfig
 from ddp_train.config.spelling import nearest, removal
-from ddp_train.config.targets.locate import accepts, look_up_or_none, takes
+from ddp_train.config.targets.locate import accepts, look_up_or_none, parameters_of, takes
 from ddp_train.config.targets.target import own_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.traits import follows_a_metric
@@ -62,7 +61,7 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
         yield ConfigError(key=key, happened="says nothing but whom it matches", expected=expected, fix=fix)
     for name in options:
         if name == "params" or not takes(target, name):
-            known = [each for each in _arguments(target) if each != "params"]
+            known = [each for each in [*(parameters_of(target) or ())][1:] if each != "params"]
             close = nearest(name, [*known, "match", "freeze"])
             happened = f"{path} has no argument {name!r}"
             fix = f"did you mean {key}.{close}?" if close else f"remove it: {removal(f'{key}.{name}', group[name])}"
@@ -70,13 +69,6 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
         elif sorts_itself:
             happened, fix = f"is given, and {path} takes the model and sorts its parameters itself", "optimizer=adamw"
             yield ConfigError(key=f"{key}.{name}", happened=happened, expected=f"freeze=true alone, or {_TAKES_GROUPS}", fix=fix)
-
-
-def _arguments(target: Any) -> list[str]:
-    try:
-        return list(inspect.signature(target).parameters)[1:]
-    except (TypeError, ValueError):
-        return []
 
 
 def _check_rates(ours: Mapping[str, Any], config: PartialConfig) -> Iterator[ConfigError]:
@@ -97,8 +89,7 @@ def _check_rates(ours: Mapping[str, Any], config: PartialConfig) -> Iterator[Con
         expected, fix = "a scheduler of factors, as ours and most of torch's are", f"scheduler=warmup_cosine, or optimizer.lr_scale={off}"
         yield ConfigError(key=f"scheduler.{absolute[0]}", happened=happened, expected=expected, fix=fix)
     if scale is not None and config.trainer.batch_size_schedule:
-        happened = f"is {scale}, and trainer.batch_size_schedule has several sizes: the rate follows one"
-        yield conflict("optimizer.lr_scale", happened, off)
+        yield conflict("optimizer.lr_scale", f"is {scale}, and trainer.batch_size_schedule has several sizes: the rate follows one", off)
 
 
 def check_scheduler(config: PartialConfig) -> Iterator[ConfigError]:
@@ -116,8 +107,7 @@ def check_scheduler(config: PartialConfig) -> Iterator[ConfigError]:
         fix = f"remove it: {removal('scheduler.every', every)}"
         yield ConfigError(key="scheduler.every", happened=happened, expected=expected, fix=fix)
     if metric is not None and not follows:
-        happened = f"is given, and {path} follows none"
-        yield conflict("scheduler.metric", happened, "null, or scheduler=plateau", expected="null")
+        yield conflict("scheduler.metric", f"is given, and {path} follows none", "null, or scheduler=plateau", expected="null")
     elif not isinstance(metric, str | None):
         yield ConfigError(key="scheduler.metric", happened=f"is {metric!r}", expected="the name of a metric of the evaluation, or null")
     if follows and "data" in config.tree and not config.is_evaluated:

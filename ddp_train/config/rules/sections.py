@@ -109,9 +109,7 @@ def check_faults(config: PartialConfig) -> Iterator[ConfigError]:
         if has_seconds and kind not in ("sleep", "slow", "no_space", "read_only"):
             yield refused(place, "seconds", f"is {fault.seconds}", f"none: {kind} takes no time")
         if kind == "read_only" and os.geteuid() == 0:
-            yield refused(
-                place, "kind", "is read_only, and you are root, for whom no folder is", "another user; or mount the file system read-only"
-            )
+            yield refused(place, "kind", "is read_only, and you are root, for whom no folder is", "another user; or a read-only mount")
 
 
 def check_checkpoints(config: PartialConfig) -> Iterator[ConfigError]:
@@ -149,8 +147,7 @@ def check_precision(config: PartialConfig) -> Iterator[ConfigError]:
     if config.precision.channels_last and class_constant(config.strategy, "shards_parameters"):
         yield conflict("precision.channels_last", "is true, and strategy=fsdp shards contiguous weights only", "false")
     if config.precision.cudnn_benchmark and config.tree.get("deterministic") is True:
-        happened = "is true, and deterministic is true: cuDNN would choose by what it measures"
-        yield conflict("precision.cudnn_benchmark", happened, "false")
+        yield conflict("precision.cudnn_benchmark", "is true, and deterministic is true: cuDNN would choose by what it measures", "false")
 
 
 def check_activation_checkpointing(config: PartialConfig) -> Iterator[ConfigError]:

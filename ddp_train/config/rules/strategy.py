@@ -13,6 +13,7 @@ from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices
 from ddp_train.traits import needs_whole_matrices, whole_matrices_error
 
+_Constant = Literal["shards_parameters", "shards_optimizer", "has_buckets", "refuses_loss_scale", "period_argument"]
 _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
@@ -54,9 +55,6 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
         happened = f"is {mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
-
-
-_Constant = Literal["shards_parameters", "shards_optimizer", "has_buckets", "refuses_loss_scale", "period_argument"]
 
 
 def class_constant(strategy: Mapping[str, Any], name: _Constant) -> Any:

@@ -55,8 +55,7 @@ def check_batch_size_schedule(config: PartialConfig) -> Iterator[ConfigError]:
     if trainer.grad_accum_steps is not None:
         happened = f"is {trainer.grad_accum_steps}, and {key} changes the global batch"
         expected = "null: it follows from the size, loader.micro_batch_size and the number of ranks"
-        fix = "trainer.grad_accum_steps=null trainer.global_batch_size=SIZE"
-        yield ConfigError(key="trainer.grad_accum_steps", happened=happened, expected=expected, fix=fix)
+        yield conflict("trainer.grad_accum_steps", happened, "null trainer.global_batch_size=SIZE", expected=expected)
     fixed = {"loader.drop_last": (loader.drop_last, "false"), "loader.bucket_batches": (loader.bucket_batches, "null")}
     for name, (value, without) in {**fixed, "debug.overfit": (config.debug.overfit, "false")}.items():
         if value:

@@ -16,7 +16,7 @@ import importlib
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.machinery import PathFinder
@@ -31,13 +31,11 @@ _REQUIRED = {*_ROOTS, "numpy", "rich", "tensorboard", "xxhash"}  # of pyproject.
 _MAX_REEXPORTS = 8  # from module to module
 _INSTALLED = ("site-packages", "dist-packages")
 _TYPES = {name: vars(collections.abc)[name] for name in ("Sequence", "Iterable", "Mapping")}  # types that `target.fits` distinguishes
+_imports = True
 
 
 class NeedsImport(BaseException):
     """An import is needed where none is allowed. No Exception: those are reported as errors of a component."""
-
-
-_imports = True
 
 
 @contextmanager
@@ -116,23 +114,25 @@ def class_of(path: str) -> type:
     return cls if inspect.isclass(cls) else object
 
 
+def parameters_of(target: Callable[..., Any], *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters of a callable by name; None: it has no signature, as some C extensions."""
+    try:
+        return inspect.signature(target, follow_wrapped=follow_wrapped).parameters
+    except (TypeError, ValueError):
+        return None
+
+
 def takes(target: Callable[..., Any], name: str) -> bool:
     """Tell whether a callable accepts an argument of this name: it has one, or takes any (`**kwargs`)."""
-    try:
-        signatures = [inspect.signature(target, follow_wrapped=is_followed).parameters for is_followed in (True, False)]
-    except (TypeError, ValueError):  # some C extensions have no signature
-        return True
-    return any(name in items or any(item.kind is item.VAR_KEYWORD for item in items.values()) for items in signatures)
+    signatures = [parameters_of(target, follow_wrapped=is_followed) for is_followed in (True, False)]
+    return any(items is None or name in items or any(item.kind is item.VAR_KEYWORD for item in items.values()) for items in signatures)
 
 
 def accepts(target: Callable[..., Any], name: str) -> bool:
     """Tell whether a callable has an argument of this name; a class with `**kwargs` also has its bases' arguments."""
     bases = target.__mro__ if inspect.isclass(target) else ()
     for make in [target, *(vars(base)["__init__"] for base in bases if "__init__" in vars(base))]:
-        try:
-            parameters = inspect.signature(make).parameters
-        except (TypeError, ValueError):
-            return False
+        parameters = parameters_of(make) or {}
         if name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
             return True
         if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):

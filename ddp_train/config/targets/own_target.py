@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, TARGETS
 from ddp_train.config.spelling import text_of
-from ddp_train.config.targets.locate import accepts, hints_of, look_up_or_none
+from ddp_train.config.targets.locate import accepts, hints_of, look_up_or_none, parameters_of
 from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, calls_functions, fits
 from ddp_train.config.tree import changed, texts
 
@@ -55,12 +55,10 @@ def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
     """Tell whether a function lacks arguments: it is a loss itself, say, and does not return one."""
     if inspect.isclass(target):
         return False
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):  # some C functions have no signature; none of them makes an objective
+    if (parameters := parameters_of(target)) is None:  # a function in C; none of them makes an objective
         return True
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(item.default is item.empty and item.name not in node for item in parameters if item.kind in positional)
+    return any(item.default is item.empty and item.name not in node for item in parameters.values() if item.kind in positional)
 
 
 def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ddp_train import FOLDER
 from ddp_train.config.field_words import instead_of
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, KEYS_BESIDE_ARGUMENTS, OWN_KEYS
 from ddp_train.config.spelling import meant, override, removal, without_secrets
-from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, look_up_or_none, takes
+from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, look_up_or_none, parameters_of, takes
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
@@ -75,11 +75,8 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
         return [ConfigError(key=f"{key}._target_", happened=f"{path} {reason}", expected="a component", fix=fix)]
     if not callable(target):
         return [ConfigError(key=f"{key}._target_", happened=f"{path} is not a class or function")]
-    try:
-        parameters = dict(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # some C extensions have no signature
-        return []
-    return list(_check_arguments(node, key, path, target, parameters))
+    parameters = parameters_of(target)
+    return [] if parameters is None else list(_check_arguments(node, key, path, target, parameters))
 
 
 def _why(error: Exception) -> str:
@@ -91,7 +88,7 @@ def _why(error: Exception) -> str:
 
 
 def _check_arguments(
-    node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: dict[str, inspect.Parameter]
+    node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
 ) -> Iterator[ConfigError]:
     own = own_keys(node, key)
     arguments = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in own}
@@ -113,9 +110,10 @@ def _check_arguments(
             yield ConfigError(key=f"{key}.{name}", happened=happened, expected=", ".join(named) or "no argument", fix=fix)
     positional = len(node.get("_args_") or ())
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in arguments]
+    is_stage = hasattr(target, "__wrapped__") and not inspect.isclass(target) and not inspect.isroutine(target)  # as WebDataset's
     if key in COMPLETED:  # the run adds the first one
         missing = [name for name in missing if name != named[positional]]
-    elif node.get("_partial_") or _wraps(target):  # the caller adds the rest
+    elif node.get("_partial_") or is_stage:  # the caller adds the rest
         missing = []
     missing = [name for name in missing if name not in given_in(key)]
     for name in missing:
@@ -125,7 +123,7 @@ def _check_arguments(
     for name, value in arguments.items():
         is_default = name in parameters and value == parameters[name].default
         if name in hints and not is_default and not fits(value, hints[name]):
-            wants_text = str in _members(hints[name]) and not isinstance(value, (list, Mapping))
+            wants_text = str in members_of(hints[name]) and not isinstance(value, (list, Mapping))
             expected = f"a value of type {_spell(hints[name])}"
             fix = f"""'{key}.{name}="{value}"'""" if wants_text else ""
             yield ConfigError(key=f"{key}.{name}", happened=f"is {without_secrets(f'{key}.{name}', value)!r}", expected=expected, fix=fix)
@@ -133,11 +131,6 @@ def _check_arguments(
         number = arguments.get(name)
         if isinstance(number, (int, float)) and (missed := missed_range(number, bounds)):
             yield ConfigError(key=f"{key}.{name}", happened=f"is {number}", expected=missed)
-
-
-def _wraps(target: Callable[..., Any]) -> bool:
-    """Tell whether an object wraps a function and needs only some of its arguments, as stages of WebDataset."""
-    return hasattr(target, "__wrapped__") and not inspect.isclass(target) and not inspect.isroutine(target)
 
 
 def given_in(key: str) -> tuple[str, ...]:
@@ -190,7 +183,7 @@ def calls_functions(key: str) -> bool:
 
 def admits_text(hint: Any) -> bool:
     """Tell whether a type hint admits text."""
-    return any(member is str or AUTO in typing.get_args(member) for member in _members(hint))
+    return any(member is str or AUTO in typing.get_args(member) for member in members_of(hint))
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -198,7 +191,7 @@ def fits(value: Any, hint: Any) -> bool:
     is_node = isinstance(value, Mapping) and "_target_" in value
     if value == AUTO or is_node or (isinstance(value, str) and value.startswith(f"${{{RESOLVER}:")):
         return True
-    return any(_fits_one(value, member) for member in _members(hint))
+    return any(_fits_one(value, member) for member in members_of(hint))
 
 
 def _fits_one(value: Any, member: Any) -> bool:
@@ -216,7 +209,8 @@ def _fits_one(value: Any, member: Any) -> bool:
     return True
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def members_of(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union; of any other hint the hint alone."""
     return typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
 
 
@@ -225,7 +219,7 @@ def _is_tensor(member: Any) -> bool:
 
 
 def _spell(hint: Any) -> str:
-    members = [typing.get_origin(member) or member for member in _members(hint) if not _is_tensor(member)]
+    members = [typing.get_origin(member) or member for member in members_of(hint) if not _is_tensor(member)]
     return " or ".join("null" if member is type(None) else str(getattr(member, "__name__", member)) for member in members)
 
 

@@ -32,7 +32,7 @@ def named() -> Iterator[str]:
 def facts(found: Any, path: str) -> tuple[Any, ...]:
     """Return all that the check asks of a target; types as it tells them apart."""
     arguments = [(each.name, each.kind, each.default) for each in inspect.signature(found).parameters.values()]
-    hints = {name: sorted({*map(spelled, target._members(hint))}) for name, hint in target.hints_of(found).items() if name != "return"}
+    hints = {name: sorted({*map(spelled, target.members_of(hint))}) for name, hint in target.hints_of(found).items() if name != "return"}
     return inspect.isclass(found), arguments, hints, follows_a_metric(found)
 
 
