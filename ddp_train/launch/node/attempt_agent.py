@@ -31,30 +31,32 @@ _POLL_S = 0.05
 
 
 class AttemptAgent:
-    """One attempt on this machine, from the registry's word to the end of the agent. Made in the event loop, which runs it from then on.
+    """One attempt on this machine, from the registry's message that begins it to the end of the agent.
 
-    Args:
-        message: the registry's, that begins the attempt.
-        listener: where the agent is to serve the store of the attempt (the first machine).
-        told: a stop signal that has come already, and has crossed the message on the line: the registry passes it on to the others only.
-        is_killed: one has come that ends all at once.
+    `listener`: where the agent is to serve the store of the attempt (the first machine).
     """
 
-    def __init__(
-        self, this_node: ThisNode, message: Message, line: Line, *, listener: socket.socket | None, told: int | None, is_killed: bool
-    ) -> None:
-        self._this_node, self._message, self._line, self._listener = this_node, message, line, listener
+    def __init__(self, this_node: ThisNode, message: Message, line: Line, *, listener: socket.socket | None) -> None:
+        self._this_node = this_node
+        self._message = message
+        self._line = line
+        self._listener = listener
         self.number = int(message["number"])  # which attempt of the launch it is, from 1
         self.has_restarts = bool(message["restarts"] < message["max_restarts"])  # a failure would be followed by another attempt
         self.ranks_of_first = range(message["first_ranks"])  # on the first machine
         self._job = None if message["job"] is None else Job.from_json(message["job"])
         self.folder = self._job.run_folder if self._job is not None and self._job.is_run else None
-        self.told, self._is_killed = told, is_killed  # the agent may not have begun yet
+        self.stop_signal: int | None = None  # the first one; the agent may not have begun yet
+        self._is_killed = False
         self.before: Result | None = None  # what result.json held when the attempt began
         self._agent: Child | None = None
         self._remains: list[int] = []  # the processes below an agent that was killed
         self._facts_file = ""  # for the first rank of another program than training, which removes it
-        self._task: asyncio.Task[None] | None = asyncio.get_running_loop().create_task(self._run())
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Run the agent, in a task of the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
     def is_at_work(self) -> bool:
@@ -63,7 +65,7 @@ class AttemptAgent:
 
     def send_signal(self, number: int) -> None:
         """Tell the agent to stop; one that has yet to begin does not begin."""
-        self.told = self.told or number
+        self.stop_signal = self.stop_signal or number
         if self._agent is not None:
             self._agent.signal(number)
 
@@ -91,9 +93,9 @@ class AttemptAgent:
         except Exception as error:  # no process more is to be had, say: the other machines wait for a word
             self.kill()
             self._agent = None
-            found = failure.from_exception(error, rank=0, step=None)
-            code, why = FAILED, f"its agent could not be run: {found.line(SHOWN)}"
-            self._record(found)
+            report = failure.from_exception(error, rank=0, step=None)
+            code, why = FAILED, f"its agent could not be run: {report.line(SHOWN)}"
+            self._record(report)
         finally:
             if self._listener is not None:
                 self._listener.close()
@@ -104,11 +106,10 @@ class AttemptAgent:
         self.before = None if self.folder is None else self.folder.read_result()
         host = self._host()
         problem = await _unreachable_store(host, self._message["port"]) if self._listener is None else None
-        is_over = self.told is not None or self._is_killed  # the agent is not to begin
-        if problem and not is_over:
+        if last_signal := signal.SIGKILL if self._is_killed else self.stop_signal:  # the agent is not to begin
+            return 128 + last_signal, ""
+        if problem:
             return ENVIRONMENT_REFUSES, problem
-        if is_over:
-            return 128 + (signal.SIGKILL if self._is_killed else self.told or 0), ""
         if self.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
             remember_run(Path(self._job.checkpoint or self._job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
@@ -126,14 +127,14 @@ class AttemptAgent:
             Path(self._facts_file).unlink(missing_ok=True)  # no rank came so far
         why = ""
         if code < 0 and not self._is_killed and -code not in STOP_SIGNALS:
-            found = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
-            why = found.message
-            self._record(found)
+            report = failure.from_agent(pid=agent.pid, signal_name=signal.Signals(-code).name)
+            why = report.message
+            self._record(report)
         return code if code >= 0 else 128 - code, why
 
-    def _record(self, found: failure.Failure) -> None:
+    def _record(self, report: failure.Failure) -> None:
         if self.folder is not None and failure.ended_since(self.folder, self.before) is None:
-            found.record(self.folder)
+            report.record(self.folder)
 
     def _host(self) -> str:
         """Return the address of the first machine, where the ranks meet."""
@@ -159,13 +160,13 @@ class AttemptAgent:
 
     def _environment(self) -> dict[str, str]:
         cluster = self._this_node.cluster
-        found = rank_environment(self._this_node.facts.processes, cluster.threads_per_process) | environment_of(cluster.env)
-        found[handover.NODE] = str(os.getpid())
+        environment = rank_environment(self._this_node.facts.processes, cluster.threads_per_process) | environment_of(cluster.env)
+        environment[handover.NODE] = str(os.getpid())
         if self._job is not None:
-            found[handover.JOB] = self._message["job"]
+            environment[handover.JOB] = self._message["job"]
             if self._job.program and (path := self._this_node.facts.to_file()) is not None:
-                found[handover.FACTS] = self._facts_file = path
-        return found
+                environment[handover.FACTS] = self._facts_file = path
+        return environment
 
 
 async def _unreachable_store(host: str, port: int) -> str | None:

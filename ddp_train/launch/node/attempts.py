@@ -18,9 +18,11 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NoReturn
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.node.registry import Node, Registry
+from ddp_train.launch.node.registry_client import End
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
 from ddp_train.launch.node.wire import Message
 from ddp_train.run_folder import failure
@@ -31,14 +33,15 @@ from ddp_train.system.network import listen
 from ddp_train.system.process import STOP_SIGNALS
 
 _LAST_CALL_S = 2.0  # how long an elastic run that has machines enough waits for one more
-_NAMED_AFTER_S, _NAMED_EVERY_S = 4.0, 30.0  # who is missing: after the start and after each that comes, and then again
+_NAMED_AFTER_S = 4.0  # who is missing: after the start and after each that comes
+_NAMED_EVERY_S = 30.0  # and then again
 _TELLS_S = 5.0  # how long the others may come to hear what is wrong with the first machine
 _SURVIVORS_S = 4.0  # what the agents of other machines have after a failure, to say what their ranks died of
 _MARGIN_S = 15.0  # in addition to cluster.grace_s, before agents that were told to stop are killed
 _DIES_WITHIN_S = 10.0  # an agent that was killed
 _POLL_S = 0.1
 _ABOUT_TO_BE_LOST_S = 4.0  # a machine that is silent for so long when another one is lost
-_TOLD = tuple(128 + number for number in STOP_SIGNALS)  # what an agent ends with that was told to
+_STOPPED_CODES = tuple(128 + number for number in STOP_SIGNALS)  # with which an agent ends that was told to
 
 
 class _Ending(StrEnum):
@@ -72,7 +75,7 @@ class _Attempt:
         self.kill_at = min(self.kill_at, time.monotonic() + within_s)
 
     def ranks_of(self, node: Node) -> range:
-        first = sum(each.facts.processes for each in self.nodes[: self.nodes.index(node)])
+        first = sum(other.facts.processes for other in self.nodes[: self.nodes.index(node)])
         return range(first, first + node.facts.processes)
 
 
@@ -80,50 +83,51 @@ class Attempts:
     """Begins attempts until the run has ended (the first machine). Made and used in one event loop."""
 
     def __init__(self, registry: Registry, this_node: ThisNode) -> None:
-        self._registry, self._this_node, self._rendezvous = registry, this_node, this_node.rendezvous
+        self._registry = registry
+        self._this_node = this_node
+        self._rendezvous = this_node.rendezvous
         self._job = this_node.job
         self.before = None if this_node.run_folder is None else this_node.run_folder.read_result()
-        self._restarts = self._number = 0
-        self._stop: int | None = None  # the first signal that asked for it
+        self._number = 0  # of attempts
+        self._restarts = 0
+        self._stop_signal: int | None = None  # the first one
         self._is_final = False  # a second stop signal came
         self._store_listener: socket.socket | None = None  # of the newest attempt, until the first machine's agent has it
 
     async def run(self) -> int:
         """Return the exit code of the run."""
-        while True:
-            found = await self._gather()
-            if isinstance(found, int):
-                return found
-            try:
-                attempt = self._begin(found)
-            except ConfigError as error:
-                self._registry.say(f"\n{error}")
-                return error.exit_code
-            await self._watch(attempt)
-            code = self._judge(attempt)
-            if code is not None:
-                return code
+        code = None
+        try:
+            while code is None:
+                joined_nodes = await self._gather()
+                attempt = self._begin(joined_nodes)
+                await self._watch(attempt)
+                code = self._judge(attempt)
+        except End as end:  # no attempt may begin
+            return end.code
+        return code
 
     def pop_store_listener(self) -> socket.socket | None:
         """Hand over the socket at which the first machine's agent is to serve the newest attempt's store."""
         listener, self._store_listener = self._store_listener, None
         return listener
 
-    async def _gather(self) -> list[Node] | int:
-        """Wait for machines enough, and return them; or the exit code where they do not come."""
+    async def _gather(self) -> list[Node]:
+        """Wait for machines enough, and return them. End: they do not come, or may not train."""
         registry, rendezvous, began = self._registry, self._rendezvous, time.monotonic()
-        say_at, enough_since = began + _NAMED_AFTER_S, None
+        report_at = began + _NAMED_AFTER_S
+        enough_since: float | None = None
         problems = [] if registry.takes_all else self._this_node.facts.problems
         for problem in problems:
             print(f"{problem}, on {self._this_node.facts.host}, the first machine", file=sys.stderr, flush=True)
         while True:
             now = time.monotonic()
-            if self._stop is not None:
-                return self._stopped()
+            if self._stop_signal is not None:
+                raise End(self._code_of_stop())
             if problems and now > began + _TELLS_S:
-                return self._refuse("\n".join(problems))
+                self._refuse("\n".join(problems))
             if rendezvous.is_fixed and not rendezvous.is_elastic and registry.refusal:
-                return self._refuse(registry.refusal)
+                self._refuse(registry.refusal)
             count = len(registry.nodes)
             enough_since = None if count < rendezvous.min_nodes else enough_since or now
             is_last_call_over = enough_since is not None and (self._number > 0 or now > enough_since + _LAST_CALL_S)
@@ -131,19 +135,23 @@ class Attempts:
             if is_called and not problems and all(node.is_fresh for node in registry.nodes):
                 return list(registry.nodes)
             if now > began + self._this_node.cluster.join_timeout_s and count < rendezvous.min_nodes:
-                return self._too_few()
-            if now > say_at and count < rendezvous.min_nodes:
-                say_at = now + _NAMED_EVERY_S
+                self._end_with_too_few()
+            if now > report_at and count < rendezvous.min_nodes:
+                report_at = now + _NAMED_EVERY_S
                 registry.say(f"waiting: {registry.missing()}")
-            if (heard := await self._message()) is not None:
-                self._hear_of_a_stop(*heard)
-                say_at = min(say_at, time.monotonic() + _NAMED_AFTER_S) if heard[1]["kind"] == "came" else say_at
+            if (event := await self._next_event()) is not None:
+                self._hear_of_a_stop(*event)
+                report_at = min(report_at, time.monotonic() + _NAMED_AFTER_S) if event[1]["kind"] == "came" else report_at
 
     def _begin(self, nodes: list[Node]) -> _Attempt:
         self._number += 1
         world_size = sum(node.facts.processes for node in nodes)
         if self._job is not None:
-            self._job = with_world_size(self._job, world_size)
+            try:
+                self._job = with_world_size(self._job, world_size)
+            except ConfigError as error:
+                self._registry.say(f"\n{error}")
+                raise End(error.exit_code) from None
         # One interface, where all others have found us at it; TCP to several addresses of ours at once is rare.
         reached = {node.reached for node in nodes if not node.is_first}
         if (unused := self.pop_store_listener()) is not None:  # of an attempt in which our own agent never began
@@ -168,10 +176,10 @@ class Attempts:
     async def _watch(self, attempt: _Attempt) -> None:
         """Wait until the agents of all machines have ended, and end them where that has to be."""
         while attempt.open:
-            heard, now = await self._message(), time.monotonic()
-            if heard is not None:
-                self._hear(*heard, attempt)
-            if self._stop is not None and attempt.ending not in (_Ending.STOP, _Ending.FAILURE):
+            if (event := await self._next_event()) is not None:
+                self._hear(*event, attempt)
+            now = time.monotonic()
+            if self._stop_signal is not None and attempt.ending not in (_Ending.STOP, _Ending.FAILURE):
                 attempt.end(_Ending.STOP, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
             if self._is_final:
                 attempt.kill_at = min(attempt.kill_at, now)
@@ -191,7 +199,7 @@ class Attempts:
             attempt.codes[node] = FAILED if is_ours else message["code"]
             if message["code"] != DONE and not attempt.ending:
                 attempt.end(_Ending.FAILURE, within_s=_SURVIVORS_S)
-                if message.get("why"):
+                if message["why"]:
                     self._registry.say(f"{node.name}: {message['why']}")
         elif kind == "lost" and node in attempt.open:
             attempt.lost.append(node)
@@ -200,8 +208,8 @@ class Attempts:
         elif kind == "came" and not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
             self._registry.say(f"{node.name} has come: the run saves, and goes on with {len(self._registry.nodes)} machines")
             attempt.end(_Ending.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
-            for each in attempt.open:
-                each.line.send("stop", signal=int(signal.SIGTERM))
+            for member in attempt.open:
+                member.line.send("stop", signal=int(signal.SIGTERM))
 
     def _hear_of_a_stop(self, node: Node, message: Message) -> None:
         """Pass a stop signal that came to one machine on to all."""
@@ -209,40 +217,41 @@ class Attempts:
             return
         number = message["signal"]
         self._is_final = self._is_final or message["is_final"]
-        if self._stop is None:
-            self._stop = number
+        if self._stop_signal is None:
+            self._stop_signal = number
             self._registry.say(f"{signal.Signals(number).name} on {node.name}: all machines save and end")
             for other in self._registry.nodes:
                 if other is not node:
                     other.line.send("stop", signal=number)
         elif number == signal.SIGINT:
-            self._stop = number  # a Ctrl-C counts more than the batch system's warning before it
+            self._stop_signal = number  # a Ctrl-C counts more than the batch system's warning before it
 
     def _report_loss(self, node: Node, why: str, attempt: _Attempt) -> None:
         """Name a machine that was lost, before ranks that have lost it can name each other."""
-        others = [each for each in attempt.nodes if not each.is_first and each not in attempt.lost]
         if attempt.is_cut_off:
             return
-        is_our_cable = attempt.is_cut_off = bool(others) and all(each.line.silent_s > _ABOUT_TO_BE_LOST_S for each in others)
-        if is_our_cable:
-            why = f"cannot reach any other machine ({', '.join(each.name for each in (node, *others))})"
+        others = [other for other in attempt.nodes if not other.is_first and other not in attempt.lost]
+        attempt.is_cut_off = bool(others) and all(other.line.silent_s > _ABOUT_TO_BE_LOST_S for other in others)
+        if attempt.is_cut_off:
+            why = f"cannot reach any other machine ({', '.join(other.name for other in (node, *others))})"
             node = attempt.nodes[0]
-        found = failure.from_machine(host=node.name, ranks=attempt.ranks_of(node), why=why)
+        report = failure.from_machine(host=node.name, ranks=attempt.ranks_of(node), why=why)
         folder = self._this_node.run_folder
-        is_last = self._stop is not None or self._restarts >= self._this_node.max_restarts
-        if folder is not None and failure.ended_since(folder, self.before) is None and found.record(folder) and is_last:
-            print(found.screen(folder), file=sys.stderr, flush=True)
-        self._registry.say(f"{found.message}; the ranks of all machines are ended")
+        is_last = self._stop_signal is not None or self._restarts >= self._this_node.max_restarts
+        if folder is not None and failure.ended_since(folder, self.before) is None and report.record(folder) and is_last:
+            print(report.screen(folder), file=sys.stderr, flush=True)
+        self._registry.say(f"{report.message}; the ranks of all machines are ended")
 
     def _judge(self, attempt: _Attempt) -> int | None:
         """Return the exit code of the run, or None where another attempt is to follow."""
-        folder, expected = self._this_node.run_folder, (DONE, *(_TOLD if attempt.ending in (_Ending.JOIN, _Ending.STOP) else ()))
+        if self._stop_signal is not None:
+            return self._code_of_stop()
+        folder = self._this_node.run_folder
+        expected = (DONE, *_STOPPED_CODES) if attempt.ending == _Ending.JOIN else (DONE,)
         bad = [code for code in attempt.codes.values() if code not in expected]
         code = next((code for code in bad if code in FINAL), max(FAILED, bad[0]) if bad else DONE)
         result = None if folder is None else folder.read_result()
         is_ended = folder is not None and failure.ended_since(folder, self.before) is not None
-        if self._stop is not None:
-            return self._stopped()
         is_failed = not is_ended and bool(attempt.lost or bad)
         if attempt.ending == _Ending.JOIN and not is_failed and not (result is not None and result.status == Status.COMPLETED):
             if folder is not None:
@@ -258,36 +267,38 @@ class Attempts:
             return NO_PROGRESS
         if self._restarts >= self._this_node.max_restarts or any(node.is_first for node in attempt.lost):  # without it no machine leads
             why = ""
-            if folder is not None and (found := failure.load_report(folder.failure)) is not None:
-                why = f": {found.who}: {found.line(200)}; {folder.as_typed()}/{folder.failure.name}"
+            if folder is not None and (report := failure.load_report(folder.failure)) is not None:
+                why = f": {report.who}: {report.line(200)}; {folder.as_typed()}/{folder.failure.name}"
             self._registry.say(f"the run has failed{why}")
             return code
         self._restarts += 1
         return None
 
-    def _stopped(self) -> int:
-        code = INTERRUPTED if self._stop == signal.SIGINT else TERMINATED
+    def _code_of_stop(self) -> int:
+        code = INTERRUPTED if self._stop_signal == signal.SIGINT else TERMINATED
         if self._this_node.run_folder is None:
             return PREEMPTED if code == TERMINATED else code
         return exit_code(self._this_node.run_folder, code, before=self.before)
 
-    def _refuse(self, why: str) -> int:
-        """Say in the run's folder that it cannot run on these machines, and return the exit code."""
+    def _refuse(self, why: str) -> NoReturn:
+        """Say in the run's folder that it cannot run on these machines, and end."""
         error = EnvironmentRefuses(happened=why, expected="machines that agree with the first one")
         if self._this_node.run_folder is not None:
             failure.from_exception(error, rank=0, step=None).record(self._this_node.run_folder)
-        return error.exit_code
+        raise End(error.exit_code)
 
-    def _too_few(self) -> int:
+    def _end_with_too_few(self) -> NoReturn:
         within_s = self._this_node.cluster.join_timeout_s
         happened = f"fewer than {self._rendezvous.min_nodes} machines came in {within_s} s: {self._registry.missing()}"
         fix = "start the run there too, or a longer cluster.join_timeout_s for machines that start late"
         error = ConfigError(key="cluster.join_timeout_s", happened=happened, expected="the same command on every machine", fix=fix)
         self._registry.say(f"\n{error}")
-        return self._refuse(error.happened) if self._number == 0 else FAILED
+        if self._number == 0:
+            self._refuse(error.happened)
+        raise End(FAILED)
 
-    async def _message(self) -> tuple[Node, Message] | None:
-        """Return the next message and whose it is, or None after a moment without one."""
+    async def _next_event(self) -> tuple[Node, Message] | None:
+        """Return what happens next, and on which machine; None after a moment without anything."""
         try:
             async with asyncio.timeout(_POLL_S):
                 return await self._registry.messages.get()

@@ -23,7 +23,7 @@ from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.registry_client import End, RegistryClient
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, Message, of_socket
+from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, LineLost, LineSilent, Message, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.verdict import exit_code
@@ -42,7 +42,8 @@ def run_node(this_node: ThisNode, *, received: Sequence[int] = ()) -> int:
 
 class _Program:
     def __init__(self, this_node: ThisNode) -> None:
-        self._this_node, self._rendezvous = this_node, this_node.rendezvous
+        self._this_node = this_node
+        self._rendezvous = this_node.rendezvous
         self._stops: list[int] = []  # the stop signals that came to this machine
         self._is_final = False  # one of them was to end all at once
         self._client = RegistryClient(this_node, self._stops)
@@ -51,9 +52,9 @@ class _Program:
 
     async def run(self, received: Sequence[int]) -> int:
         loop = asyncio.get_running_loop()
-        for heard in LISTENED:
-            if signal.getsignal(heard) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                loop.add_signal_handler(heard, self._on_signal, heard)
+        for listened in LISTENED:
+            if signal.getsignal(listened) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                loop.add_signal_handler(listened, self._on_signal, listened)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `env --block-signal` may have held some back until now
         for number in received:
             self._on_signal(number)
@@ -111,17 +112,19 @@ class _Program:
         except End as end:
             return end.code
         except Exception as error:
-            found, folder = failure.from_exception(error, rank=0, step=None), self._this_node.run_folder
+            report = failure.from_exception(error, rank=0, step=None)
+            folder = self._this_node.run_folder
             before = None if self._attempts is None else self._attempts.before
             if folder is not None and failure.ended_since(folder, before) is None:
-                found.record(folder)
-            registry.say(f"the node program of {self._this_node.facts.host}, the first machine, has failed: {found.line(SHOWN)}")
+                report.record(folder)
+            registry.say(f"the node program of {self._this_node.facts.host}, the first machine, has failed: {report.line(SHOWN)}")
             traceback.print_exception(error)
-            return found.exit_code
+            return report.exit_code
 
     async def _take_part(self) -> int:
         """Be a member until the run has ended, and return its exit code."""
-        client, has_closed = self._client, False
+        client = self._client
+        has_closed = False
         while True:
             left = None if self._agent is None else self._agent.folder
             client.left = "" if left is None else str(left.root)
@@ -130,29 +133,32 @@ class _Program:
                 self._end_without_it("has ended its node program")
             try:
                 last = await self._follow(line)
-            except TimeoutError:
-                why, has_closed = f"{client.first_host} has been silent for {SILENT_S:.0f} s", False
-            else:
-                if last is None:
-                    why, has_closed = f"{client.first_host} has ended its node program, or the line to it was cut", True
-                elif last["kind"] == "over":
+                if last["kind"] == "over":
                     return int(last["code"])
-                else:  # who drops a machine is still there
-                    why, has_closed = f"{client.first_host} has dropped this machine: it {last['why']}", False
+                why = f"{client.first_host} has dropped this machine: it {last['why']}"
+                has_closed = False  # who drops a machine is still there
+            except LineLost as lost:
+                why = f"{client.first_host} {lost}"
+                has_closed = not isinstance(lost, LineSilent)
             finally:
                 client.has_joined = False
                 line.cut()
             await self._be_lost(why)
 
-    async def _follow(self, line: Line) -> Message | None:
-        """Do what the registry says; return its last message, over or dropped, or None where the line has ended without one."""
-        while (message := await line.receive(silent_s=None if self._rendezvous.is_first else SILENT_S)) is not None:
+    async def _follow(self, line: Line) -> Message:
+        """Do what the registry says; return its last message: over or dropped."""
+        while True:
+            message = await line.receive(silent_s=None if self._rendezvous.is_first else SILENT_S)
             kind, agent = message["kind"], self._agent
             if kind == "attempt":
                 listener = None if self._attempts is None else self._attempts.pop_store_listener()
-                told = next(iter(self._stops), None)
-                self._agent = AttemptAgent(self._this_node, message, line, listener=listener, told=told, is_killed=self._is_final)
-            elif kind == "stop" and agent is not None and agent.told is None:
+                self._agent = AttemptAgent(self._this_node, message, line, listener=listener)
+                if self._stops:  # the signal has crossed the message on the line: the registry passes it on to the others only
+                    self._agent.send_signal(self._stops[0])
+                if self._is_final:
+                    self._agent.kill()
+                self._agent.start()
+            elif kind == "stop" and agent is not None and agent.stop_signal is None:
                 agent.send_signal(message["signal"])
             elif kind == "kill" and agent is not None and message["attempt"] == agent.number:
                 agent.kill()
@@ -160,7 +166,6 @@ class _Program:
                 print(message["text"], file=sys.stderr, flush=True)
             elif kind in ("dropped", "over"):
                 return message
-        return None
 
     async def _be_lost(self, why: str) -> None:
         """End the ranks of this machine, which is cut off; return where this machine is to join again, else end the program."""
@@ -182,20 +187,22 @@ class _Program:
 
     def _end_without_it(self, why: str) -> NoReturn:
         """End as the run has ended, which the first machine could not say; name it in the run's folder if no report is there."""
-        text, agent = f"{self._client.first_host} {why}", self._agent
+        text = f"{self._client.first_host} {why}"
+        agent = self._agent
         if agent is not None and (folder := agent.folder) is not None:
             if failure.ended_since(folder, agent.before) is not None:
                 print(f"{text}; the run itself has ended as it should", file=sys.stderr, flush=True)
                 raise End(exit_code(folder, FAILED, before=agent.before))
-            found = failure.from_machine(host=self._client.first_host, ranks=agent.ranks_of_first, why=why)
-            if found.record(folder):
-                text = found.screen(folder)
+            report = failure.from_machine(host=self._client.first_host, ranks=agent.ranks_of_first, why=why)
+            if report.record(folder):
+                text = report.screen(folder)
         print(text, file=sys.stderr, flush=True)
         raise End(FAILED)
 
     def _on_signal(self, number: int) -> None:
         """Take up a stop signal: all machines save and end; after a second Ctrl-C or SIGQUIT they end at once."""
-        is_first, is_final = not self._stops, is_final_stop(number, self._stops)
+        is_first = not self._stops
+        is_final = is_final_stop(number, self._stops)
         self._is_final = self._is_final or is_final
         self._stops.append(number)
         if is_first and not is_final:

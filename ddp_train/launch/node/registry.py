@@ -7,18 +7,24 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node.differences import clock, differences
 from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import SILENT_S, Line, Message, is_proven, nonce, plain_address, proof, shown
+from ddp_train.launch.node.wire import SILENT_S, Line, LineLost, LineSilent, Message, is_proven, nonce, plain_address, proof, shown
+from ddp_train.launch.signals import LISTENED
 
 _HELLO_WITHIN_S = 10.0
 _MAX_NAME = 100  # characters
 _SAID_AGAIN_S = 30.0
 _MAX_REFUSALS = 20  # that are shown in that time
 _STALE_S = 2.5  # longer than between two signs of life: nothing is begun with a machine that has said nothing for so long
+_SENT_BY_MEMBERS = {  # kind -> its fields
+    "ended": {"kind": str, "attempt": int, "code": int, "why": str},
+    "stop": {"kind": str, "signal": int, "is_final": bool},
+}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,9 +61,8 @@ class Registry:
     async def serve(self, line: Line, *, is_first: bool = False) -> None:
         """Serve one connection to its end; `is_first`: of the machine that this runs on."""
         try:
-            node = await self._take_in(line, is_first=is_first)
-            if node is not None:
-                await self._listen_to(node)
+            with suppress(LineLost):  # it is refused, or not one of ours
+                await self._listen_to(await self._take_in(line, is_first=is_first))
         finally:
             await line.close()
 
@@ -90,42 +95,35 @@ class Registry:
         who = ", ".join(gone or names) or f"{count} machine{'s' if count > 1 else ''}"
         return f"of {self._rendezvous.max_nodes} machines {who} {'is' if count == 1 else 'are'} missing; here: {here_s or 'none'}"
 
-    async def _take_in(self, line: Line, *, is_first: bool) -> Node | None:
-        """Hear what a machine tells of itself, and take it in or refuse it."""
-        ours, hello = nonce(), None
+    async def _take_in(self, line: Line, *, is_first: bool) -> Node:
+        """Hear what a machine tells of itself, and take it in. LineLost: it is refused, or not one of ours."""
+        ours = nonce()
         line.send("challenge", nonce=ours)
-        with suppress(TimeoutError):
-            hello = await line.receive(silent_s=_HELLO_WITHIN_S)
-        if hello is None or hello.get("kind") != "hello":
-            return None  # not one of ours
-        name, theirs = shown(hello.get("name"), _MAX_NAME), str(hello.get("nonce"))
+        hello = await line.receive(silent_s=_HELLO_WITHIN_S)
+        if hello["kind"] != "hello":
+            raise LineLost("is not one of ours")
+        name = shown(hello.get("name"), _MAX_NAME)
+        theirs = str(hello.get("nonce"))
         if not is_proven(hello.get("proof"), proof(self._rendezvous.token, by="member", over=ours, own=theirs)):
             self._refuse(line, name, ["it is of another run"], is_foreign=True)
-            return None
         if (facts := _facts(hello)) is None:
             self._refuse(line, name, ["it speaks another version of ddp_train"])
-            return None
         if is_first:
             facts = self._first
         elif facts.launch_id != self._first.launch_id and facts.launch_id and self._first.launch_id:
             self._refuse(line, name, differences(self._first, facts), is_foreign=True)
-            return None
         elif facts.run not in (self._first.run, self._folder):
             # Equal configs say nothing: two runs that are resumed at one endpoint have them.
             there = self._first.run or self._folder or "a new one"
             self._refuse(line, name, [f"another run is there: {there}; {facts.host} came for {facts.run or 'a new one'}"], is_foreign=True)
-            return None
         if any(node.name == name and node.program != hello["program"] for node in self.nodes):  # two programs of one machine
             name = f"{name} (pid {hello['pid']})"
         reasons = [] if is_first or self.takes_all else self._disagreements(facts)
         reasons = reasons or self._no_room_for(hello["program"], facts.node_rank)
         if not reasons and not is_first:
-            if (seen := await self._look_there(line, facts, name)) is None:
-                return None
-            reasons = seen
+            reasons = await self._look_there(line, facts, name)
         if reasons:
             self._refuse(line, name, reasons)
-            return None
         node = Node(
             name=name,
             facts=facts,
@@ -138,44 +136,41 @@ class Registry:
         last = self._rendezvous.max_nodes  # the first one first; then as they are numbered, or as they came
         self.nodes.sort(key=lambda each: (not each.is_first, last if (rank := each.facts.node_rank) is None else rank, each.came))
         self.lost.pop(name, None)
-        shows = proof(self._rendezvous.token, by="registry", over=theirs, own=ours)
-        line.send("welcome", first=self._first.host, folder=self._folder, proof=shows)
+        own_proof = proof(self._rendezvous.token, by="registry", over=theirs, own=ours)
+        line.send("welcome", first=self._first.host, folder=self._folder, proof=own_proof)
         line.beat()
         self.messages.put_nowait((node, {"kind": "came"}))
         return node
 
-    async def _look_there(self, line: Line, facts: NodeFacts, name: str) -> list[str] | None:
-        """Ask a machine whether it sees the run folder, and for its clock. Return what is in the way of it; None: it does not answer."""
+    async def _look_there(self, line: Line, facts: NodeFacts, name: str) -> list[str]:
+        """Ask a machine whether it sees the run folder, and for its clock; return why it cannot take part."""
         sent = time.monotonic()
         line.send("look", folder=self._folder)
         try:
-            seen = await line.receive(silent_s=_HELLO_WITHIN_S)
-        except TimeoutError:  # it may have a file system that hangs, and come again
+            answer = await line.receive(silent_s=_HELLO_WITHIN_S)
+        except LineSilent:  # it may have a file system that hangs, and come again
             self._name_once(f"{name} does not answer whether it sees {self._folder}: not taken in for now")
-            return None
-        if seen is None:
-            return None
-        if not isinstance(seen.get("utc"), (int, float)) or "sees" not in seen:
+            raise
+        if not isinstance(answer.get("utc"), (int, float)) or "sees" not in answer:
             return ["it speaks another version of ddp_train"]
         if self.takes_all:
             return []
-        if not seen["sees"]:
+        if not answer["sees"]:
             return [f"it does not see {self._folder}: the run folder has to lie where every machine sees it"]
-        if skew := clock(self._first.now(), replace(facts, utc=seen["utc"]), round_trip_s=time.monotonic() - sent):
+        if skew := clock(self._first.now(), replace(facts, utc=answer["utc"]), round_trip_s=time.monotonic() - sent):
             self.say(f"warning: {skew}")
         return []
 
     async def _listen_to(self, node: Node) -> None:
-        while True:
-            try:
+        try:
+            while True:
                 message = await node.line.receive(silent_s=None if node.is_first else SILENT_S)
-            except TimeoutError:
-                self.drop(node, f"has been silent for {SILENT_S:.0f} s")
-                return
-            if message is None:
-                self.drop(node, "has ended its node program, or the line to it was cut")
-                return
-            self.messages.put_nowait((node, message))
+                types = {name: type(value) for name, value in message.items()}
+                if types != _SENT_BY_MEMBERS.get(str(message["kind"])) or message.get("signal", LISTENED[0]) not in LISTENED:
+                    raise LineLost(f"has sent a message that is none of ours: {shown(message, _MAX_NAME)}")
+                self.messages.put_nowait((node, message))
+        except LineLost as lost:
+            self.drop(node, str(lost))
 
     def _disagreements(self, facts: NodeFacts) -> list[str]:
         """Return why a machine cannot train with the first; [] when it can."""
@@ -196,15 +191,17 @@ class Registry:
             return [f"the run has its {self._rendezvous.max_nodes} machines: {', '.join(node.name for node in self.nodes)}"]
         return []
 
-    def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> None:
+    def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> NoReturn:
+        """Tell a machine, and the others, why it is not taken in."""
         line.send("refused", reasons=reasons, is_foreign=is_foreign, exit_code=ENVIRONMENT_REFUSES, first=self._first.host)
         where = ""
         with suppress(OSError):  # it has gone; a line within this machine has no address
-            where = plain_address(found[0]) if isinstance(found := line.connection.getpeername(), tuple) else ""
+            where = plain_address(peer[0]) if isinstance(peer := line.connection.getpeername(), tuple) else ""
         text = shown("\n  ".join([f"{name}{f' ({where})' if is_foreign and where else ''} is refused:", *reasons]))
         if not is_foreign:
             self.refusal = self.refusal or text
         self._name_once(text, key=where if is_foreign else "")
+        raise LineLost("is refused")
 
     def _name_once(self, text: str, *, key: str = "") -> None:
         """Say something of a machine that may come again and again: once for each key (else text), and no more than people read."""

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import Line, connect, is_proven, nonce, of_socket, proof, reason, shown
+from ddp_train.launch.node.wire import Line, LineLost, connect, is_proven, nonce, of_socket, proof, reason, shown
 from ddp_train.launch.signals import is_final_stop
 from ddp_train.system.files import refresh
 
@@ -94,7 +94,8 @@ class RegistryClient:
         """Try each address of the registry once; return the line, or why there is none."""
         if self._own_end is not None:
             line = await of_socket(self._own_end)
-            await self._introduce(line, deadline)
+            with suppress(LineLost):  # who reads from the line next learns it
+                await self._introduce(line, "this process", deadline)
             return line, ""
         problem = "it has not said yet where it is"
         addresses = self._rendezvous.registry_addresses()
@@ -106,69 +107,59 @@ class RegistryClient:
                 problem = f"{host}:{port} could not be reached: {reason(error)}"
                 continue
             is_only_one = len(addresses) == 1  # else silence at one address must not delay the next
+            until = deadline if is_only_one else min(deadline, time.monotonic() + _ANSWERS_WITHIN_S)
+            listener = f"the program that listens at {host}:{port}"
             try:
-                refusal = await self._introduce(
-                    line, deadline if is_only_one else min(deadline, time.monotonic() + _ANSWERS_WITHIN_S), is_only_one=is_only_one
-                )
-            except OSError as error:  # it has closed the line before we could ask who it is
-                refusal = f"{host}:{port} has closed the line: {reason(error)}"
-            if refusal is None:
+                await self._introduce(line, listener, until, is_only_one=is_only_one)
                 return line, ""
-            problem = refusal
-            line.cut()
+            except LineLost as lost:
+                problem = f"{listener} {lost}"
+                line.cut()
         self.leave_if_told()
         return None, problem
 
-    async def _introduce(self, line: Line, deadline: float, *, is_only_one: bool = True) -> str | None:
-        """Tell the registry what this machine is; return None when it is taken in, else why not yet. End: it is refused."""
-        self.line, token, ours, theirs = line, self._rendezvous.token, nonce(), None
-        facts, where = self._this_node.facts.now(), line.connection.getpeername()
-        while True:
-            try:
-                message = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
-            except TimeoutError:
-                return f"the program that listens at {where[0]}:{where[1]} does not answer"
-            if message is None:
-                return "it has closed the line"
-            kind = message.get("kind")
-            if kind == "challenge" and theirs is None:
-                theirs = str(message.get("nonce"))
-                line.send(
-                    "hello",
-                    name=facts.host,
-                    nonce=ours,
-                    proof=proof(token, by="member", over=theirs, own=ours),
-                    program=self._program,
-                    pid=os.getpid(),
-                    facts=replace(facts, run=self.left or facts.run).to_json(),
-                )
-            elif theirs is None:
-                return f"who listens at {where[0]}:{where[1]} is no ddp_train of this version"
-            elif kind == "say":
+    async def _introduce(self, line: Line, listener: str, deadline: float, *, is_only_one: bool = True) -> None:
+        """Tell the registry what this machine is, and be taken in. LineLost: not yet. End: it is refused."""
+        self.line = line
+        token = self._rendezvous.token
+        facts = self._this_node.facts.now()
+        ours = nonce()
+        challenge = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
+        if challenge["kind"] != "challenge":
+            raise LineLost("is no ddp_train of this version")
+        theirs = str(challenge.get("nonce"))
+        line.send(
+            "hello",
+            name=facts.host,
+            nonce=ours,
+            proof=proof(token, by="member", over=theirs, own=ours),
+            program=self._program,
+            pid=os.getpid(),
+            facts=replace(facts, run=self.left or facts.run).to_json(),
+        )
+        while (message := await line.receive(silent_s=max(1.0, deadline - time.monotonic())))["kind"] != "welcome":
+            if message["kind"] == "say":
                 print(shown(message.get("text")), file=sys.stderr, flush=True)
-            elif kind == "look":
+            elif message["kind"] == "look":
                 line.send("seen", sees=await _sees(str(message.get("folder", ""))), utc=time.time())
-            elif kind == "refused":
+            elif message["kind"] == "refused":
                 if message.get("is_foreign") and not is_only_one:
-                    return "another run is there"
+                    raise LineLost("is of another run")
                 head = f"{message.get('first')} refuses this machine, {facts.host}:"
                 self._end(shown("\n  ".join([head, *map(str, message.get("reasons", []))])))
-            elif kind == "welcome":
-                if not is_proven(message.get("proof"), proof(token, by="registry", over=ours, own=theirs)):
-                    if not is_only_one:
-                        return "another program is there"
-                    happened = (
-                        f"the program that listens at {where[0]}:{where[1]} does not know this run's token; nothing that it sends is run"
-                    )
-                    fix = "look who listens there; the same cluster.rendezvous_id on all machines, or another port"
-                    self._end(str(UserError(key="cluster.rendezvous_id", happened=happened, fix=fix)))
-                self.first_host, self.has_joined = shown(message["first"]), True
-                if not self._rendezvous.is_first and message.get("folder"):
-                    print(f"joined {shown(message['folder'])}, whose first machine is {self.first_host}", file=sys.stderr, flush=True)
-                line.beat()
-                for index, number in enumerate(self._stops):
-                    line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:index]))
-                return None
+        if not is_proven(message.get("proof"), proof(token, by="registry", over=ours, own=theirs)):
+            if not is_only_one:
+                raise LineLost("does not know this run's token")
+            happened = f"{listener} does not know this run's token; nothing that it sends is run"
+            fix = "look who listens there; the same cluster.rendezvous_id on all machines, or another port"
+            self._end(str(UserError(key="cluster.rendezvous_id", happened=happened, fix=fix)))
+        self.first_host = shown(message["first"])
+        self.has_joined = True
+        if not self._rendezvous.is_first and message.get("folder"):
+            print(f"joined {shown(message['folder'])}, whose first machine is {self.first_host}", file=sys.stderr, flush=True)
+        line.beat()
+        for index, number in enumerate(self._stops):
+            line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:index]))
 
     @staticmethod
     def _end(text: str, code: int = ENVIRONMENT_REFUSES) -> NoReturn:

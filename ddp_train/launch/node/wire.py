@@ -29,6 +29,14 @@ _MAX_SHOWN = 4000  # characters
 Message = dict[str, Any]
 
 
+class LineLost(Exception):
+    """The other end of a line is gone; the text says how, and follows its name."""
+
+
+class LineSilent(LineLost):
+    """The other end gives no sign of life; it may still be there."""
+
+
 def nonce() -> str:
     """Return a number that was never used before, for the other end to prove something with."""
     return secrets.token_hex(16)
@@ -95,21 +103,19 @@ class Line:
             if not self._writer.is_closing():
                 self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
-    async def receive(self, *, silent_s: float | None = None) -> Message | None:
-        """Return the next message, or None when the line has ended. TimeoutError: not even a sign of life came for so long."""
+    async def receive(self, *, silent_s: float | None = None) -> Message:
+        """Return the next message. LineLost: the line has ended. LineSilent: not even a sign of life came for so long."""
         while True:
             try:
                 async with asyncio.timeout(silent_s) as patience:
-                    line = await self._reader.readline()
-                message = json.loads(line) if line.endswith(b"\n") else None
-            except (OSError, ValueError, RecursionError):  # broken, or longer than anything of ours; or no JSON
+                    message: Message = json.loads(await self._reader.readline())
+                is_beat = message["kind"] == "beat"
+            except (OSError, ValueError, RecursionError, LookupError, TypeError):  # cut, longer than anything of ours, or no message
                 if patience.expired():
-                    raise TimeoutError from None
-                message = None
+                    raise LineSilent(f"has been silent for {silent_s:.0f} s") from None
+                raise LineLost("has ended its node program, or the line to it was cut") from None
             self._heard = time.monotonic()
-            if not isinstance(message, dict):
-                return None
-            if message.get("kind") != "beat":
+            if not is_beat:
                 return message
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from ddp_train.errors import DONE, FAILED
 from ddp_train.launch.node.files import FileList
-from ddp_train.launch.node.wire import Line, connect, proof
+from ddp_train.launch.node.wire import Line, LineLost, connect, proof
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Result, Status
 from tests.unit.launch.node.fake_machines import FIRST, Bed, bed
@@ -64,13 +64,14 @@ class _Member:
         """Come, and come again where the line ends."""
         while True:
             self.tries += 1
-            with suppress(OSError):
+            with suppress(OSError, LineLost):
                 self.line = await connect("127.0.0.1", self.bed.port, within_s=_WITHIN_S)
                 await self._follow(self.line)
             await asyncio.sleep(_RETRY_S)
 
     async def _follow(self, line: Line) -> None:
-        while (message := await line.receive()) is not None:
+        while True:
+            message = await line.receive()
             if message["kind"] == "challenge":
                 line.send("hello", nonce="n", proof=proof("", by="member", over=message["nonce"], own="n"), **self.hello)
             elif message["kind"] == "look":

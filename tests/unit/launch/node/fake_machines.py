@@ -23,7 +23,7 @@ from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
-from ddp_train.launch.node.wire import Line, Message, connect, of_socket, proof
+from ddp_train.launch.node.wire import Line, LineLost, Message, connect, of_socket, proof
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.network import WAITING, listen
 from tests.unit.launch.node.machines import facts
@@ -69,15 +69,17 @@ class Fake:
         self._task = asyncio.get_running_loop().create_task(self._listen(token, hello | self.says, sees))
 
     async def _listen(self, token: str, hello: dict[str, Any], sees: bool) -> None:
-        while (message := await self.line.receive()) is not None:
-            self.heard.append(message)
-            if message["kind"] == "challenge":
-                shown = proof(token, by="member", over=message["nonce"], own="n1")
-                self.line.send("hello", nonce="n1", proof=shown, **hello)
-            elif message["kind"] == "look" and not self.is_mute:
-                self.line.send("seen", utc=time.time() + self.ahead_s, sees=sees)
-            elif message["kind"] == "welcome":
-                self.line.beat()
+        with suppress(LineLost):
+            while True:
+                message = await self.line.receive()
+                self.heard.append(message)
+                if message["kind"] == "challenge":
+                    shown = proof(token, by="member", over=message["nonce"], own="n1")
+                    self.line.send("hello", nonce="n1", proof=shown, **hello)
+                elif message["kind"] == "look" and not self.is_mute:
+                    self.line.send("seen", utc=time.time() + self.ahead_s, sees=sees)
+                elif message["kind"] == "welcome":
+                    self.line.beat()
         self.is_cut = True
 
     async def hears(self, kind: str, *, count: int = 1, within_s: float = 5.0) -> Message:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.launch.node.wire import connect, proof
+from ddp_train.launch.node.wire import LineLost, connect, proof
 from tests.unit.launch.node.fake_machines import FIRST, bed, hasty
 
 pytestmark = pytest.mark.usefixtures("hasty")
@@ -69,8 +69,9 @@ def test_another_run_is_refused_and_a_strangers_words_are_not_listened_to(tmp_pa
             assert refused["is_foreign"] and refused["reasons"] == ["it is of another run"]
             stranger = await connect("127.0.0.1", found.port, within_s=5)
             stranger.send("over", code=0)
-            assert (await stranger.receive() or {})["kind"] == "challenge"
-            assert await stranger.receive() is None
+            assert (await stranger.receive())["kind"] == "challenge"
+            with pytest.raises(LineLost):
+                await stranger.receive()
             stranger.cut()
             await (await found.comes("node1", token="ours")).hears("attempt")
 
@@ -101,6 +102,34 @@ def test_a_machine_of_another_version_is_told_so(tmp_path: Path, says: dict[str,
 
     asyncio.run(story())
     assert "node1 is refused:\n  it speaks another version of ddp_train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "stop"},
+        {"kind": "stop", "signal": "SIGTERM", "is_final": False},
+        {"kind": "stop", "signal": 999, "is_final": False},
+        {"kind": "ended", "attempt": 1, "code": None, "why": ""},
+        {"kind": ["ended"]},
+    ],
+)
+def test_a_member_that_sends_what_is_no_message_is_dropped_by_name(
+    tmp_path: Path, fields: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def story() -> int:
+        async with bed(tmp_path) as found:
+            second = await found.comes("node1")
+            await second.hears("attempt")
+            await found.first.hears("attempt")
+            second.line.send(**fields)  # type: ignore[arg-type]
+            assert "a message that is none of ours" in (await second.hears("dropped"))["why"]
+            await found.first.hears("kill")
+            found.first.ends(137)
+            return await found.code()
+
+    assert asyncio.run(story()) == 1
+    assert "node1 has sent a message that is none of ours: {'kind': " in capsys.readouterr().err
 
 
 def test_a_machine_that_does_not_answer_is_named_and_may_come_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
