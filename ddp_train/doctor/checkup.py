@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -67,7 +68,7 @@ class _Checkup:
         self._job = job
         self._machine = torchrun_env.node_rank()
         self._count = torchrun_env.num_nodes()
-        self._begun = time.monotonic()
+        self._began = time.monotonic()
         self._is_full = is_full
         self._device = resolve_device(job.config.cluster.device)
         self._sums_within_s = sums_within_s(self._device, attempt.size, is_full=is_full)
@@ -110,13 +111,12 @@ class _Checkup:
         self._store.set("next", "sums" if measures else "verdict")
         if measures:
             threading.Thread(target=self._measure, daemon=True).start()
-            sums = self._collect(
-                "sum", range(self._attempt.size), lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s
-            )
+            ranks = range(self._attempt.size)
+            sums = self._collect("sum", ranks, lambda text: Measurement(**json.loads(text)), within_s=self._sums_within_s)
             report = replace(report, measurements=sums)
         errors = problems(report)
         stream = sys.stderr if "--json" in self._job.command else sys.stdout
-        print(screen(report, errors, seconds=time.monotonic() - self._begun), file=stream, flush=True)
+        print(screen(report, errors, seconds=time.monotonic() - self._began), file=stream, flush=True)
         code = ENVIRONMENT_REFUSES if errors else DONE
         with suppress(OSError):  # the folder may be the very fault
             write_json(self._job.run_folder.doctor, {"exit_code": code, "problems": [*map(str, errors)], **asdict(report)})
@@ -146,21 +146,18 @@ class _Checkup:
     def _measure(self) -> None:
         """Sum known values with all ranks, and report the outcome: in a thread, since the sum may block for ever."""
         store = join_store_again(self._attempt.prefix)  # while a thread waits in a store, no other can use its connection
+        rank = self._attempt.rank
+        timeout = timedelta(seconds=self._sums_within_s)
         try:
-            measurement = self._sums(dist.PrefixStore("sums", store))
+            world = open_world(dist.PrefixStore("sums", store), rank, self._attempt.size, device=self._device, timeout=timeout)
+            kinds = [torch.device("cpu"), *([world.device] if self._device == "cuda" else [])]
+            wrong = "; ".join(text for kind in kinds if (text := check_sums(world, kind)))
+            speeds = self._speeds(world) if self._is_full and not wrong else {}
+            measurement = Measurement(rank=rank, machine=self._machine, device=str(world.device), wrong=wrong, **speeds)
         except Exception as error:  # whatever torch, gloo, NCCL or CUDA raise
             wrong = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            measurement = Measurement(rank=self._attempt.rank, machine=self._machine, wrong=wrong)
-        store.set(f"sum/{self._attempt.rank}", json.dumps(asdict(measurement)))
-
-    def _sums(self, store: dist.Store) -> Measurement:
-        world = open_world(
-            store, self._attempt.rank, self._attempt.size, device=self._device, timeout=timedelta(seconds=self._sums_within_s)
-        )
-        kinds = [torch.device("cpu"), *([world.device] if self._device == "cuda" else [])]
-        wrong = "; ".join(text for kind in kinds if (text := check_sums(world, kind)))
-        speeds = self._speeds(world) if self._is_full and not wrong else {}
-        return Measurement(rank=self._attempt.rank, machine=self._machine, device=str(world.device), wrong=wrong, **speeds)
+            measurement = Measurement(rank=rank, machine=self._machine, wrong=wrong)
+        store.set(f"sum/{rank}", json.dumps(asdict(measurement)))
 
     def _speeds(self, world: World) -> dict[str, float | None]:
         kind = world.device.type
@@ -248,11 +245,12 @@ def _difference(values: Tensor, expected: Tensor, name: str) -> str:
 
 def _seconds(work: Callable[[], Any], device: torch.device) -> float:
     """Return how long the work takes once it is warm: the median of some times."""
-    times, module = [], torch.get_device_module(device)
+    times = []
+    module = torch.get_device_module(device)
     for _ in range(_TIMES + 1):
         module.synchronize(device)
         started = time.monotonic()
         work()
         module.synchronize(device)
         times.append(time.monotonic() - started)
-    return sorted(times[1:])[_TIMES // 2]
+    return median(times[1:])

@@ -27,7 +27,6 @@ _SUMS_WITHIN_S = {"cpu": 30.0, "cuda": 60.0}  # eight CUDA contexts at once take
 _SUMS_OF_A_RANK_S = 0.5
 _SPEEDS_WITHIN_S = 60.0
 _BEGINS_WITHIN_S = 110.0  # from a job's begin until its ranks have met: Python, torch, a container
-
 _CONNECT_S = 5.0  # a packet that is lost is sent again after one second and after three
 _SHARED_WITHIN_S = 10.0  # a network file system may show late what another machine has written
 _MAX_REACHED = 32  # each machine tries to connect to at most so many after it

@@ -25,6 +25,7 @@ from ddp_train.system.redaction import reference, references
 
 ENGINES = ("slurm", "ssh")  # what `cluster.launcher` may be where an engine starts the node programs
 QUEUES = ("slurm",)  # those that have a queue: what was given to them goes on without the command that gave it
+_HELD_WITHIN_S = 300.0  # of its submission: a run that is being started over SSH holds its folder by then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +72,6 @@ class State:
         return f"running{where}{since}{until}{self.why and f' ({self.why})'}"
 
 
-_HELD_WITHIN_S = 300.0  # of its submission: a run that is being started over SSH holds its folder by then
-
-
 class Engine(Protocol):
     """One kind of cluster."""
 
@@ -108,19 +106,20 @@ class Submission:
     def read(cls, run_folder: RunFolder) -> Submission | None:
         """Return it; None for a run that was given to no engine. An id that is no name could be an option of `scancel`: DataError."""
         try:
-            found = cls(**read_json(run_folder.submitted))
+            submission = cls(**read_json(run_folder.submitted))
         except FileNotFoundError:
             return None
-        if found.engine not in ENGINES or not re.fullmatch(r"\w[\w.:-]*", found.id):
-            raise DataError(happened=f"{run_folder.submitted} says {found.engine} {found.id}", expected="an engine, and its id of the run")
-        return found
+        if submission.engine not in ENGINES or not re.fullmatch(r"\w[\w.:-]*", submission.id):
+            happened = f"{run_folder.submitted} says {submission.engine} {submission.id}"
+            raise DataError(happened=happened, expected="an engine, and its id of the run")
+        return submission
 
     def state(self, run_folder: RunFolder) -> State:
         """Return where the engine says the run is; what it cannot tell from this machine, the folder's lock does."""
-        found = engine_of(self.engine).state(self.id)
-        if found.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_held(run_folder.root):
-            return found
-        return replace(found, stage=Stage.ENDED, why="its folder is not held")
+        state = engine_of(self.engine).state(self.id)
+        if state.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_held(run_folder.root):
+            return state
+        return replace(state, stage=Stage.ENDED, why="its folder is not held")
 
 
 def engine_of(name: str) -> Engine:

@@ -36,7 +36,7 @@ class Slurm:
         files: dict[Path, str] = {}
         for share in shares:
             script = common_folder(share) / "launch/slurm.sbatch"
-            number = sum(each.parent == script.parent for each in files)
+            number = sum(file.parent == script.parent for file in files)
             files[script.with_stem(f"slurm_{number}") if number else script] = without_secrets(batch_script(share, among=len(shares)))
         commands = [["sbatch", "--parsable", str(script)] for script in files]
         files |= {spec.job.run_folder.launch / "task.sh": task_script(spec) for spec in specs}
@@ -76,31 +76,35 @@ class Slurm:
 
         The first Ctrl-C says what the second does: let it save and end. The third ends it at once.
         """
-        said, times, tail = "", 0, LogTail(run_folder)
-        told_at = -_SIGNAL_EVERY_S
+        tail = LogTail(run_folder)
+        last_line = ""
+        num_interrupts = 0
+        signalled_at = -_SIGNAL_EVERY_S
         while True:
             try:
-                if times > 1 and not run_folder.cancelled.exists():
+                if num_interrupts > 1 and not run_folder.cancelled.exists():
                     mark_cancelled(run_folder)
-                if run_folder.cancelled.exists() and time.monotonic() >= told_at + _SIGNAL_EVERY_S:
-                    told_at = time.monotonic()
+                if run_folder.cancelled.exists() and time.monotonic() >= signalled_at + _SIGNAL_EVERY_S:
+                    signalled_at = time.monotonic()
                     with suppress(EnvironmentRefuses):  # a controller that is being restarted: it is told again
-                        self.stop(id, at_once=times > 2)
+                        self.stop(id, at_once=num_interrupts > 2)
+                stage = None
                 try:
-                    found: State | None = self.state(id)
-                    line = f"job {id}: {found}"
+                    state = self.state(id)
+                    stage, line = state.stage, f"job {id}: {state}"
                 except EnvironmentRefuses as error:  # a controller that is being restarted
-                    found, line = None, str(error)
-                if line != said:
-                    print(said := line, file=sys.stderr, flush=True)
-                for each in tail.lines():
-                    print(each, flush=True)
-                if found is not None and found.stage is Stage.ENDED:
+                    line = str(error)
+                if line != last_line:
+                    print(last_line := line, file=sys.stderr, flush=True)
+                for log_line in tail.lines():
+                    print(log_line, flush=True)
+                if stage is Stage.ENDED:
                     break
                 time.sleep(_POLL_S)
             except KeyboardInterrupt:
-                times, told_at = times + 1, -_SIGNAL_EVERY_S
-                if times == 1:
+                num_interrupts += 1
+                signalled_at = -_SIGNAL_EVERY_S
+                if num_interrupts == 1:
                     print(f"\njob {id} goes on without this command; Ctrl-C again lets it save and end", file=sys.stderr)
         verdict, code = verdict_after_end(run_folder)
         print(verdict, file=sys.stderr)
@@ -110,20 +114,18 @@ class Slurm:
 def run_in_allocation(spec: Spec, job: str) -> int:
     """Run it in an allocation that is there already (salloc, a batch script of the user's own) to its end, and return the run's exit code.
 
-    The same task on each machine as in a job of its own, started by srun as a child of this process. Nothing is requeued from here.
-
-    Ctrl-C lets it save; a second one ends it at once.
+    A child of this process, srun, starts the same task on each machine as in a job of its own. Nothing is requeued from here.
     """
-    has = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES", "")
-    if has.isdigit() and int(has) < spec.min_nodes:
-        happened = f"is {spec.min_nodes}, and the allocation (job {job}) has {has}"
-        raise ConfigError(key="cluster.nodes", happened=happened, fix=f"cluster.nodes={has}")
+    num_nodes = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES", "")
+    if num_nodes.isdigit() and int(num_nodes) < spec.min_nodes:
+        happened = f"is {spec.min_nodes}, and the allocation (job {job}) has {num_nodes}"
+        raise ConfigError(key="cluster.nodes", happened=happened, fix=f"cluster.nodes={num_nodes}")
     run_folder = spec.job.run_folder
     write_atomic(run_folder.launch / "task.sh", task_script(spec))
     run_folder.logs.mkdir(exist_ok=True)
     name = f"ddp_train-{spec.token[:8]}"  # by which the step is found
     before, inside = container(spec, folder=run_folder.root)
-    nodes = min(spec.max_nodes, int(has)) if has.isdigit() else spec.max_nodes
+    nodes = min(spec.max_nodes, int(num_nodes)) if num_nodes.isdigit() else spec.max_nodes
     command = ["srun", f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
     command += [f"--kill-on-bad-exit={int(not spec.is_elastic)}", *before]
     if cpus := _cpus():

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 
@@ -34,25 +35,25 @@ class NoAnswer(EnvironmentRefuses):
 def submit(arguments: Sequence[str]) -> str:
     """Submit a script, the last of the arguments, and return the job's id. EnvironmentRefuses: SLURM takes none now, or is silent."""
     try:
-        found = _run(arguments)
+        sbatch = _run(arguments)
     except EnvironmentRefuses as error:
         return _in_queue(arguments[-1], said=error.happened)
-    if found.returncode != 0 and any(word in found.stderr for word in _NO_ANSWER):
-        return _in_queue(arguments[-1], said=_said(found))
-    if found.returncode != 0 and any(word in found.stderr for word in _LATER):
-        raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM takes no job now: {_said(found)}", fix="try again later")
-    if found.returncode != 0:
-        raise ConfigError(key="cluster.slurm", happened=f"SLURM does not take the job: {_said(found)}", expected="what `sinfo` shows")
-    return found.stdout.strip().partition(";")[0]
+    if sbatch.returncode == 0:
+        return sbatch.stdout.strip().partition(";")[0]
+    if any(word in sbatch.stderr for word in _NO_ANSWER):
+        return _in_queue(arguments[-1], said=_said(sbatch))
+    if any(word in sbatch.stderr for word in _LATER):
+        raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM takes no job now: {_said(sbatch)}", fix="try again later")
+    raise ConfigError(key="cluster.slurm", happened=f"SLURM does not take the job: {_said(sbatch)}", expected="what `sinfo` shows")
 
 
 def _in_queue(script: str, *, said: str) -> str:
     """Return the job of a script whose submission was not answered. EnvironmentRefuses: SLURM has none, or cannot be asked (NoAnswer)."""
     for _ in range(_ASKS):
-        found = _run(["squeue", "--me", "--noheader", "--format=%F|%o"])
-        if found.returncode == 0:
-            jobs = [job for job, _, command in (line.partition("|") for line in found.stdout.splitlines()) if command.strip() == script]
-            if jobs:
+        squeue = _run(["squeue", "--me", "--noheader", "--format=%F|%o"])
+        if squeue.returncode == 0:
+            rows = [line.partition("|") for line in squeue.stdout.splitlines()]
+            if jobs := [job for job, _, command in rows if command.strip() == script]:
                 return max(jobs, key=int)
             raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM has not taken the job: {said}", fix="try again in a minute")
         time.sleep(_ASKS_EVERY_S)
@@ -64,10 +65,11 @@ def state(id: str) -> State:
     """Return where a job is, or a task of an array (ARRAY_TASK). EnvironmentRefuses: SLURM cannot be asked now."""
     array, _, task = id.partition("_")
     states = _tasks(array, int(time.monotonic())) if task else _states(id)
-    found = [states[id]] if id in states else [] if task else list(states.values())
-    order = (Stage.RUNNING, Stage.QUEUED, Stage.ENDED)  # of an array: what is still to be expected
     gone = State(stage=Stage.ENDED, why="SLURM knows no such job any more")
-    return min(found, key=lambda each: order.index(each.stage), default=gone)
+    if task or id in states:
+        return states.get(id, gone)
+    order = (Stage.RUNNING, Stage.QUEUED, Stage.ENDED)  # of an array: what is still to be expected
+    return min(states.values(), key=lambda state: order.index(state.stage), default=gone)
 
 
 def signal(id: str, name: str) -> None:
@@ -83,14 +85,14 @@ def step_named(job: str, name: str) -> str | None:
 
 def cancel(id: str) -> None:
     """Take a job out of the queue; one that runs gets TERM, and KILL after KillWait."""
-    found = _run(["scancel", id])
-    if found.returncode != 0 and "Invalid job id" not in found.stderr:
-        raise EnvironmentRefuses(happened=f"scancel {id} failed: {_said(found)}", fix=f"scancel {id}")
+    scancel = _run(["scancel", id])
+    if scancel.returncode != 0 and "Invalid job id" not in scancel.stderr:
+        raise EnvironmentRefuses(happened=f"scancel {id} failed: {_said(scancel)}", fix=f"scancel {id}")
 
 
 def most_tasks() -> int:
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]).stdout, re.MULTILINE)
-    return max(1, int(found[1])) if found else _MAX_TASKS
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run(["scontrol", "show", "config"]).stdout, re.MULTILINE)
+    return max(1, int(match[1])) if match else _MAX_TASKS
 
 
 def allocation() -> str | None:
@@ -116,11 +118,11 @@ def _tasks(array: str, second: int) -> Mapping[str, State]:
 
 def _states(id: str) -> dict[str, State]:
     """Return where a job is, or each task of an array, by their ids; {}: SLURM knows none."""
-    found = _run(["squeue", "--noheader", "--array", "--states=all", f"--jobs={id}", "--format=%i|%T|%r|%N|%S|%e"])
-    if found.returncode != 0 and "Invalid job id" not in found.stderr:
-        raise EnvironmentRefuses(happened=f"SLURM does not answer: {_said(found)}", fix="try again in a minute; `scontrol ping`")
-    lines = [line.split("|") for line in found.stdout.splitlines() if line.count("|") == 5]
-    return {each: _state(*facts) for each, *facts in lines}
+    squeue = _run(["squeue", "--noheader", "--array", "--states=all", f"--jobs={id}", "--format=%i|%T|%r|%N|%S|%e"])
+    if squeue.returncode != 0 and "Invalid job id" not in squeue.stderr:
+        raise EnvironmentRefuses(happened=f"SLURM does not answer: {_said(squeue)}", fix="try again in a minute; `scontrol ping`")
+    rows = [line.split("|") for line in squeue.stdout.splitlines() if line.count("|") == 5]
+    return {task: _state(*facts) for task, *facts in rows}
 
 
 def _state(name: str, reason: str, nodes: str, began: str, ends: str) -> State:
@@ -136,10 +138,9 @@ def _state(name: str, reason: str, nodes: str, began: str, ends: str) -> State:
 
 
 def _time(text: str) -> float | None:
-    try:
+    with suppress(ValueError):  # N/A
         return time.mktime(datetime.fromisoformat(text).timetuple())
-    except ValueError:
-        return None  # N/A
+    return None
 
 
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -153,5 +154,5 @@ def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise EnvironmentRefuses(happened=f"{arguments[0]} has not answered in {_WITHIN_S:.0f} s", fix="scontrol ping") from None
 
 
-def _said(found: subprocess.CompletedProcess[str]) -> str:
-    return " ".join((found.stderr or found.stdout).split()) or f"exit code {found.returncode}"
+def _said(command: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((command.stderr or command.stdout).split()) or f"exit code {command.returncode}"

@@ -55,10 +55,10 @@ def batch_script(specs: Sequence[Spec], *, among: int = 1) -> str:
         ]
     else:
         job = [f"run={quoted(roots[0])}", "job=$SLURM_JOB_ID"]
-    is_elastic = first.is_elastic
     before, inside = container(first, folder=common_folder(specs))
     alone = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", *before, *inside] if before or inside else []
-    options = [f"--kill-on-bad-exit={int(not is_elastic)}", "--export=ALL", "--open-mode=append", *["--no-kill"] * is_elastic, *before]
+    no_kill = ["--no-kill"] if first.is_elastic else []
+    options = [f"--kill-on-bad-exit={int(not first.is_elastic)}", "--export=ALL", "--open-mode=append", *no_kill, *before]
     words = {"options": options, "inside": inside, "alone": alone}  # of srun; before a task's own command; or before one on one machine
     head = [
         "#!/bin/bash",
@@ -151,7 +151,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     if len(specs) > 1:
         yield f"array=0-{len(specs) - 1}%{max(1, int(spec.engine_options['parallel']) // among)}"
     root = str(spec.job.run_folder.root)
-    if any("\\" in str(each.job.run_folder.root) for each in specs):
+    if any("\\" in str(run.job.run_folder.root) for run in specs):
         raise ConfigError(key="hydra.run.dir", happened=f"{root} has a backslash", expected="a path without: SLURM could not name its log")
     log = "/dev/null" if len(specs) > 1 else root.replace("%", "%%") + "/logs/slurm-%j.out"
     yield f"output={sbatch_value(log, key='hydra.run.dir')}"
@@ -175,8 +175,7 @@ def _cpus(spec: Spec) -> int | None:
         return config.cluster.slurm.cpus_per_node
     if config.cluster.slurm.exclusive:
         return None
-    each = max(config.cluster.threads_per_process or 1, 1 + config.loader.num_workers)
-    return each * max(spec.processes)
+    return max(config.cluster.threads_per_process or 1, 1 + config.loader.num_workers) * max(spec.processes)
 
 
 def container(spec: Spec, *, folder: Path) -> tuple[list[str], list[str]]:
@@ -192,8 +191,8 @@ def container(spec: Spec, *, folder: Path) -> tuple[list[str], list[str]]:
     if wrong := [folder for folder in folders if "," in folder or ":" in folder]:
         happened = f"{wrong[0]} cannot be named to a container"
         raise ConfigError(key="cluster.slurm.container", happened=happened, expected="paths without , and :")
-    own = [_plain(mount, key="cluster.slurm.container_mounts") for mount in slurm.container_mounts]
-    mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *own])
+    more = [_plain(mount, key="cluster.slurm.container_mounts") for mount in slurm.container_mounts]
+    mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *more])
     image = _plain(slurm.container, key="cluster.slurm.container")
     if slurm.container_runtime == "pyxis":
         options = {"container-image": image, "container-mounts": mounts, "container-workdir": spec.working_directory}

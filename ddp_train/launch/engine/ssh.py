@@ -94,8 +94,8 @@ class Ssh:
         host, pid, start = _client(id)
         if host != socket.gethostname():
             return State(stage=Stage.RUNNING, why=f"its client is on {host}", is_sure=False)
-        is_ours = id in self._clients
-        has_ended = self._clients[id].exit_code() is not None if is_ours else not is_alive(pid) or start_of(pid) != start
+        client = self._clients.get(id)
+        has_ended = client.exit_code() is not None if client is not None else not is_alive(pid) or start_of(pid) != start
         return State(stage=Stage.ENDED if has_ended else Stage.RUNNING)
 
     def stop(self, id: str, *, at_once: bool = False) -> None:

@@ -23,10 +23,10 @@ from typing import IO, NamedTuple
 
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, TERMINATED, EnvironmentRefuses, printable
 from ddp_train.launch.engine.ssh_remote import MARK, READY
+from ddp_train.launch.signals import LISTENED
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system import handover, torchrun_env
-from ddp_train.system.process import STOP_SIGNALS
 
 _BROKEN = 255  # what ssh ends with when it cannot reach a machine, or loses it
 _READY_WITHIN_S = 120  # a host key, an authentication, cluster.setup with its modules
@@ -52,7 +52,7 @@ class Remote(NamedTuple):
 
 
 def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, is_run: bool = True) -> int:
-    """Be the client: run the node programs to their ends, and return the exit code of the run; `least` machines are needed.
+    """Run the node programs to their ends, and return the exit code of the run; `least` machines are needed.
 
     `is_run`: something of it stays that could be resumed.
     """
@@ -65,17 +65,17 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
         for line in lines:
             line.say(f"signal {signal.SIGKILL if number == signal.SIGQUIT else number}")
 
-    for number in (*STOP_SIGNALS, signal.SIGQUIT):
+    for number in LISTENED:
         signal.signal(number, pass_on)
-    before, launch_id = run_folder.read_result(), secrets.token_hex(8)
-    seen = run_folder.launch / f"here_{launch_id}"
-    seen.touch()
-    told = preamble(os.environ, launch_id)
+    before = run_folder.read_result()
+    launch_id = secrets.token_hex(8)
+    marker = run_folder.launch / f"here_{launch_id}"  # who sees it sees the run's folder
+    marker.touch()
     try:
-        lines += [_Line(remote, told, is_first=index == 0) for index, remote in enumerate(remotes)]
+        lines += [_Line(remote, preamble(os.environ, launch_id), is_first=index == 0) for index, remote in enumerate(remotes)]
         problems = _wait_until_ready(lines, received)
     finally:
-        seen.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
     for problem in problems:
         print(f"\n{problem}", file=sys.stderr)
     if problems:

@@ -35,9 +35,8 @@ def main(arguments: list[str]) -> int:
         return ENVIRONMENT_REFUSES
     os.write(1, f"{READY}\n".encode())
     words = _words()
-    word, _, launch_id = next(words, "").partition(" ")
-    while word == "alive":  # other machines take longer
-        word, _, launch_id = next(words, "").partition(" ")
+    first_word = next((text for text in words if text != "alive"), "")  # `alive`: other machines take longer
+    word, _, launch_id = first_word.partition(" ")
     if word != "go":
         return DONE  # another machine cannot take part
     node = subprocess.Popen(

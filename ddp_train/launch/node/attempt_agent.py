@@ -56,7 +56,7 @@ class AttemptAgent:
 
     def start(self) -> None:
         """Run the agent, in a task of the event loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.create_task(self._run())
 
     @property
     def is_at_work(self) -> bool:

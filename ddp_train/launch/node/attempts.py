@@ -26,7 +26,6 @@ from ddp_train.launch.node.registry_client import End
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
 from ddp_train.launch.node.wire import Message
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.verdict import exit_code
 from ddp_train.system.network import listen
@@ -250,10 +249,9 @@ class Attempts:
         expected = (DONE, *_STOPPED_CODES) if attempt.ending == _Ending.JOIN else (DONE,)
         bad = [code for code in attempt.codes.values() if code not in expected]
         code = next((code for code in bad if code in FINAL), max(FAILED, bad[0]) if bad else DONE)
-        result = None if folder is None else folder.read_result()
         is_ended = folder is not None and failure.ended_since(folder, self.before) is not None
         is_failed = not is_ended and bool(attempt.lost or bad)
-        if attempt.ending == _Ending.JOIN and not is_failed and not (result is not None and result.status == Status.COMPLETED):
+        if attempt.ending == _Ending.JOIN and not is_failed and not (folder is not None and folder.is_completed()):
             if folder is not None:
                 folder.forget_failure()  # it says `preempted`
             return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Sequence
@@ -67,23 +68,19 @@ class _Program:
 
     async def _lead(self) -> int:
         """Serve the registry, and take part (the first machine)."""
-        assert self._client.registrys_end is not None
         registry = Registry(self._this_node)
         self._attempts = Attempts(registry, self._this_node)
-        connections = set[asyncio.Task[None]]()
 
-        def serve(line: Line, *, is_first: bool = False) -> None:
-            task = asyncio.get_running_loop().create_task(registry.serve(line, is_first=is_first))
-            connections.add(task)
-            task.add_done_callback(connections.discard)
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await registry.serve(Line(reader, writer))
 
-        server = await asyncio.start_server(
-            lambda reader, writer: serve(Line(reader, writer)), sock=self._rendezvous.listener, limit=MAX_BYTES, backlog=WAITING
-        )
-        serve(await of_socket(self._client.registrys_end), is_first=True)
+        server = await asyncio.start_server(serve, sock=self._rendezvous.listener, limit=MAX_BYTES, backlog=WAITING)
+        self._client.own_end, registrys_end = socket.socketpair()
+        own_line = await of_socket(registrys_end)
         self._rendezvous.publish()
-        attempts = asyncio.get_running_loop().create_task(self._attempts.run())
-        own = asyncio.get_running_loop().create_task(self._take_part())
+        own_connection = asyncio.create_task(registry.serve(own_line, is_first=True))
+        attempts = asyncio.create_task(self._attempts.run())
+        own = asyncio.create_task(self._take_part())
         try:
             await asyncio.wait({attempts, own}, return_when=asyncio.FIRST_COMPLETED)
             code = self._code_of(attempts, own, registry)
@@ -99,7 +96,7 @@ class _Program:
             if self._rendezvous.meeting_file is not None:
                 with suppress(OSError):
                     self._rendezvous.meeting_file.unlink()
-            for task in (attempts, own, *connections):
+            for task in (attempts, own, own_connection):
                 task.cancel()
 
     def _code_of(self, attempts: asyncio.Task[int], own: asyncio.Task[int], registry: Registry) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 import time
 from contextlib import suppress
@@ -13,7 +14,7 @@ from ddp_train.errors import ENVIRONMENT_REFUSES
 from ddp_train.launch.node.differences import clock, differences
 from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import SILENT_S, Line, LineLost, LineSilent, Message, is_proven, nonce, plain_address, proof, shown
+from ddp_train.launch.node.wire import SILENT_S, Line, LineLost, LineSilent, Message, is_proven, plain_address, proof, shown
 from ddp_train.launch.signals import LISTENED
 
 _HELLO_WITHIN_S = 10.0
@@ -49,7 +50,9 @@ class Registry:
     """The machines of one launch of a run. Made and used in one event loop."""
 
     def __init__(self, this_node: ThisNode) -> None:
-        self._rendezvous, self._first, job = this_node.rendezvous, this_node.facts, this_node.job
+        self._rendezvous = this_node.rendezvous
+        self._first = this_node.facts
+        job = this_node.job
         self._folder = "" if job is None else str(job.run_folder.root)  # which every machine must see; "": not known yet
         self.takes_all = job is not None and not job.is_run  # also who disagrees with the first: that program compares them itself
         self.nodes: list[Node] = []
@@ -86,25 +89,26 @@ class Registry:
 
     def missing(self) -> str:
         """Say who is not here."""
-        here, hosts = {node.facts.node_rank for node in self.nodes}, self._rendezvous.hosts
-        count = self._rendezvous.max_nodes - len(self.nodes)
-        known = [rank for rank in range(self._rendezvous.max_nodes) if rank not in here] if None not in here else []
-        names = [f"machine {rank}" + (f" ({hosts[rank]})" if hosts else "") for rank in known]
-        gone = [f"{name} ({why})" for name, why in self.lost.items()]
-        here_s = ", ".join(node.name for node in self.nodes)
-        who = ", ".join(gone or names) or f"{count} machine{'s' if count > 1 else ''}"
-        return f"of {self._rendezvous.max_nodes} machines {who} {'is' if count == 1 else 'are'} missing; here: {here_s or 'none'}"
+        here = {node.facts.node_rank for node in self.nodes}
+        hosts, num_nodes = self._rendezvous.hosts, self._rendezvous.max_nodes
+        count = num_nodes - len(self.nodes)
+        absent = [rank for rank in range(num_nodes) if rank not in here] if None not in here else []
+        names = [f"machine {rank}" + (f" ({hosts[rank]})" if hosts else "") for rank in absent]
+        lost = [f"{name} ({why})" for name, why in self.lost.items()]
+        who = ", ".join(lost or names) or f"{count} machine{'s' if count > 1 else ''}"
+        members = ", ".join(node.name for node in self.nodes) or "none"
+        return f"of {num_nodes} machines {who} {'is' if count == 1 else 'are'} missing; here: {members}"
 
     async def _take_in(self, line: Line, *, is_first: bool) -> Node:
         """Hear what a machine tells of itself, and take it in. LineLost: it is refused, or not one of ours."""
-        ours = nonce()
-        line.send("challenge", nonce=ours)
+        own_nonce = secrets.token_hex(16)
+        line.send("challenge", nonce=own_nonce)
         hello = await line.receive(silent_s=_HELLO_WITHIN_S)
         if hello["kind"] != "hello":
             raise LineLost("is not one of ours")
         name = shown(hello.get("name"), _MAX_NAME)
-        theirs = str(hello.get("nonce"))
-        if not is_proven(hello.get("proof"), proof(self._rendezvous.token, by="member", over=ours, own=theirs)):
+        their_nonce = str(hello.get("nonce"))
+        if not is_proven(hello.get("proof"), proof(self._rendezvous.token, by="member", over=own_nonce, own=their_nonce)):
             self._refuse(line, name, ["it is of another run"], is_foreign=True)
         if (facts := _facts(hello)) is None:
             self._refuse(line, name, ["it speaks another version of ddp_train"])
@@ -118,7 +122,10 @@ class Registry:
             self._refuse(line, name, [f"another run is there: {there}; {facts.host} came for {facts.run or 'a new one'}"], is_foreign=True)
         if any(node.name == name and node.program != hello["program"] for node in self.nodes):  # two programs of one machine
             name = f"{name} (pid {hello['pid']})"
-        reasons = [] if is_first or self.takes_all else self._disagreements(facts)
+        reasons: list[str] = []
+        if not is_first and not self.takes_all:
+            own_problems = [f"{problem}, on {self._first.host}, the first machine" for problem in self._first.problems]
+            reasons = own_problems or [*facts.problems, *differences(self._first, facts)]
         reasons = reasons or self._no_room_for(hello["program"], facts.node_rank)
         if not reasons and not is_first:
             reasons = await self._look_there(line, facts, name)
@@ -136,7 +143,7 @@ class Registry:
         last = self._rendezvous.max_nodes  # the first one first; then as they are numbered, or as they came
         self.nodes.sort(key=lambda each: (not each.is_first, last if (rank := each.facts.node_rank) is None else rank, each.came))
         self.lost.pop(name, None)
-        own_proof = proof(self._rendezvous.token, by="registry", over=theirs, own=ours)
+        own_proof = proof(self._rendezvous.token, by="registry", over=their_nonce, own=own_nonce)
         line.send("welcome", first=self._first.host, folder=self._folder, proof=own_proof)
         line.beat()
         self.messages.put_nowait((node, {"kind": "came"}))
@@ -171,12 +178,6 @@ class Registry:
                 self.messages.put_nowait((node, message))
         except LineLost as lost:
             self.drop(node, str(lost))
-
-    def _disagreements(self, facts: NodeFacts) -> list[str]:
-        """Return why a machine cannot train with the first; [] when it can."""
-        if self._first.problems:
-            return [f"{problem}, on {self._first.host}, the first machine" for problem in self._first.problems]
-        return [*facts.problems, *differences(self._first, facts)]
 
     def _no_room_for(self, program: str, node_rank: int | None) -> list[str]:
         """Return why a machine that agrees is not taken in; [] when it is."""

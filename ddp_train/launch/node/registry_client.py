@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -17,7 +18,7 @@ from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import Line, LineLost, connect, is_proven, nonce, of_socket, proof, reason, shown
+from ddp_train.launch.node.wire import Line, LineLost, connect, is_proven, of_socket, proof, reason, shown
 from ddp_train.launch.signals import is_final_stop
 from ddp_train.system.files import refresh
 
@@ -38,19 +39,14 @@ class End(Exception):
 
 
 class RegistryClient:
-    """This machine's line to the registry, which it may have to open again.
-
-    Args:
-        stops: the stop signals that have come to this machine, kept up to date by the program.
-    """
+    """This machine's line to the registry, which it may have to open again."""
 
     def __init__(self, this_node: ThisNode, stops: Sequence[int]) -> None:
-        self._this_node, self._rendezvous, self._stops = this_node, this_node.rendezvous, stops
+        self._this_node = this_node
+        self._rendezvous = this_node.rendezvous
+        self._stops = stops  # the stop signals that have come to this machine, kept up to date by the program
         self._program = uuid.uuid4().hex
-        self._own_end: socket.socket | None = None
-        self.registrys_end: socket.socket | None = None  # of the line on the first machine, where the registry is in this process
-        if self._rendezvous.is_first:
-            self._own_end, self.registrys_end = socket.socketpair()
+        self.own_end: socket.socket | None = None  # of the line within this process, on the first machine
         self.line: Line | None = None  # the last one, taken in or not
         self.has_joined = False  # the registry counts on this machine
         self.first_host = "the first machine"
@@ -64,7 +60,8 @@ class RegistryClient:
             has_closed: the registry has closed the line since, without a word.
         """
         began = time.monotonic()
-        say_at, deadline = began + _SAID_AFTER_S, began + self._this_node.cluster.join_timeout_s
+        report_at = began + _SAID_AFTER_S
+        deadline = began + self._this_node.cluster.join_timeout_s
         refused_since: float | None = None
         while True:
             line, problem = await self._try(deadline)
@@ -80,8 +77,8 @@ class RegistryClient:
                 fix = "start the run there too; or another host and port that is open; or a longer cluster.join_timeout_s"
                 error = UserError(key="cluster.rendezvous_endpoint", happened=happened, fix=fix)
                 self._end(str(error), FAILED if is_back else ENVIRONMENT_REFUSES)
-            if now > say_at:
-                say_at = now + _SAID_EVERY_S
+            if now > report_at:
+                report_at = now + _SAID_EVERY_S
                 print(f"waiting for the first machine: {problem}", file=sys.stderr, flush=True)
             await asyncio.sleep(_RETRY_S)
 
@@ -92,8 +89,8 @@ class RegistryClient:
 
     async def _try(self, deadline: float) -> tuple[Line | None, str]:
         """Try each address of the registry once; return the line, or why there is none."""
-        if self._own_end is not None:
-            line = await of_socket(self._own_end)
+        if self.own_end is not None:
+            line = await of_socket(self.own_end)
             with suppress(LineLost):  # who reads from the line next learns it
                 await self._introduce(line, "this process", deadline)
             return line, ""
@@ -123,16 +120,16 @@ class RegistryClient:
         self.line = line
         token = self._rendezvous.token
         facts = self._this_node.facts.now()
-        ours = nonce()
+        own_nonce = secrets.token_hex(16)
         challenge = await line.receive(silent_s=max(1.0, deadline - time.monotonic()))
         if challenge["kind"] != "challenge":
             raise LineLost("is no ddp_train of this version")
-        theirs = str(challenge.get("nonce"))
+        their_nonce = str(challenge.get("nonce"))
         line.send(
             "hello",
             name=facts.host,
-            nonce=ours,
-            proof=proof(token, by="member", over=theirs, own=ours),
+            nonce=own_nonce,
+            proof=proof(token, by="member", over=their_nonce, own=own_nonce),
             program=self._program,
             pid=os.getpid(),
             facts=replace(facts, run=self.left or facts.run).to_json(),
@@ -147,7 +144,7 @@ class RegistryClient:
                     raise LineLost("is of another run")
                 head = f"{message.get('first')} refuses this machine, {facts.host}:"
                 self._end(shown("\n  ".join([head, *map(str, message.get("reasons", []))])))
-        if not is_proven(message.get("proof"), proof(token, by="registry", over=ours, own=theirs)):
+        if not is_proven(message.get("proof"), proof(token, by="registry", over=own_nonce, own=their_nonce)):
             if not is_only_one:
                 raise LineLost("does not know this run's token")
             happened = f"{listener} does not know this run's token; nothing that it sends is run"

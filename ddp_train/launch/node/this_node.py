@@ -25,8 +25,6 @@ from ddp_train.system.files import refresh, write_json
 from ddp_train.system.network import interfaces, listen
 from ddp_train.system.slurm_step import slurm_step
 
-Address = tuple[str, int]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRendezvous(Rendezvous):
@@ -42,20 +40,20 @@ class NodeRendezvous(Rendezvous):
         """Whether this machine serves the registry."""
         return self.listener is not None
 
-    def registry_addresses(self) -> tuple[Address, ...]:
+    def registry_addresses(self) -> tuple[tuple[str, int], ...]:
         """Return where the registry may be, to be tried in turn; () while the first machine has not said it."""
         if self.meeting_file is None:
             return tuple((self.host, port) for port in self.ports)
         with suppress(OSError, ValueError, KeyError):  # not yet
             refresh(self.meeting_file.parent)
-            found = json.loads(self.meeting_file.read_text())
-            return tuple((host, found["port"]) for host in found["hosts"])
+            meeting = json.loads(self.meeting_file.read_text())
+            return tuple((host, meeting["port"]) for host in meeting["hosts"])
         return ()
 
     def publish(self) -> None:
         """Write where the registry is, under the names that others may know, the likeliest first (the first machine)."""
         if self.meeting_file is not None and self.listener is not None:
-            addresses = [address for name, found in interfaces().items() if name != "lo" for address in found]
+            addresses = [address for name, own in interfaces().items() if name != "lo" for address in own]
             hosts = [socket.gethostname(), *(addresses or ["127.0.0.1"])]
             write_json(self.meeting_file, {"hosts": hosts, "port": self.listener.getsockname()[1]})
 
@@ -99,8 +97,8 @@ def rendezvous_under_an_engine(
     """
     step = slurm_step(environment)
     if node_rank is None:
-        given = environment.get("PET_NODE_RANK") or environment.get("NODE_RANK")
-        node_rank = step.node_rank if step is not None else int(given) if given is not None and given.isdigit() else None
+        text = environment.get("PET_NODE_RANK") or environment.get("NODE_RANK") or ""
+        node_rank = step.node_rank if step is not None else int(text) if text.isdigit() else None
     launch_id = launch_id or (step.id if step is not None else None)
     if node_rank is None or node_rank >= spec.max_nodes:
         happened = "it is not said which machine this is" if node_rank is None else f"this would be machine {node_rank} of {spec.max_nodes}"

@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import json
 import os
-import secrets
 import socket
 import time
 from contextlib import suppress
@@ -37,17 +36,12 @@ class LineSilent(LineLost):
     """The other end gives no sign of life; it may still be there."""
 
 
-def nonce() -> str:
-    """Return a number that was never used before, for the other end to prove something with."""
-    return secrets.token_hex(16)
-
-
 def proof(token: str, *, by: str, over: Any, own: Any) -> str:
     """Return what shows knowledge of the token.
 
     Args:
         by: member or registry: neither can send the other's proof back.
-        over: the nonce of the side that is to be convinced.
+        over: the nonce of the side that is to be convinced, a random number that was never used before.
         own: the nonce of the side that proves it.
     """
     return hmac.new(token.encode(), json.dumps([by, over, own]).encode(), "sha256").hexdigest()
@@ -79,7 +73,8 @@ class Line:
     """One end of a line. Made by `connect`, or for a connection that was accepted."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader = reader
+        self._writer = writer
         self._heard = time.monotonic()
         self._beats: asyncio.Task[None] | None = None
         self.connection: socket.socket = writer.get_extra_info("socket")
@@ -120,8 +115,6 @@ class Line:
 
     async def close(self) -> None:
         """Send what was not sent yet, and end the line; an agent that was forked meanwhile has a copy of the socket."""
-        if self._beats is not None:
-            self._beats.cancel()
         with suppress(OSError, TimeoutError):
             await asyncio.wait_for(self._writer.drain(), 0.5)
         self.cut()
