@@ -86,3 +86,8 @@ def one_line(text: str, most: int) -> str:
     """Return a text as one line, cut after so many characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[:most]}..."
+
+
+def join_few(texts: list[str], most: int = 8) -> str:
+    """Return the first texts of a list, and dots for the others."""
+    return ", ".join(texts[:most] + ["..."] * (len(texts) > most))

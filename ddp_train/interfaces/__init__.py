@@ -37,7 +37,6 @@ from ddp_train.interfaces.data import (
     counted_as,
     describe,
     finished,
-    join_few,
     map_tensors,
     own_weights,
     tensors_of,

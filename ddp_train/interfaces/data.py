@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_train.errors import conflict
+from ddp_train.errors import conflict, join_few
 
 Batch = Any
 """Tensors nested in tuples, lists or dicts, as a rule with a leading dimension B; usually `(inputs, targets)`."""
 Indices = NDArray[np.int64]
 """Positions in a data source, shape [B]."""
 
-_SHOWN = 8  # parts of a nest, names of parameters
 _num_samples: ContextVar[int | None] = ContextVar("num_samples", default=None)
 
 
@@ -98,10 +97,6 @@ def describe(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"{name}({join_few([describe(each) for each in value])})"
     return "None" if value is None else f"a {name}"
-
-
-def join_few(texts: list[str]) -> str:
-    return ", ".join(texts[:_SHOWN] + ["..."] * (len(texts) > _SHOWN))
 
 
 class DataSource:

@@ -10,9 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, join_few
 from ddp_train.interfaces.component import AnyObjective, TurnObjective
-from ddp_train.interfaces.data import Batch, join_few
+from ddp_train.interfaces.data import Batch
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
 

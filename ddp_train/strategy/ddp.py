@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_train.errors import conflict
-from ddp_train.interfaces import Strategy, join_few, named_parameters
+from ddp_train.errors import conflict, join_few
+from ddp_train.interfaces import Strategy, named_parameters
 
 
 class DDP(Strategy):

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ddp_train.config.schema import ActivationCheckpointingConfig
-from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import blocks_of, join_few
+from ddp_train.errors import ConfigError, conflict, join_few
+from ddp_train.interfaces import blocks_of
 from ddp_train.system import torch_internals
 
 _KEY = "activation_checkpointing"

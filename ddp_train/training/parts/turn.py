@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Joint, Strategy, TurnObjective, join_few, matching, named_parameters
+from ddp_train.errors import ConfigError, conflict, join_few
+from ddp_train.interfaces import AnyObjective, Joint, Strategy, TurnObjective, matching, named_parameters
 
 
 @dataclass(kw_only=True)

@@ -25,8 +25,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
-from ddp_train.errors import UserError
-from ddp_train.interfaces import join_few
+from ddp_train.errors import UserError, join_few
 from ddp_train.loader.loader import Loader
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
