@@ -141,7 +141,11 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_
         "trainer": {**saved["trainer"], **_WITHOUT_TRAINING},
     }
     changed = [re.sub(r"^(\+*)data\.eval\.", r"\1data.", text) for text in overrides]  # `data` is the evaluation data
-    _refuse_training_keys(changed)
+    for key in (text.lstrip("+~").partition("=")[0] for text in changed):
+        if any(key == name or key.startswith(f"{name}.") for name in _WITHOUT_EFFECT):
+            happened = "is of training, and no step is taken here: it would change nothing"
+            expected = "keys of data, loader, evaluation, objective, model, amp, metrics and cluster"
+            raise ConfigError(key=key, happened=happened, expected=expected, fix="leave it out")
     choices = {key: option for key, _, option in (text.partition("=") for text in changed) if isinstance(config_for.get(key), Mapping)}
     for group, option in choices.items():
         config_for[group] = _section(group, option, folder)
@@ -188,15 +192,6 @@ def _section(group: str, option: str, folder: Path) -> Any:
     if group == "data":
         return evaluation_split({**composed, "eval": composed.get("eval") or {}})
     return composed
-
-
-def _refuse_training_keys(overrides: Sequence[str]) -> None:
-    for text in overrides:
-        key = text.lstrip("+~").partition("=")[0]
-        if any(key == name or key.startswith(f"{name}.") for name in _WITHOUT_EFFECT):
-            happened = "is of training, and no step is taken here: it would change nothing"
-            expected = "keys of data, loader, evaluation, objective, model, amp, metrics and cluster"
-            raise ConfigError(key=key, happened=happened, expected=expected, fix="leave it out")
 
 
 def _wait_for_first(run_folder: RunFolder) -> None:
