@@ -102,8 +102,7 @@ def _open_batch_size(trainer: TrainerConfig, cluster: ClusterConfig) -> int:
     """Return the global batch whose micro-batch is measured. ConfigError: it is unknown, or no memory can be measured."""
     if trainer.global_batch_size is None:
         happened = f"is null, and {MICRO_BATCH} is auto: nothing says how many samples a step has"
-        expected = "the samples of a step, which micro-batches of any size add up to"
-        raise ConfigError(key="trainer.global_batch_size", happened=happened, expected=expected, fix="trainer.global_batch_size=256")
+        raise conflict("trainer.global_batch_size", happened, 256, expected="the samples that the micro-batches of a step add up to")
     if trainer.grad_accum_steps is not None:
         happened = f"is {trainer.grad_accum_steps}, and {MICRO_BATCH} is auto"
         raise conflict("trainer.grad_accum_steps", happened, "null", expected="null: it follows from the micro-batch that is found")

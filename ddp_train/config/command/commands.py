@@ -50,6 +50,5 @@ def starts_ranks(words: Sequence[str]) -> bool:
     is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
     shows_text = any(word.partition("=")[0] in _SHOWS_TEXT for word in words)
     is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _THIS_MACHINE for word in words)
-    if shows_text or is_elsewhere:
-        return False
-    return not is_command or (words[0] in COMMANDS and COMMANDS[words[0]].starts_ranks)
+    trains = not is_command or (words[0] in COMMANDS and COMMANDS[words[0]].starts_ranks)
+    return trains and not shows_text and not is_elsewhere

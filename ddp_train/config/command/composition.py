@@ -140,12 +140,9 @@ class Composition:
 
     def _shown(self, name: str) -> str:
         """Return a file's name as a person would look for it: below `conf` for ours, else from where they stand."""
-        file = self._file(name)
-        if file is None:
+        if (file := self._file(name)) is None:
             return f"{name}.yaml"
-        if file.is_relative_to(CONF):
-            return f"conf/{file.relative_to(CONF)}"
-        return shown(file)
+        return f"conf/{file.relative_to(CONF)}" if file.is_relative_to(CONF) else shown(file)
 
 
 def shown(file: Path) -> str:

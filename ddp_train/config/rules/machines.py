@@ -54,13 +54,12 @@ def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
 def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     """Check that nothing of their shape is left open: the machines are others than this one, which cannot ask them."""
     if cluster.device == "auto":
-        happened, expected = "is auto, and the run's machines are not this one", "cuda: a GPU for each process; or cpu"
-        yield ConfigError(key="cluster.device", happened=happened, expected=expected, fix="cluster.device=cuda")
+        happened = "is auto, and the run's machines are not this one"
+        yield conflict("cluster.device", happened, "cuda", expected="cuda: a GPU for each process; or cpu")
     has_open = not cluster.hosts or any(host.processes is None for host in cluster.hosts)
     if cluster.device == "cuda" and cluster.processes_per_node is None and has_open:
         happened = "is not given, and this machine cannot know the GPUs of the others"
-        expected = "how many GPUs each machine of the job has for it: one process each"
-        yield ConfigError(key="cluster.processes_per_node", happened=happened, expected=expected, fix="cluster.processes_per_node=4")
+        yield conflict("cluster.processes_per_node", happened, 4, expected="the GPUs of each machine of the job: one process each")
 
 
 def _check_hosts(config: PartialConfig) -> Iterator[ConfigError]:
