@@ -7,8 +7,6 @@
 | torchrun | a rank (`rank.main`) |
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

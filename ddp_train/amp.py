@@ -1,7 +1,5 @@
 """Automatic mixed precision: in which type the forward pass computes, and whether the loss is scaled."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

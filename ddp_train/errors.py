@@ -3,8 +3,6 @@
 Lowest layer: everything may raise these. They are shown without a traceback, because the message is the answer.
 """
 
-from __future__ import annotations
-
 import errno
 from functools import partial
 

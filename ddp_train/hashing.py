@@ -3,8 +3,6 @@
 A fingerprint is a file's size, its first and its last bytes. Never its times: a copy has others.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from math import isqrt

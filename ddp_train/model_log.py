@@ -8,8 +8,6 @@ What a record means:
     grad_norm, lr       of the newest step
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What a class tells of itself that the check before the start and the ranks ask alike. Imports no torch."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from typing import Literal

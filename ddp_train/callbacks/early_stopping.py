@@ -1,7 +1,5 @@
 """End a run when a metric of its evaluations has stopped improving."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """An exponential moving average of the weights, which is often better than the weights themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Train only a part of a model, for the whole run, until a step or from a step on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ddp_train.errors import ConfigError

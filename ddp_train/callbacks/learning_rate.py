@@ -1,7 +1,5 @@
 """Log the learning rate of every parameter group; without this callback only the first one's is recorded."""
 
-from __future__ import annotations
-
 from ddp_train.interfaces import Run
 
 

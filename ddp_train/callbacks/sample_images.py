@@ -3,8 +3,6 @@
 Shapes: B samples, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

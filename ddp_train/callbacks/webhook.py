@@ -1,7 +1,5 @@
 """Post a run's progress to a chat or a service by HTTP. A dead or slow server never delays the run."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Mapping

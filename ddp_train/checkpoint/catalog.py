@@ -4,8 +4,6 @@ Each manifest has the metrics of its step, and the metric by which checkpoints a
 which one is `best`, also after a restart and to another run.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence

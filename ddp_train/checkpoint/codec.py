@@ -10,8 +10,6 @@ A tensor whose memory is permuted (channels last) has its "stride", too; one tha
 Tied tensors have one name, and are one tensor again. Mappings of other kinds come back as dicts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ A name in the pickle becomes the description of a tensor, a dict, or an `_InertO
 description was found to fit them.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

@@ -1,7 +1,5 @@
 """The form of files with weights, told without reading one: before a run starts, and before they are read. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 import stat
 import zipfile

@@ -7,8 +7,6 @@ writes a stretch: nothing is gathered. Every rank, and every reader, computes th
 Tensors that may differ between ranks are written by rank 0 alone: the shares of two states would make a third that no rank ever had.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """After which steps a checkpoint is saved, which ones are kept, and whether there is room for them. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """A rank's copy of what it writes of a checkpoint, in memory that is kept, laid out as its file will be."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import logging

@@ -4,8 +4,6 @@ The writer hashes its buffer while it writes. The reader checks everything: that
 the values fill the file exactly once.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

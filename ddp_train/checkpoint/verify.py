@@ -1,7 +1,5 @@
 """Checks that a checkpoint is what was written, before anything of it is used."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Mapping

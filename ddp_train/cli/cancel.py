@@ -1,7 +1,5 @@
 """`ddp-train cancel`: let a run, or the runs of a sweep, save and end; only a person starts them again."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -4,8 +4,6 @@ Their modules import torch, as a rule. What trains imports it, too (`launch/agen
 memory. So a fork of that process checks, as soon as it has torch, and is gone when it has answered.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

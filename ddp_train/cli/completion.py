@@ -1,7 +1,5 @@
 """`ddp-train completion SHELL`: what TAB knows in a shell: commands, options of groups and keys. No process is started at a TAB."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ddp_train.cli.help import options

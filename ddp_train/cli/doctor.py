@@ -1,7 +1,5 @@
 """`ddp-train doctor`: start the ranks of a run, which call the doctor's program instead of training."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 The work is a job with its own folder, RUN/evaluations/<time>: launched, watched, logged, stopped and resumed like any other.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -1,7 +1,5 @@
 """`ddp-train export`: write the weights of a run into a file for other programs."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The run is a process of its own, `python -m ddp_train ...`, as if it were typed:
 Hydra application, and nothing of it changes. Imports neither torch nor Hydra.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import os

@@ -1,7 +1,5 @@
 """`ddp-train init DIR`: make a project to start from, with its own parts, its YAML over that of ddp_train, an experiment and a test."""
 
-from __future__ import annotations
-
 import importlib.util
 import keyword
 import re

@@ -4,8 +4,6 @@ Without a command it trains: Hydra composes (`compose`). The `Launcher` gets eve
 typed command starts torchrun agents (`launch`); under torchrun rank 0 comes here with its own, for the ranks that are there (`rank.main`).
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Measure the sizes of a run in a child process, which imports torch, may write nothing, and has a time limit."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`ddp-train node`: an engine starts it on each machine of a run, by a task of SLURM or over ssh."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Check, before a folder is claimed, what a run begins with: the runs before it (only SLURM waits for them), its weights, its labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`ddp-train plan`: show everything that a command would do. Nothing is started or submitted, and nothing is written."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The text of `ddp-train plan`: facts behind their labels, and commands that can be pasted."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

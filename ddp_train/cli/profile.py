@@ -1,7 +1,5 @@
 """`ddp-train profile`: let a run that goes on record some of its steps."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

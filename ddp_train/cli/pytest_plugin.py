@@ -1,7 +1,5 @@
 """A fixture for the tests of people's own projects. pytest knows it wherever ddp_train is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

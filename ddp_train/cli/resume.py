@@ -1,7 +1,5 @@
 """`ddp-train resume`: continue a run under its frozen config, or run the unfinished jobs of a sweep."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from contextlib import closing

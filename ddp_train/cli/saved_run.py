@@ -1,7 +1,5 @@
 """The arguments of commands on a run, and its job: from its frozen config, and nothing else."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """`ddp-train schema FOLDER`: JSON schemas of the YAML files in conf/, by which an editor completes keys and marks mistakes."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """`ddp-train status`, `logs`, `runs` and `verdict`: the state of a run or a sweep, from its folder and from its engine."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

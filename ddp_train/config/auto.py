@@ -6,8 +6,6 @@ fact it is null if that is the argument's default (the class can do without), it
 or annotated as text), and else it is an error. Answers are stored by their dotted keys, `model.num_classes`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any

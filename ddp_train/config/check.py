@@ -4,8 +4,6 @@
 Every `_target_` is imported and its arguments bound against its signature, so this module imports no torch itself: the targets do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

@@ -4,8 +4,6 @@ Values that are null in the config are read from the variables that torchrun its
 scripts for SLURM export; inside a SLURM step, from the step. docs/multinode.md has the table.
 """
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping

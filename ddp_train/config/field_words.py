@@ -4,8 +4,6 @@ A value of the table is what to type, with `{}` for the value that was typed; or
 sentence that begins with `LEAVE_IT_OUT`.
 """
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

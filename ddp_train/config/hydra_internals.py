@@ -5,8 +5,6 @@ what a YAML may cost. OmegaConf copies whatever a YAML repeats by alias: 250 byt
 `ddp-train status` reads folders of others, too. Where a version lacks one of these names, importing this module says which.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Callable, Iterator, Sequence

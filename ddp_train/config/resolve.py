@@ -4,8 +4,6 @@ A secret's `${oc.env:NAME}` stays until a rank needs the value (redaction.py), a
 a type, a class or a function, and the object is looked up when the component is made (targets/target.py).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

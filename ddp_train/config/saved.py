@@ -1,7 +1,5 @@
 """The config.yaml of a run folder: the composed config, and the answers of its `auto`s."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How overrides are written, and the valid name nearest to a wrong one. All advice can be pasted. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """A configuration as a tree of plain values: its keys, its identity, and how two of them differ."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Ranges of values, and parsers for values with several forms; for any other value a parser raises a ValueError with what was expected."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Shapes: B samples, T tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path

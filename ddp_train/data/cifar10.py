@@ -3,8 +3,6 @@
 Source: Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Callable

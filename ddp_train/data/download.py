@@ -1,7 +1,5 @@
 """Fetch the files of a data set: checked against their sha256, and either there complete or not there at all."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import logging

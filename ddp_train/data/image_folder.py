@@ -1,7 +1,5 @@
 """Images in folders named after their classes: root/train/cat/1.jpg."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches

@@ -3,8 +3,6 @@
 This is what the configuration says; `ddp_train/loader/mixture.py` reads the samples and orders them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MNIST and Fashion-MNIST from their official IDX files, downloaded when they are missing."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

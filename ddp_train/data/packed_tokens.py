@@ -3,8 +3,6 @@
 Shapes: N documents, P pieces (documents, the long ones cut), B windows in a batch, T tokens.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from itertools import chain

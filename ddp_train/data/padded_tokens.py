@@ -3,8 +3,6 @@
 Shapes: N documents, B documents in a batch, T tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any

@@ -5,8 +5,6 @@ so that no single pixel tells the class: a linear model stays under 20%, a small
 Shapes: B samples, C channels, H height, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

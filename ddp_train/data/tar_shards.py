@@ -1,7 +1,5 @@
 """Images in tars as WebDataset has them, read in any order."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -5,8 +5,6 @@ reads them waits for processes that are dead (docs/decisions/0008-restart.md). N
 every agent counts its own restarts.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The store of the ranks: who serves it, how to join it, and how to wait for a key."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -3,8 +3,6 @@
 World size 1 is no special case for the callers: every collective then returns what it was given.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence

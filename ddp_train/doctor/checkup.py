@@ -4,8 +4,6 @@ All messages go through the store in which the ranks met, and each wait has a li
 process group with it would ever open. So the group is opened in a thread that may be left behind.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

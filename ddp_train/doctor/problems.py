@@ -1,7 +1,5 @@
 """What is wrong with the machines of a run: the host of each problem, what it is, and the fix."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The result on one screen: a line for each fact, the value on most machines, and the machines that differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from statistics import median
 

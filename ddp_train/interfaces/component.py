@@ -5,8 +5,6 @@ protocol here is torch's own: a model is an `nn.Module`, an optimizer is torch's
 Shapes: B samples, K classes.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial

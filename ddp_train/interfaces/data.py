@@ -4,8 +4,6 @@ A `Dataset` of torch (loader/dataset_adapter.py) and an `IterableDataset` (loade
 Shapes: N samples in all, B samples in a batch, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """What hears of a run: metric writers, and callbacks with what they see of it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable

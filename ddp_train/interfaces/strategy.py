@@ -7,8 +7,6 @@ other in its logical order, so each rank has a range of it: by that the values t
 Imports nothing of DTensor's, which takes its time, unless there is one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """What is trained: the model, joined with its objective, the names of its parameters, and its parts that repeat."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ Agents come from a fork server: an interpreter that imports torch while this pro
 knows more than its own words (`early_fork_server`), and is ended when it is not needed after all.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What is asked of a fork server: to be an agent, a rank, or a check."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """This machine: one agent, one process per GPU, or two on CPU."""
 
-from __future__ import annotations
-
 import sys
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes

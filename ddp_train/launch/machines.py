@@ -4,8 +4,6 @@ Every machine composes and checks, and finds which one it is (`meet`). The first
 (`lead`); the others claim nothing and write nothing (`take_part`). What runs then on each machine is in `node/`.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

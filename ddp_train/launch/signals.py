@@ -1,7 +1,5 @@
 """What a typed command does with stop signals: they let everything save and end; a second Ctrl-C or SIGQUIT ends it at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -7,8 +7,6 @@ folder where the command stands. Run folders are left out. `ddp_train` itself is
     RUN/launch/code.sha256   as `sha256sum` writes it; the hash of this text is the hash of the code
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

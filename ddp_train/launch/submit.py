@@ -4,8 +4,6 @@ An engine is also a slot of a sweep's scheduler (`EngineSlot`). What a queue was
 RUN/launch/submitted.json.
 """
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

@@ -5,8 +5,6 @@ the same on any number of ranks, micro-batches and workers, and after a resume.
 Shapes: B samples, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A batch is that of torch's `default_collate`, which gets all that is not listed 
 map. Fields of numbers or of arrays take less time here: numpy makes one array of a field, where torch looks at every number or array.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches on the device: copied there while it is still busy with the one before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

@@ -5,8 +5,6 @@ seeded for it, and afterwards the generators are as they were. A state is compar
 50 us to give its state and python 12, at every batch. The official functions give and set states; memory is read alone, never written.
 """
 
-from __future__ import annotations
-
 import ctypes
 import pickle
 import random

@@ -1,7 +1,5 @@
 """A rank's micro-batches, in the global order; and a rank's share of the evaluation set."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache

@@ -5,8 +5,6 @@ order, whose size is a function of its position (`BatchPlan`), and a rank's shar
 the number of ranks, workers or restarts, and seeking costs nothing.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ all workers of a rank, where arrays would be copied into each.
 Shapes: N samples in the data set, C classes that have samples, n positions.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cut an iterable dataset of others into shards, by what it offers itself."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass

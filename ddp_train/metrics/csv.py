@@ -1,7 +1,5 @@
 """csv/train.csv and csv/eval.csv: a table for each split, for a spreadsheet or pandas. Made from metrics.jsonl, and as exact."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """metrics.jsonl: one object per line, consistent over a resume; lines wait in memory while the disk is full."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

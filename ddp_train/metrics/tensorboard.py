@@ -1,7 +1,5 @@
 """TensorBoard: the same scalars, the config as text, hyper-parameters for comparing runs, and pictures as PNG files."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -3,8 +3,6 @@
 Shapes: B samples, T tokens, V vocabulary, D width, N attention heads, E width of one head (D / N).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

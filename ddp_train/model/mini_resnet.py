@@ -3,8 +3,6 @@
 Shapes: B samples, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

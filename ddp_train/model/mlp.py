@@ -3,8 +3,6 @@
 Shapes: B samples, C channels, H height, W width, F features, K classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

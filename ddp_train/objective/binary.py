@@ -3,8 +3,6 @@
 Shapes: B samples, K labels. The batch's forms are those of supervised.py.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Shapes: B samples, K classes. Targets are labels, int64 in [0, K), shape [B]; the batch's forms are those of supervised.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

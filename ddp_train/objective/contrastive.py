@@ -3,8 +3,6 @@
 Shapes: B samples, D numbers of an embedding. A batch is `(view, other_view)`, two augmentations of one sample, or two kinds (image, text).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 Shapes: B samples, K classes. The batch's forms are those of supervised.py; the teacher gets the inputs that the model gets.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -8,8 +8,6 @@ Shapes: B samples, T tokens, N tokens of a micro-batch (B * T), V vocabulary, D 
 A batch is `(tokens, targets)`, both int64, shape [B, T]; targets are the tokens one place later.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping

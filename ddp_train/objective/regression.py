@@ -3,8 +3,6 @@
 Shapes: B samples, D predicted numbers for each. Targets are floats, shape [B] or [B, D]; the batch's forms are those of supervised.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

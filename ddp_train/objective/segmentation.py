@@ -3,8 +3,6 @@
 Shapes: B samples, K classes, H height, W width. Targets are int64 in [0, K), shape [B, H, W]; the batch's forms are those of supervised.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

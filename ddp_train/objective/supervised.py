@@ -13,8 +13,6 @@ a tensor                       the tensor
 {"out": ..., "aux": ...}       `logits` or `out`     `aux`, `aux_logits`, `aux_loss`; so with transformers' ModelOutput
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Shapes: B samples, T tokens, K classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

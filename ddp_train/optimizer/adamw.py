@@ -4,8 +4,6 @@ torch 2.13 takes 185 us on a CPU for a step of eight small parameters: 100 in it
 checks of types, devices and settings. Here they are checked once. The kernel is torch's own, and every number is the same to the bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import unwrap
 from operator import is_

@@ -1,7 +1,5 @@
 """Which parameters get which rate and decay: `optimizer.groups`, `optimizer.layer_decay`, and no decay for biases and norms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """environment.json: what the run ran on and with, so that a result can be explained later."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

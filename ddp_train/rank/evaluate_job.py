@@ -4,8 +4,6 @@ It has a folder of its own below the run's: metrics.jsonl, result.json, logs and
 So it may run beside the training. A stop ends it at once: nothing is lost that cannot be had again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress

@@ -3,8 +3,6 @@
 A listener of the phase tracker; a run without faults has none. Most are plain system calls. docs/faults.md says what each of them leads to.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import multiprocessing

@@ -3,8 +3,6 @@
 What it has from there is modules. Here it gets what is a rank's own: environment, streams, threads, random state.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

@@ -3,8 +3,6 @@
 What rank 0 prints is on the terminal too, and so are its warnings.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

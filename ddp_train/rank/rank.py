@@ -3,8 +3,6 @@
 Whatever goes wrong in a job (`run_job`) is told here, once, by the rank that knows most of it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

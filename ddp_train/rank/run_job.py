@@ -3,8 +3,6 @@
 `rank` has opened the process group for it, and takes care of what goes wrong.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace

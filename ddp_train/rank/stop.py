@@ -14,8 +14,6 @@ the steps: ranks may run ahead of each other as far as they like, as they do whe
 Why nobody waits for long: message threads answer, and they wait for no main thread.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a person reads at the start and at the end of a run, on rank 0."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -5,8 +5,6 @@ a rank that is forked from it starts in a moment, and nothing of a job is left i
 job in the rendezvous store, and the others follow. When one rank fails, every member ends its own.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

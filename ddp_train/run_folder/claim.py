@@ -1,7 +1,5 @@
 """The exclusive claim to a run's folder."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every path of a run. The composing process writes the config before any rank exists."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

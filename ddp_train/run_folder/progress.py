@@ -1,7 +1,5 @@
 """Progress, speed and new log lines of a run or an evaluation, from the files that it writes meanwhile."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -5,8 +5,6 @@ if each agent serves one attempt (`launch/node/`), the node program does. A smal
 directory for temporary files that belongs to this user alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

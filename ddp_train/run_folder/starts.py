@@ -5,8 +5,6 @@ counted: one with a mistake that a person has to fix, and one that was stopped b
 would start the run again for ever.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

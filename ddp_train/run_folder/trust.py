@@ -4,8 +4,6 @@ A typed folder is the user's choice. A *name* in it (a config value that is fill
 anywhere else.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -4,8 +4,6 @@ Batch scripts, people and tests use it alone. An exit code would not do: it is l
 whichever task ended first.
 """
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

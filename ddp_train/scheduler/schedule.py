@@ -4,8 +4,6 @@ Steps count from 0: the first optimizer step uses `factor(0)`, the last one `fac
 Warm-up rises in equal parts from `1 / (warmup_steps + 1)`, so that no step is wasted at rate 0; step `warmup_steps` is the first at peak.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

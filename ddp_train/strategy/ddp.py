@@ -1,7 +1,5 @@
 """Data parallelism with a full copy of the model on every rank."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Weights, gradients and optimizer state sharded among the ranks: torch's FSDP2."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence

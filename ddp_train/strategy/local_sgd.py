@@ -1,7 +1,5 @@
 """Ranks that take steps of their own, and put their weights together after every so many."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain

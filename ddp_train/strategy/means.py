@@ -1,7 +1,5 @@
 """Tensors that travel together, many in one message; and their mean over the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Data parallelism whose gradients travel as thin matrices, for slow networks."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Data parallelism whose optimizer state is sharded among the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@
 again and again (Optuna). Results of an earlier attempt in the same folder are read from sweep.json.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ They run in this command, in the torchrun that started it, or on an engine. No s
 another fails. There is one thread: it polls the slots in turn.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -3,8 +3,6 @@
 Optuna itself is imported only when a sweep is continued.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import logging

@@ -5,8 +5,6 @@
 The agent starts one member per rank (`ddp_train/rank/sweep_member.py`). Members outlive the ranks, which are forked for each job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Polling: ask again and again until the answer is yes or the time is over."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ NVIDIA's management library is asked: it comes with the driver, and starts no CU
 https://docs.nvidia.com/deploy/nvml-api. Without the library there is no driver, or a container has left it out.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Files that are written whole or not at all, and files that grow line by line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

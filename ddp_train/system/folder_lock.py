@@ -11,8 +11,6 @@ The lease process lasts as long as the holder's agents, which may outlive the ho
 in the same processes as the lock: the holder, its forks and its agents (`descriptors`). When the last of them has ended, the pipe ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

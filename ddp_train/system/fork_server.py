@@ -8,8 +8,6 @@ A fork server has one thread, and has only imported. If an import has started mo
 number of threads: it forks nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

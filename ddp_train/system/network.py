@@ -1,7 +1,5 @@
 """This machine's network interfaces, and which of them leads to another machine. Asks the kernel; sends nothing."""
 
-from __future__ import annotations
-
 import array
 import fcntl
 import ipaddress

@@ -5,8 +5,6 @@
 Listeners are called on the hot path: a few plain operations each, no lock, no request, no wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """Processes: ties between them, so that none of ours outlives its parent; the kernel's facts about them (the only reader of /proc/PID)."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

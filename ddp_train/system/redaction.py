@@ -4,8 +4,6 @@ A secret is known by the name of its key, or by its value: that of an environmen
 in its place; the value stays in the environment until `reveal` puts it into an argument, in the rank that needs it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

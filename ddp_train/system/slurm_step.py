@@ -1,7 +1,5 @@
 """What SLURM tells a task about its step. The batch script has most of these variables too, and is no such task."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ faulthandler writes the stacks from a signal handler, in C: also while a thread 
 a deadlock. A process that is stopped or waits inside the kernel cannot answer.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import re

@@ -1,7 +1,5 @@
 """Streams to a terminal that may be closed, or a pipe whose reader may end: they go quiet, and the work goes on."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -4,8 +4,6 @@ Such names may go with any release. An agent and a rank call `missing` when they
 lists the tested versions. This module imports no torch: it inspects modules that are imported already.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 `config/cluster.py` reads those for the agent itself (PET_*, and MASTER_ADDR where a cluster sets it).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

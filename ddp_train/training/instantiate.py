@@ -1,7 +1,5 @@
 """The one place that lets Hydra call what a `_target_` names."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ window to come, nothing is called in a step. At log steps rank 0 looks for the f
 step makes anyway.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

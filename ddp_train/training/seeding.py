@@ -1,7 +1,5 @@
 """All random streams of a process: seeded, read and set."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -6,8 +6,6 @@ Its standard input is closed when the job is over. It imports no torch and needs
 stacks in shared memory (`system/process.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -6,8 +6,6 @@ A heartbeat holds the phase of a rank and its begin, in a file in memory. It is 
 lock and no system call. The watchdog looks only at ranks that do not move, so a half-written one does no harm.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap

@@ -4,8 +4,6 @@ A rank that waits in a collective waits for another rank. On a GPU the device wa
 its device. Pure functions: the watchdog (`watchdog/__main__.py`) gathers the facts.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator, Sequence

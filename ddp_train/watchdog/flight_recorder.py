@@ -4,8 +4,6 @@ torch writes it when NCCL times out, which is later than our watch on hangs, or 
 thread looks once a second. We remove the pipe's name, so that none is left behind.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

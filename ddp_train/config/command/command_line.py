@@ -6,8 +6,6 @@ A project's own YAML needs no option: pyproject.toml, in the folder where one st
     conf = "conf"
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """The commands of `ddp-train`: what each first word stands for. Without one of them it trains. Imports nothing of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

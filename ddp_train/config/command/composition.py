@@ -3,8 +3,6 @@
 Hydra has composed when this is asked; it reads the same YAML again, in the order of Hydra's own list of defaults.
 """
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ all values are put into that, keys that do not exist too, and `check_config` say
 is there, a ~ before what is not), Hydra's own words are shown.
 """
 
-from __future__ import annotations
-
 import shlex
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What is typed at the configuration of a run that is there: new values for its keys, and callbacks and writers that go."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

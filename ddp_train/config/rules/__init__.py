@@ -1,7 +1,5 @@
 """Rules across keys and sections. A rule is a function that yields the problems that it finds, or raises one. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from ddp_train.config.rules import machines, optimization, sections, strategy, training

@@ -1,7 +1,5 @@
 """Rules of the machines: where they meet, how long they have, and what their processes are. Each yields the problems that it finds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -3,8 +3,6 @@
 These keys are no arguments of the components (`schema.KEYS_BESIDE_ARGUMENTS`); what they must be is checked here. Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

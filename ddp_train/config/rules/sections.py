@@ -1,7 +1,5 @@
 """Rules on our own sections: health, evaluation, callbacks, checkpoint, debug, profile, device, precision, compile."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

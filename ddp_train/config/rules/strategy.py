@@ -1,7 +1,5 @@
 """Rules of the strategies: what each cannot do, with the keys of other sections. Each yields the problems that it finds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Rules of what is trained and how long: samples, batches, steps, epochs and the loss. Each yields the problems that it finds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ddp_train.config.run_config import PartialConfig

@@ -6,8 +6,6 @@ is not imported, and where the source is plain: one definition of the name, perh
 Everything else, and every other package, is imported.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import collections.abc

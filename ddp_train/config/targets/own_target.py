@@ -5,8 +5,6 @@ by name are kept, the others are left out, and one line says so. A typed value, 
 the new class does not take it, that is an error. Imports no torch itself.
 """
 
-from __future__ import annotations
-
 import importlib.resources
 import inspect
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 A node's schema is its class's signature, so third-party classes are checked like ours, before any process starts.
 """
 
-from __future__ import annotations
-
 import collections.abc
 import difflib
 import inspect

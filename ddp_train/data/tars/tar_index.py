@@ -3,8 +3,6 @@
 The file is two numpy arrays one after the other: SAMPLE [N], which is mapped, and the tars with their sizes and times.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

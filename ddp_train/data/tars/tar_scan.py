@@ -1,7 +1,5 @@
 """Find the tars that a user means, and read the headers of one: which samples it has, and where."""
 
-from __future__ import annotations
-
 import glob
 import io
 import os

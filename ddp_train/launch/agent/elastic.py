@@ -8,8 +8,6 @@ serves its store on every interface, and unpickles what is written there: anyone
 unpickles nothing, and listens on one interface where one is enough.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ torchrun ends a failed run with a page of its own internals. This one keeps that
 failing rank left, or says itself which rank died of what. Whether all ranks are started again after a failure is decided here, too.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

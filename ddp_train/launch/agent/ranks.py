@@ -4,8 +4,6 @@ The agent itself has threads, of the store that it serves. Where the ranks' envi
 torch or what they stand on is loaded, that process is a fresh interpreter: it imports once for all ranks, and for those after a restart.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

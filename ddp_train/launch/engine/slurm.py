@@ -1,7 +1,5 @@
 """SLURM: a batch script of its own kind, `sbatch`, `squeue`, `scancel`, and nothing between."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 `squeue --format` has no text of users in what is read here; `scontrol show job` has, in the same line.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@
 Of several runs the first lies in the folder that they have in common, as a job array with one task for each run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -5,8 +5,6 @@ script for bash on its standard input (RUN/launch/ssh_0.sh ...), so that nothing
 process (`ssh_client`) holds the lines, and the run ends when it does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

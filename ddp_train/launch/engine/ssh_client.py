@@ -4,8 +4,6 @@ Nothing begins before every machine is ready: it is reached, stands in the same 
 the first machine prints is the run's own output, and is shown as it is; lines of the others begin with their names.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex

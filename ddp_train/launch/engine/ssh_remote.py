@@ -7,8 +7,6 @@ is silent, the node program gets SIGHUP, as at a terminal that is closed: it sav
 What the node program prints passes through here, too: whoever writes into a line that is broken would fail before anything is saved.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import select

@@ -1,7 +1,5 @@
 """This machine's agent for one attempt: torchrun's, in a child of the node program, with a stop and a kill that it cannot miss."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -8,8 +8,6 @@
 Everything that is counted is counted here, once for all machines.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

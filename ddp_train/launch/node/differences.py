@@ -1,7 +1,5 @@
 """What a machine has otherwise than the first one: sentences for every terminal, each with both values and the key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ It cannot see everything: of a large file blocks are read, of many files some, a
 what both have looked at.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque

@@ -7,8 +7,6 @@
 One event loop, no torch and no other thread: it forks. The first machine's program has the registry in it, and is its first member.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The service on the first machine: who is here, who is refused and why, and who is lost. `attempts` decides what comes of it."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import sys

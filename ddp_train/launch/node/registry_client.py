@@ -1,7 +1,5 @@
 """How a machine joins a run: it finds the registry, both prove that they know the run's token, and it is taken in or refused."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

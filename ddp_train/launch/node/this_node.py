@@ -4,8 +4,6 @@ The first machine serves the registry (`registry.py`). By hand that is at the en
 that is free, which the first machine writes into a file of the run folder.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Mapping, Sequence

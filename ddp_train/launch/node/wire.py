@@ -5,8 +5,6 @@ anything is done: by an HMAC over a number of the other's, so that the token its
 without `cluster.rendezvous_id`) that proves nothing, and nothing is encrypted at any time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -4,8 +4,6 @@ A block's class gets a subclass of the same name whose forward is checkpointed b
 strategy or a compiler looks for stay as they are.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ What only the run knows is filled in here: arguments that are `auto` take the da
 objective), the number of steps (scheduler) or the run's folder (metrics) by their names (auto.py); the optimizer gets the parameters.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

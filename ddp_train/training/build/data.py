@@ -1,7 +1,5 @@
 """Data sets, samplers and loaders of a run, made from the sections `data` and `loader`, and what does not fit together among them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

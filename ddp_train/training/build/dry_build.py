@@ -1,7 +1,5 @@
 """The sizes of a run without the run: it is built as on a rank, but its model has shapes and no values (torch's meta device)."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass

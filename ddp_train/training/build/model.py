@@ -1,7 +1,5 @@
 """The model and the objective of a run: made, known by the names that a user knows, computed and laid out as `precision` says."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Put the trainer of a run together. Its features are chosen here, once, from what was built and what the config asks for."""
 
-from __future__ import annotations
-
 from collections import deque
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The memory of a run: what a rank has and will have, what a checkpoint takes, what the screen says, and what helps where it is short."""
 
-from __future__ import annotations
-
 import logging
 import re
 import traceback

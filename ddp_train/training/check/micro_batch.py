@@ -9,8 +9,6 @@ No rank waits for one that ran out: the bare model does not communicate, and aft
 only if it should fit.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """Rehearse steps before the first one: forward and backward of a micro-batch, after which nothing is changed but DDP's buckets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 

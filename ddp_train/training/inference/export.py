@@ -8,8 +8,6 @@ A folder of DCP has `.metadata`, a pickle that maps each tensor to bytes of file
 Unpickling the metadata can run any code: read only folders of writers that you trust.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import math

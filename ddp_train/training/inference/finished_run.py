@@ -3,8 +3,6 @@
 The config of a run names code that is run: the folder must be this user's, or the user must trust it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A model's predictions for samples without targets: one row for each sample, in the data set's order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

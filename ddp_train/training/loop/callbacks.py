@@ -1,7 +1,5 @@
 """The events of a run's callbacks: which callback takes part in which event, its view of the run, and its requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from typing import Any, Concatenate

@@ -1,7 +1,5 @@
 """Evaluation: every sample exactly once, whatever the number of ranks, and the same metrics on all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gradients of a step: backward, their norm, and clipping, also where a strategy has sharded them among the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Other kinds of step than the plain one: parts of an objective take turns; or the optimizer steps within backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain

@@ -4,8 +4,6 @@ Each rank adds up the bits of every tensor as integers, on its device; the small
 (schedule, loss scale, position) is compared by hashes. Where something differs, all ranks' sums are gathered.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

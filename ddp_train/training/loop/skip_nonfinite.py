@@ -4,8 +4,6 @@ The device decides by a number that is the same on all ranks: the norm of the gr
 one rank reaches the others in those gradients, so that no other collective is needed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ the objective's weights depend on the batch's content, and one for the norm of g
 Other kinds of step are in `other_steps.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache

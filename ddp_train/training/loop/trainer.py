@@ -4,8 +4,6 @@ Ordinary code that is meant to be read and owned: all that a plain run does, in 
 names. What is done in a step is in `train_step.py`. Between two log steps nothing here waits for the device.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 A part is compiled in place when it is first called, so that its parameters keep their names. Blocks that repeat share a graph.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a run is made of on one rank."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json

@@ -8,8 +8,6 @@ Two kinds, both exact on any number of ranks, as every sample is evaluated once 
 Nothing here imports torchmetrics: a metric is known by what it offers.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import shlex

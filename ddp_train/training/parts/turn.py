@@ -5,8 +5,6 @@ the gradients of this turn alone, and finds all of them. While a turn is taken t
 optimizer, which leaves alone what has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The steps since the last log step: one loss per step, on the device until they are read."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Collection, Iterable, Sequence

@@ -6,8 +6,6 @@ Ranks need not log the same names. The reduction of each log step also counts th
 names, the ranks gather them, and reduce their sums once by themselves.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Collection, Iterable, Sequence

@@ -8,8 +8,6 @@ rank's memory. With plain writes, not a memory map: a full disk is then an error
 file on a network file system, neither overwrites the other's half of it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Write a run's numbers and events: to the metric writers, to events.jsonl and to the terminal."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

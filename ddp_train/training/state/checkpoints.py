@@ -1,7 +1,5 @@
 """A run's checkpoints: resume from one when it begins, save when one is due, rewind to the newest. `ddp_train/checkpoint` has the files."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass

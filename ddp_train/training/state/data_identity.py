@@ -8,8 +8,6 @@ What differs is refused with both values, or accepted by `accept_changed_data`, 
 later is refused again. docs/invariants.md has a table of what could differ, docs/decisions/0069-the-identity-of-the-data.md the reasons.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

@@ -3,8 +3,6 @@
 init_from=RUN  init_from=RUN/checkpoints/best  init_from=FILE.safetensors  init_from=FILE.ckpt  '+init_from_keys={module.:""}'
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The content of a checkpoint: the parts of a run that have a state. A part that is added to `shared_parts` is saved and loaded."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Used by `load` of the package, evaluations, predictions, exports and `init_from`.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
