@@ -65,13 +65,13 @@ class FSDP(Strategy):
         self._buffers_are_due, self._accumulates = True, False
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Cut the model's parameters in place, with rank 0's values. Collective."""
+        """Shard the model's parameters in place, with rank 0's values. Collective."""
         if world_size == 1 and not dist.is_initialized():
             return model.to(device)
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
         whole = _without_objective(model)
-        if isinstance(whole, FSDPModule):  # others are trained than before, which the next forward sees
+        if isinstance(whole, FSDPModule):  # called again after `set_trained`: the next forward finds other parameters trained
             return model
         _require_shardable(model)
         mesh = self._mesh(device, world_size)

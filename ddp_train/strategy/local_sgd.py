@@ -17,13 +17,13 @@ from ddp_train.traits import refuse_modes
 class LocalSGD(Strategy):
     """Let each rank step its own copy of the model by its share of each global batch, and put the copies together now and then.
 
-    A synchronisation takes the mean of the ways that the ranks' weights have come since the last one. The weights go it from where they all
-    were as an outer optimizer says, SGD with Nesterov's momentum (DiLoCo), or as it is. Buffers go the mean way; those of whole numbers
-    become rank 0's. What each rank's own optimizer keeps stays with it. One rank alone takes its own way for the mean.
+    A synchronisation takes the mean over the ranks of each weight's displacement since the last one. An outer optimizer, SGD with
+    Nesterov's momentum (DiLoCo), steps by it from the weights that all had then. Buffers take the mean displacement as it is; those of
+    whole numbers become rank 0's. The state of each rank's own optimizer stays with it. One rank alone takes its own displacement for the mean.
 
     Args:
         every_steps: steps from one synchronisation to the next, at least 1; in those between, the ranks exchange nothing.
-        outer_lr: how far the weights go, as a part of the mean way, above 0; 1 without momentum: to the mean of the ranks' weights.
+        outer_lr: rate of the outer optimizer, above 0; 1 without momentum: the weights become the mean of the ranks' weights.
         outer_momentum: of the outer optimizer, at least 0 and below 1.
 
     Source: Stich 2018, arXiv:1805.09767; with an outer optimizer Douillard et al. 2023, arXiv:2311.08105.
@@ -77,8 +77,8 @@ class LocalSGD(Strategy):
             kept = [(tensor.detach(), tensor.detach().clone()) for tensor in changed]
             if not self.weights_are_equal:
                 held = _averageable(trained)
-                for name, way in means(held, self._last):
-                    held[name].copy_(self._last[name] + way)
+                for name, displacement in means(held, self._last):
+                    held[name].copy_(self._last[name] + displacement)
                 _copy_integers_from_main(trained.buffers())
             fractions = {number: average for number, average in enumerate(averages) if average.is_floating_point()}
             for number, mean in means(fractions):
@@ -111,12 +111,12 @@ class LocalSGD(Strategy):
     def _synchronise(self) -> None:
         held = _averageable(self._trained)
         stepped = {plain_name(name) for name, parameter in self._trained.named_parameters() if parameter.requires_grad}
-        for name, way in means(held, self._last):
-            if name in stepped and self._is_outer:  # what is frozen has no way, and shall have no momentum
-                if self._momentum:  # minus `way` is the gradient
-                    way = way.add(self._velocity[name].mul_(self._momentum).add_(way), alpha=self._momentum)
-                way = way.mul_(self._lr)
-            held[name].copy_(self._last[name].add_(way))
+        for name, displacement in means(held, self._last):
+            if name in stepped and self._is_outer:  # what is frozen has no displacement, and shall have no momentum
+                if self._momentum:  # minus `displacement` is the gradient
+                    displacement = displacement.add(self._velocity[name].mul_(self._momentum).add_(displacement), alpha=self._momentum)
+                displacement = displacement.mul_(self._lr)
+            held[name].copy_(self._last[name].add_(displacement))
         _copy_integers_from_main(self._trained.buffers())
 
 

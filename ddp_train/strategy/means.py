@@ -13,11 +13,11 @@ _K = TypeVar("_K")
 
 
 def means(tensors: Mapping[_K, Tensor], since: Mapping[_K, Tensor] = MappingProxyType({})) -> Iterator[tuple[_K, Tensor]]:
-    """Yield the mean over the ranks of each tensor, or of how far it has come: 0 to the bit where it has not moved. Collective.
+    """Yield the mean over the ranks of each tensor, or of its displacement: 0 to the bit where it has not moved. Collective.
 
     Args:
         tensors: with the same keys in the same order on all ranks.
-        since: where they come from, some of them.
+        since: earlier values of some of them: of these the mean displacement since then is wanted.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
     kinds = {key: _wide_type(tensor) for key, tensor in tensors.items()}

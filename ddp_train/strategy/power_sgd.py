@@ -16,7 +16,7 @@ _EPS = 1e-8  # a column of zeros stays one
 
 
 class PowerSGD(DDP):
-    """Let all ranks step by nearly the mean of their gradients; what a rank leaves out it adds to its next gradient.
+    """Let all ranks step by nearly the mean of their gradients; a rank adds what is left out to its next gradient (error feedback).
 
     A gradient with two dimensions or more is a matrix M [rows, columns] of its first dimension by all others. With a basis Q of the step
     before, P = M Q travels, [rows, rank]; and, when P is orthonormal, M^T P, [columns, rank], which is the next basis. Their product stands
@@ -40,7 +40,7 @@ class PowerSGD(DDP):
         super().__init__(sync_batchnorm=sync_batchnorm)
         self._rank, self._from_step = rank, from_step
         self._size = 1
-        self._left_out: dict[str, Tensor] = {}  # [rows, columns], float32, by parameter; this rank's
+        self._residuals: dict[str, Tensor] = {}  # error feedback: [rows, columns], float32, by parameter; this rank's
         self._bases: dict[str, Tensor] = {}  # [columns, rank], float32; the same on all ranks
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -54,7 +54,7 @@ class PowerSGD(DDP):
         named = ((plain_name(name), parameter.grad) for name, parameter in trained.named_parameters())
         gradients = {name: gradient for name, gradient in named if gradient is not None}
         thin = {name: gradient for name, gradient in gradients.items() if step >= self._from_step and self._is_compressed(gradient)}
-        matrices = {name: wide(gradient.flatten(1)) + self._last_left_out(name, gradient) for name, gradient in thin.items()}
+        matrices = {name: wide(gradient.flatten(1)) + self._last_residual(name, gradient) for name, gradient in thin.items()}
         travels = {name: matrices[name] @ self._basis(name, matrices[name]) if name in thin else gradients[name] for name in gradients}
         lefts = dict[str, Tensor]()
         for name, mean in means(travels):
@@ -68,13 +68,13 @@ class PowerSGD(DDP):
             self._keep(name, matrices[name] - product, basis)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"left_out": dict(self._left_out), "bases": dict(self._bases)}
+        return {"left_out": dict(self._residuals), "bases": dict(self._bases)}
 
     def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
-        self._left_out, self._bases = dict(state.get("left_out", {})), dict(state.get("bases", {}))
+        self._residuals, self._bases = dict(state.get("left_out", {})), dict(state.get("bases", {}))
 
     def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
-        """Return what this rank has left out at most, with the bases."""
+        """Return the memory of this rank's residuals at most, and of the bases."""
         thin = [each for each in trained.parameters() if world_size > 1 and each.requires_grad and self._is_compressed(each)]
         return RankMemory(exchange_bytes=sum(4 * (each.numel() + self._rank * each[0].numel()) for each in thin))
 
@@ -87,8 +87,8 @@ class PowerSGD(DDP):
         """Tell whether a gradient is a matrix that takes more than the two thin ones."""
         return gradient.ndim > 1 and self._rank * (len(gradient) + gradient[0].numel()) < gradient.numel()
 
-    def _last_left_out(self, name: str, gradient: Tensor) -> Tensor | float:
-        return self._left_out[name].to(gradient.device) if name in self._left_out else 0.0
+    def _last_residual(self, name: str, gradient: Tensor) -> Tensor | float:
+        return self._residuals[name].to(gradient.device) if name in self._residuals else 0.0
 
     def _basis(self, name: str, matrix: Tensor) -> Tensor:
         """Return the last step's, or random numbers that are the same on all ranks and in all runs."""
@@ -98,10 +98,10 @@ class PowerSGD(DDP):
         self._bases[name] = self._bases[name].to(matrix.device)
         return _orthonormal(self._bases[name])
 
-    def _keep(self, name: str, left_out: Tensor, basis: Tensor) -> None:
+    def _keep(self, name: str, residual: Tensor, basis: Tensor) -> None:
         """Keep it for the next step; where a rank's gradient was not finite, what was kept before, on all ranks."""
         is_finite = torch.isfinite(basis).all()
-        self._left_out[name] = torch.where(is_finite, left_out, self._last_left_out(name, left_out))
+        self._residuals[name] = torch.where(is_finite, residual, self._last_residual(name, residual))
         self._bases[name] = torch.where(is_finite, basis, self._bases[name])
 
 
