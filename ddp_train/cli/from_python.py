@@ -24,7 +24,7 @@ from ddp_train.launch.signals import handling
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.failure import Failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import STOPPED, Status
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status
 from ddp_train.system import handover
 from ddp_train.system.process import STOP_SIGNALS
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -118,7 +118,7 @@ def _result(run_folder: RunFolder, code: int) -> RunResult:
     result, folder = run_folder.read_result(), run_folder.root
     if code == 0 and result is None:
         return RunResult(folder=folder, status=Status.QUEUED)
-    if result is None or (code != 0 and code != STOPPED.get(result.status)):
+    if result is None or (code != 0 and code != EXIT_CODE_OF_STOP.get(result.status)):
         raise _failure_of(run_folder, code)
     return RunResult(
         folder=folder,

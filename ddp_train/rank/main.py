@@ -28,7 +28,7 @@ from ddp_train.rank.rank import LOST, run_rank
 from ddp_train.rank.stop import end_agent
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.run_folder.result import STOPPED
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_last_attempt
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
@@ -64,7 +64,7 @@ def main(load_cli: Callable[[], Any], words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
     code = group.serve(load_cli)
-    if code in STOPPED.values():  # the agent may start the ranks again, in another number, and some may be gone
+    if code in EXIT_CODE_OF_STOP.values():  # the agent may start the ranks again, in another number, and some may be gone
         group.end_agent()
         return DONE  # it has not failed: torchrun must neither restart it nor put its page about failures over our last line
     group.leave()

@@ -30,7 +30,7 @@ from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import STOPPED, Result, status_of
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, status_of
 from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system import stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
@@ -98,7 +98,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             _show(report, job, terminal, seconds=time.monotonic() - started, is_a_peers=is_a_peers)
             first = failure.load_report(job.run_folder.failure) or report  # on another machine there is an agent that knows no other reason
             os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
-    if code in STOPPED.values():
+    if code in EXIT_CODE_OF_STOP.values():
         stop.end_agent()
     return code
 

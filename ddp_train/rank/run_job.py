@@ -22,7 +22,7 @@ from ddp_train.loader.order import epochs
 from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.restart_note import remember_run
-from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, PhaseTracker
@@ -56,7 +56,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
     changed = _resume(job, components, state, world, tracker)
-    is_over = state.step >= components.total_steps or state.stopped is not None
+    is_over = state.step >= components.total_steps or state.early_end is not None
     if is_over and world.from_main(run_folder.is_completed):
         _make_up_for_predictions(job, components, state, world, tracker)
         if world.is_main:
@@ -126,7 +126,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     if world.is_main:
         _finish(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
-    return STOPPED.get(status, DONE)
+    return EXIT_CODE_OF_STOP.get(status, DONE)
 
 
 def _build(job: Job, world: World) -> tuple[Job, Components]:
@@ -166,8 +166,8 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
         rebuild_buckets(components, world)
         if not restore(checkpoint, components, state, world, on_progress=tracker.move):
             seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
-    if state.stopped is not None and not state.stopped.holds(config.callbacks):
-        state.stopped = None  # asked of a callback that is not there any more, or not as it was
+    if state.early_end is not None and not state.early_end.holds(config.callbacks):
+        state.early_end = None  # asked of a callback that is not there any more, or not as it was
     if checkpoint is None and config.init_from is not None:
         from ddp_train.training.state.initial_weights import load_initial_weights
 
@@ -230,7 +230,7 @@ def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: St
         metrics={"last": trainer.last, "best": state.best},
         headline=asdict(ranking_of(trainer.components)),
         seconds=round(seconds, 3),
-        stopped=str(state.stopped) if state.stopped is not None and is_done else None,
+        stopped=str(state.early_end) if state.early_end is not None and is_done else None,
     )
     try:
         records.close()

@@ -118,7 +118,7 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
         [
             "",
             f"Done: {result.step} steps, {result.samples:,} samples in {result.seconds:.1f} s",
-            *([f"  stopped by {state.stopped}"] if state.stopped is not None else []),
+            *([f"  stopped by {state.early_end}"] if state.early_end is not None else []),
             *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
             *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
             *([compiled] if "train/compile/graphs" in result.last else []),
@@ -133,10 +133,10 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
 
 def over(job: Job, state: TrainState) -> str:
     """Say that a run is completed, and what would continue it."""
-    if state.stopped is None:
+    if state.early_end is None:
         return "all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue"
-    again = _resume(job.run_folder, f"~callbacks.{state.stopped.by}")
-    return f"the run was stopped after step {state.step} by {state.stopped}\n`{again}` would continue"
+    again = _resume(job.run_folder, f"~callbacks.{state.early_end.by}")
+    return f"the run was stopped after step {state.step} by {state.early_end}\n`{again}` would continue"
 
 
 def _resume(run_folder: RunFolder, *overrides: str) -> str:
@@ -148,8 +148,8 @@ def _next(job: Job, state: TrainState, result: Result) -> str:
     trainer = job.config.trainer
     if job.config.debug.max_steps is not None:
         return _typed(job, but="debug")
-    if state.stopped is not None:
-        return _resume(job.run_folder, f"~callbacks.{state.stopped.by}")
+    if state.early_end is not None:
+        return _resume(job.run_folder, f"~callbacks.{state.early_end.by}")
     longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
     key, more = f"trainer.{longer}", f"trainer.{longer}={2 * (limit or 1)}"
     if "total_steps" in job.config.scheduler:  # it ends with the run: the same, but longer, begins anew, as its rates would jump here

@@ -27,7 +27,7 @@ from ddp_train.rank.forked import has_used_gpu
 from ddp_train.rank.rank import run_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
-from ddp_train.run_folder.result import STOPPED
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
@@ -63,7 +63,7 @@ class Member:
             while self.poll_rank(_POLL_S) is None:
                 pass
         self.end_rank()
-        return PREEMPTED if self.is_stopping or self._exit_code in STOPPED.values() else DONE
+        return PREEMPTED if self.is_stopping or self._exit_code in EXIT_CODE_OF_STOP.values() else DONE
 
     def begin(self, job: str) -> None:
         """Fork the rank for the next job, `Job.to_json`."""
@@ -92,7 +92,7 @@ class Member:
             exit_code = FAILED
         if exit_code is None:
             return None
-        if exit_code not in (DONE, *STOPPED.values()):
+        if exit_code not in (DONE, *EXIT_CODE_OF_STOP.values()):
             self._store.set(f"{self._key}/failed", str(self._rank))
             self.end_rank(at_once=True)
         self._store.add(f"{self._key}/done", 1)
@@ -114,7 +114,7 @@ class Member:
 
         def stop_code() -> int | None:
             result = run_folder.read_result()
-            return None if result is None else STOPPED.get(result.status)
+            return None if result is None else EXIT_CODE_OF_STOP.get(result.status)
 
         if exit_code == DONE:  # a signal came before its first step: its ranks leave, and rank 0 writes it down
             wait_until(lambda: stop_code() is not None, within_s=_REPORT_WITHIN_S, every_s=0.02)

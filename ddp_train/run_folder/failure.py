@@ -21,7 +21,7 @@ from pathlib import Path
 from ddp_train import FOLDER
 from ddp_train.errors import FAILED, UserError, one_line, printable
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import STOPPED, Result, Status
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status
 from ddp_train.system.files import create_json, tail
 from ddp_train.system.redaction import redact_code
 
@@ -234,7 +234,7 @@ def ended_since(run_folder: RunFolder, before: Result | None) -> Result | None:
     A rank that dies after that is no failure. But a completed run may be continued, and fail then.
     """
     result = run_folder.read_result()
-    is_ended = result is not None and result != before and (result.status == Status.COMPLETED or result.status in STOPPED)
+    is_ended = result is not None and result != before and (result.status == Status.COMPLETED or result.status in EXIT_CODE_OF_STOP)
     return result if is_ended else None
 
 

@@ -27,7 +27,7 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"  # stopped in good order by Ctrl-C
 
 
-STOPPED = {Status.INTERRUPTED: INTERRUPTED, Status.PREEMPTED: PREEMPTED}  # the ways to stop in good order -> the exit code
+EXIT_CODE_OF_STOP = {Status.INTERRUPTED: INTERRUPTED, Status.PREEMPTED: PREEMPTED}  # the ways to stop in good order -> the exit code
 
 
 def status_of(number: int) -> Status:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, one_line
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import STOPPED, Result, Status
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_json
@@ -121,8 +121,8 @@ def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int
     if code != DONE and result is None:  # no rank and no agent was left to write it
         with suppress(OSError):  # a full disk, say, perhaps the reason itself: the exit code has it as well
             Result(status=status).write(run_folder.result)
-    if result is not None and result.status in STOPPED:  # rank 0 has printed it, and how to continue
-        return STOPPED[result.status] if result.status == Status.INTERRUPTED or _is_saved(run_folder, result) else TERMINATED
+    if result is not None and result.status in EXIT_CODE_OF_STOP:  # rank 0 has printed it, and how to continue
+        return EXIT_CODE_OF_STOP[result.status] if result.status == Status.INTERRUPTED or _is_saved(run_folder, result) else TERMINATED
     if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
         return DONE
     if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk

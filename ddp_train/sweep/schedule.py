@@ -18,7 +18,7 @@ from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.result import STOPPED, Status, status_of
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status, status_of
 from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.sweep.table import SweepScreen
@@ -98,13 +98,13 @@ class SweepScheduler:
         """Record the end of a job; return it when it is to be tried again."""
         entry, job = self._running.pop(number)
         self._sweep.read_result(entry, self._policy.metric)
-        was_stopped = self.stop_code is not None and entry.status in STOPPED  # perhaps before it could write anything
-        if exit_code not in STOPPED.values() and entry.status != Status.COMPLETED and not was_stopped:
+        was_stopped = self.stop_code is not None and entry.status in EXIT_CODE_OF_STOP  # perhaps before it could write anything
+        if exit_code not in EXIT_CODE_OF_STOP.values() and entry.status != Status.COMPLETED and not was_stopped:
             entry.status = Status.FAILED
         self._sweep.save()
         self._on_end(entry)
-        if entry.status in STOPPED:
-            self.stop_code, self.is_stopped = self.stop_code or STOPPED[entry.status], True
+        if entry.status in EXIT_CODE_OF_STOP:
+            self.stop_code, self.is_stopped = self.stop_code or EXIT_CODE_OF_STOP[entry.status], True
         elif entry.status == Status.FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
@@ -121,7 +121,7 @@ class SweepScheduler:
 
     def _stop(self, stop_signal: int) -> None:
         """Let the running jobs save and end, and start no other."""
-        self.stop_code, self.is_stopped = STOPPED[status_of(stop_signal)], True
+        self.stop_code, self.is_stopped = EXIT_CODE_OF_STOP[status_of(stop_signal)], True
         self._send_signal(stop_signal)
 
     def _kill(self) -> None:

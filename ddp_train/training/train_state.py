@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+_SAVED_AS = {"early_end": "stopped", "end_request": "asked"}  # the keys of these fields in a checkpoint
+
 
 @dataclass(frozen=True)
 class WindowSums:
@@ -18,9 +20,17 @@ class WindowSums:
     skipped: int = 0  # samples on one rank
     skipped_steps: int = 0
     logged: dict[str, list[float]] = field(default_factory=dict)  # by callbacks and the model on one rank: name -> sum, finite ones, calls
-    asked: dict[str, str] | None = None  # the fields of a `Stopped` that a callback of one rank requests; not agreed on yet
+    end_request: dict[str, str] | None = None  # the fields of an `EarlyEnd` that a callback of one rank requests; not agreed on yet
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `losses`
     taken: list[list[str]] = field(default_factory=list)  # the turns of each step, where an objective takes turns
+
+    def state_dict(self) -> dict[str, Any]:
+        return {_SAVED_AS.get(name, name): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> WindowSums:
+        names = {key: name for name, key in _SAVED_AS.items()}
+        return cls(**{names.get(key, key): value for key, value in state.items()})
 
     @staticmethod
     def merged(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
@@ -37,7 +47,7 @@ class WindowSums:
             losses=_sum_columns(window.losses for window in windows),
             skipped=sum(window.skipped for window in windows),
             logged=logged,
-            asked=next((window.asked for window in windows if window.asked), None),
+            end_request=next((window.end_request for window in windows if window.end_request), None),
             turns={name: _sum_columns(window.turns[name] for window in windows) for name in first.turns},
         )
 
@@ -56,7 +66,7 @@ class Jump:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopped:
+class EarlyEnd:
     """The end of a run before its last step, on which all ranks have agreed."""
 
     by: str  # the callback's name
@@ -64,8 +74,8 @@ class Stopped:
     settings: str  # the callback's config, as JSON: with another config the run may go on
 
     @classmethod
-    def at(cls, by: str, reason: str, nodes: Mapping[str, Any]) -> Stopped:
-        """Return a stop that the callback `by` requests; `nodes` are the config's."""
+    def at(cls, by: str, reason: str, nodes: Mapping[str, Any]) -> EarlyEnd:
+        """Return the end that the callback `by` requests; `nodes` are the config's."""
         return cls(by=by, reason=reason, settings=_settings(by, nodes))
 
     def holds(self, nodes: Mapping[str, Any]) -> bool:
@@ -91,7 +101,7 @@ class TrainState:
     losses: dict[str, list[float]] = field(default_factory=dict)  # of the last steps by their turns, only where spikes are looked for
     skipped_in_a_row: int = 0  # steps, up to the last one that was judged
     jumps: list[Jump] = field(default_factory=list)  # every rewind so far
-    stopped: Stopped | None = None  # by a callback: there is nothing left to do
+    early_end: EarlyEnd | None = None  # by a callback: there is nothing left to do
     logged_names: list[str] = field(default_factory=list)  # what callbacks and the model log, as all ranks have agreed
     window: WindowSums | None = None  # of the checkpoint that was resumed from; differs between ranks
 
@@ -105,10 +115,10 @@ class TrainState:
         vars(self).update(vars(TrainState()))
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "window"}
+        return {_SAVED_AS.get(name, name): value for name, value in asdict(self).items() if name != "window"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self.state_dict():
-            setattr(self, name, state[name])
-        self.stopped = Stopped(**state["stopped"]) if state["stopped"] else None
+        for name in vars(self).keys() - {"window"}:
+            setattr(self, name, state[_SAVED_AS.get(name, name)])
+        self.early_end = EarlyEnd(**state["stopped"]) if state["stopped"] else None
         self.jumps = [Jump(**{**jump, "samples": tuple(jump["samples"])}) for jump in state["jumps"]]

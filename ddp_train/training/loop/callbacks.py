@@ -18,7 +18,7 @@ from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.parts.components import Components, callback_errors
 from ddp_train.training.record.logged import check_logged, mean
-from ddp_train.training.train_state import Stopped
+from ddp_train.training.train_state import EarlyEnd
 
 
 class RunView:
@@ -63,7 +63,7 @@ class RunView:
     def stop(self, reason: str) -> None:
         if self.event == "end":
             raise ValueError("stop() in `end`: the run is over")
-        self.logged.stop_request = self.logged.stop_request or Stopped.at(self.caller, reason, self.settings)
+        self.logged.end_request = self.logged.end_request or EarlyEnd.at(self.caller, reason, self.settings)
 
     def set_trained(self, names: Collection[str], is_trained: bool) -> None:
         if self.event not in ("start", "step"):

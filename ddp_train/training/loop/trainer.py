@@ -162,14 +162,14 @@ class Trainer:
         components.module.train()
         self.train_step.begin_window()
         self.logged.go_on_from(state.window)
-        was_stopped = state.stopped is not None
+        had_ended = state.early_end is not None
         for start in hooks.at_start:
             start()
         if state.evaluation_pending or self._is_over():  # or killed between its last step and its result
             if not self.evaluate():
                 return False  # the checkpoint that we come from has it pending, too
             state.evaluation_pending = False
-        if state.stopped is not None and not was_stopped:
+        if state.early_end is not None and not had_ended:
             self._save()
         while not self._is_over():
             if hooks.before_step:
@@ -213,7 +213,7 @@ class Trainer:
 
     def _is_over(self) -> bool:
         """Tell whether there is no step left to take."""
-        return self.state.step >= self.components.total_steps or self.state.stopped is not None
+        return self.state.step >= self.components.total_steps or self.state.early_end is not None
 
     def _is_evaluation_due(self, batch: GlobalBatch) -> bool:
         """Tell whether a period of evaluation ends with the step that has taken this global batch."""

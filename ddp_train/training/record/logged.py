@@ -19,7 +19,7 @@ from torch import Tensor
 from ddp_train.distributed.world import World
 from ddp_train.model_log import Sink
 from ddp_train.training.record import throughput
-from ddp_train.training.train_state import Stopped, TrainState, WindowSums
+from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
 
 _RESERVED = ("loss", "lr", "grad_norm", "skipped_samples", "skipped_steps", *throughput.NAMES)
 _NEVER_LOGGED: Sequence[float] = (0.0, 0.0, 0)
@@ -27,13 +27,13 @@ _AXES = ("split", "step", "epoch", "samples", "time")
 
 
 class Logged:
-    """The sums of one rank. `state` gets the names that all ranks know, and a stop that they agree on; `turns` reserve a loss each."""
+    """The sums of one rank. `state` gets the names that all ranks know, and the early end they agree on; `turns` reserve a loss each."""
 
     def __init__(self, state: TrainState, turns: Collection[str] = ()) -> None:
         self._state = state
         self._reserved = (*_RESERVED, *map(loss_of, turns))
         self._sums: dict[str, list[float | Tensor]] = {}  # name -> sum of the finite values, their number, calls
-        self.stop_request: Stopped | None = None  # of a callback on this rank
+        self.end_request: EarlyEnd | None = None  # of a callback on this rank
 
     def add(self, name: str, value: float | Tensor) -> None:
         """Count one value. On the hot path: nothing is read from the device."""
@@ -58,7 +58,7 @@ class Logged:
     def numbers(self) -> list[float]:
         """Return this rank's numbers for the next reduction that are on its host; as many on every rank."""
         names = self._state.logged_names
-        return [float(len(self._new_names())), float(self.stop_request is not None), *self._num_calls(names)]
+        return [float(len(self._new_names())), float(self.end_request is not None), *self._num_calls(names)]
 
     def sums(self, names: Sequence[str] | None = None, *, device: torch.device) -> list[Tensor]:
         """Return the sums of these names and how many values are in each, of shape [1], float64; None: of the names that all ranks know."""
@@ -67,9 +67,9 @@ class Logged:
         return [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(1) for value in values]
 
     def reduce_and_reset(self, values: list[float], world: World) -> dict[str, float]:
-        """Return the means, from the ranks' sums of `numbers` and `sums`; note a stop that any rank requests; begin anew. Collective."""
+        """Return the means, from the ranks' sums of `numbers` and `sums`; note an early end that is requested; begin anew. Collective."""
         names = self._state.logged_names
-        num_new, num_stop_requests, *rest = values
+        num_new, num_end_requests, *rest = values
         calls, sums, finite = (rest[part * len(names) : (part + 1) * len(names)] for part in range(3))
         if num_new:
             new = sorted(set(chain.from_iterable(world.gather(self._new_names()))))
@@ -77,26 +77,26 @@ class Logged:
             more = world.sum(torch.cat([new_calls.to(world.device), *self.sums(new, device=world.device)])).tolist()
             calls, sums, finite = (old + more[part * len(new) : (part + 1) * len(new)] for part, old in enumerate((calls, sums, finite)))
             self._state.logged_names = names = [*names, *new]
-        if num_stop_requests:
+        if num_end_requests:
             self.agree(world)
         self._sums = {}
         values_of = zip(names, calls, sums, finite, strict=True)
         return {name: total / count if count else math.nan for name, called, total, count in values_of if called}
 
     def agree(self, world: World) -> None:
-        """Stop the run if a callback of any rank has requested it: the first rank's reason counts. Collective."""
-        request = next((request for request in world.gather(self.stop_request) if request is not None), None)
-        self._state.stopped, self.stop_request = self._state.stopped or request, None
+        """End the run if a callback of any rank has requested it: the first rank's reason counts. Collective."""
+        request = next((request for request in world.gather(self.end_request) if request is not None), None)
+        self._state.early_end, self.end_request = self._state.early_end or request, None
 
     def go_on_from(self, sums: WindowSums | None) -> None:
         """Begin with the sums of a checkpoint."""
         self._sums = {name: [*values] for name, values in sums.logged.items()} if sums else {}
-        self.stop_request = Stopped(**sums.asked) if sums and sums.asked else None
+        self.end_request = EarlyEnd(**sums.end_request) if sums and sums.end_request else None
 
     def state(self) -> dict[str, Any]:
         """Return the values for a checkpoint. Reads the device."""
         logged = {name: [float(number) for number in values] for name, values in self._sums.items()}
-        return {"logged": logged, "asked": vars(self.stop_request) if self.stop_request else None}
+        return {"logged": logged, "end_request": vars(self.end_request) if self.end_request else None}
 
     def _new_names(self) -> list[str]:
         return [name for name in self._sums if name not in self._state.logged_names]

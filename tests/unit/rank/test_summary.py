@@ -14,7 +14,7 @@ from ddp_train.rank import summary
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.build.build import build
-from ddp_train.training.train_state import Stopped, TrainState
+from ddp_train.training.train_state import EarlyEnd, TrainState
 from tests.unit.parts import checked
 
 
@@ -118,7 +118,7 @@ def test_what_the_patterns_of_groups_have_matched_is_said() -> None:
 
 
 def test_a_run_that_a_callback_has_stopped_goes_on_without_it() -> None:
-    state = TrainState(stopped=Stopped.at("early_stopping", "why", {}))
+    state = TrainState(early_end=EarlyEnd.at("early_stopping", "why", {}))
     job = Job(config=checked(), run_folder=RunFolder(Path("run")), command=[], overrides=[])
     assert "resume run '~callbacks.early_stopping'` would continue" in summary.over(job, state)
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.errors import INTERRUPTED, PREEMPTED
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import STOPPED, Result, Status, status_of
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 
 COMPLETED = Result(
     status=Status.COMPLETED,
@@ -66,5 +66,5 @@ def test_a_key_of_another_version_is_passed_over_and_a_damaged_file_is_no_result
 
 
 def test_ctrl_c_interrupts_and_every_other_stop_preempts() -> None:
-    assert STOPPED[status_of(signal.SIGINT)] == INTERRUPTED
-    assert {STOPPED[status_of(number)] for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)} == {PREEMPTED}
+    assert EXIT_CODE_OF_STOP[status_of(signal.SIGINT)] == INTERRUPTED
+    assert {EXIT_CODE_OF_STOP[status_of(number)] for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)} == {PREEMPTED}

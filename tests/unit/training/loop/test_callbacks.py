@@ -20,7 +20,7 @@ from ddp_train.interfaces import Callback, Run
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import with_loss
 from ddp_train.training.state.saved_state import restore
-from ddp_train.training.train_state import Stopped, TrainState, WindowSums
+from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
 from tests.unit.parts import components, saved, trainer
 
 HERE = "tests.unit.training.loop.test_callbacks"
@@ -174,7 +174,7 @@ def test_a_stop_ends_the_run_as_its_last_step_would() -> None:
     training.services.save = lambda window: saves.append(training.state.step)
     assert training.train()
     assert training.state.step == 4 and saves == [4]
-    assert str(training.state.stopped) == "callbacks.stopping: that is enough"
+    assert str(training.state.early_end) == "callbacks.stopping: that is enough"
     training, records = run(soon=StoppingSoon())
     assert training.train()
     assert training.state.step == 2  # the next evaluation, before a log step
@@ -188,11 +188,11 @@ def test_a_stop_ends_the_run_as_its_last_step_would() -> None:
 
 def test_a_run_that_was_stopped_takes_no_step_when_it_is_continued() -> None:
     training, _ = run(diary=(diary := Diary()))
-    training.state.step, training.state.stopped = 2, Stopped.at("diary", "done", {})
+    training.state.step, training.state.early_end = 2, EarlyEnd.at("diary", "done", {})
     assert training.train()
     assert ("step", 3) not in diary.events
     nodes = {"diary": {"_target_": "x", "patience": 3}}
-    stopped = Stopped.at("diary", "done", nodes)
+    stopped = EarlyEnd.at("diary", "done", nodes)
     assert stopped.holds(nodes) and not stopped.holds({}) and not stopped.holds({"diary": {"_target_": "x", "patience": 4}})
 
 
@@ -247,15 +247,17 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
     training, _ = run()
     training.logged.add("a", torch.tensor(3.0))
     training.logged.add("a", 5)
-    training.logged.stop_request = Stopped.at("mine", "why", {})
+    training.logged.end_request = EarlyEnd.at("mine", "why", {})
     sums = WindowSums(**training.logged.state())
     assert sums.logged == {"a": [8.0, 2.0, 2.0]}
+    assert sums.state_dict()["asked"]["by"] == "mine" and WindowSums.from_state(sums.state_dict()) == sums  # as older files have it
     again, records = run()
     again.state.window = sums
     assert again.train()
     train = [record for record in records if record["split"] == "train"]
     assert [record["a"] for record in train] == [4.0]
-    assert again.state.stopped is not None and again.state.step == 3
+    assert again.state.early_end is not None and again.state.step == 3
+    assert again.state.state_dict()["stopped"] == vars(again.state.early_end)
     shared = [WindowSums.merged([sums, sums], is_main=is_main) for is_main in (True, False)]
     assert [each.logged for each in shared] == [{"a": [16.0, 4.0, 4.0]}, {}]
 
