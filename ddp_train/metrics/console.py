@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Console:
     Args:
         total_steps: optimizer steps of the whole run.
         step: the step that this attempt begins at.
-        tracker: has rank 0's phase; None: the line moves with the records.
+        phases: has rank 0's phase; None: the line moves with the records.
         epoch: the epochs that this attempt begins at; None: the data has none.
         steps_per_epoch: optimizer steps; None: the data has no epochs.
     """
@@ -43,12 +43,12 @@ class Console:
         self,
         total_steps: int,
         step: int = 0,
-        tracker: PhaseTracker | None = None,
+        phases: Phases | None = None,
         epoch: float | None = None,
         steps_per_epoch: int | None = None,
     ) -> None:
         self._total_steps, self._first_step = total_steps, step
-        self._tracker, self._has_tracker = tracker or PhaseTracker(), tracker is not None
+        self._phases, self._has_phases = phases or Phases(), phases is not None
         self._first_epoch, self._steps_per_epoch = epoch, steps_per_epoch
         self._started = time.monotonic()
         self._numbers = ""
@@ -64,8 +64,8 @@ class Console:
             self._thread.start()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if not self._has_tracker:
-            self._tracker.enter(Phase.STEP, record["step"])
+        if not self._has_phases:
+            self._phases.enter(Phase.STEP, record["step"])
         if self._thread is None:
             print(f"{self._where(record)}  {_text(record)}  {self._left(record)}".rstrip(), file=self._file, flush=True)
         elif record["split"] == "train":
@@ -120,15 +120,15 @@ class Console:
         if not self._is_closed.wait(_REDRAW_S):
             self._line()
         while not self._is_closed.wait(_REDRAW_S):
-            seen = self._tracker.count
-            while self._tracker.count == seen:
+            seen = self._phases.count
+            while self._phases.count == seen:
                 if self._is_closed.wait(_POLL_S):
                     return
             self._draw()
 
     def _draw(self) -> None:
         line = self._line()
-        phase, step = position = self._tracker.phase, self._tracker.step
+        phase, step = position = self._phases.phase, self._phases.step
         if position != self._drawn:
             self._drawn, self._drawn_since = position, time.monotonic()
         doing = f"{_PHASE_TEXTS[phase]} {_clock(time.monotonic() - self._drawn_since)}  " if phase in _PHASE_TEXTS else ""

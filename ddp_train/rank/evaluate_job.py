@@ -30,7 +30,7 @@ from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.verdict import Outcome, verdict_of
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.predict import predict
 from ddp_train.training.instantiate import build_writers
@@ -45,7 +45,7 @@ _POLL_S = 2.0
 _PRINT_EVERY_S = 300.0
 
 
-def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int:
+def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
     """Evaluate a run that has saved, or predict with it, and return the exit code; result.json has what came of it. Collective.
 
     Args:
@@ -63,10 +63,10 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     seen = {int(record["step"]) for record in read_records(job.run_folder.root)}  # by an attempt before this one
     last, metrics = max(seen, default=0), dict[str, float]()
     records: Records | None = None
-    for checkpoint in _checkpoints(task, seen, world, tracker):
+    for checkpoint in _checkpoints(task, seen, world, phases):
         state.step = step_of(checkpoint)
-        tracker.enter(Phase.START, state.step)
-        if problem := _load(checkpoint, components, state, world, tracker, is_verified=not task.watches):
+        phases.enter(Phase.START, state.step)
+        if problem := _load(checkpoint, components, state, world, phases, is_verified=not task.watches):
             if not task.watches:
                 raise UserError(key="RUN", happened=f"{checkpoint}: {problem}", expected="a checkpoint that is complete and undamaged")
             if world.is_main:
@@ -74,16 +74,16 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
             continue
         if world.is_main:
             print(f"weights  of {checkpoint}", flush=True)
-        metrics = _work(job, task, components, state, world, tracker)
+        metrics = _work(job, task, components, state, world, phases)
         if not metrics:
             continue
         is_back, last = state.step <= last, state.step
         if records is None:
-            records = Records(job.run_folder, world, partial(_writers, job, state, tracker) if world.is_main else list)
+            records = Records(job.run_folder, world, partial(_writers, job, state, phases) if world.is_main else list)
         elif is_back:  # the run went back: what came after this step goes
             records.reopen()
         records.write({"split": "eval", "step": state.step, "epoch": None, "samples": state.samples, "time": time.time(), **metrics})
-    tracker.enter(Phase.END, state.step)
+    phases.enter(Phase.END, state.step)
     world.barrier()
     if world.is_main:
         if records is not None:
@@ -99,7 +99,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, tracker:
     return DONE
 
 
-def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, world: World, tracker: PhaseTracker) -> dict[str, float]:
+def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, world: World, phases: Phases) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
     folder_of = partial(job.run_folder.predictions_of, state.step)
     loaders = components.eval_loaders.values()
@@ -108,7 +108,7 @@ def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, 
     note_batch = batch_notes(job.run_folder, step=state.step, num_batches=num_batches) if world.is_main else lambda: None
 
     def begins_batch() -> None:
-        tracker.enter(Phase.EVALUATION, state.step)
+        phases.enter(Phase.EVALUATION, state.step)
         note_batch()
 
     if task.predicts:
@@ -123,16 +123,14 @@ def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, 
     return metrics
 
 
-def _load(
-    checkpoint: Path, components: EvaluationParts, state: TrainState, world: World, tracker: PhaseTracker, *, is_verified: bool
-) -> str:
+def _load(checkpoint: Path, components: EvaluationParts, state: TrainState, world: World, phases: Phases, *, is_verified: bool) -> str:
     """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or "". Collective.
 
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
     Of a model that is sharded among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
     modules = components.modules
-    if not is_verified and (problem := verify(checkpoint, world, on_progress=tracker.move)):
+    if not is_verified and (problem := verify(checkpoint, world, on_progress=phases.move)):
         return problem
 
     def put(weights: Mapping[str, Any]) -> None:
@@ -162,14 +160,14 @@ def _load(
     return ""
 
 
-def _checkpoints(task: Task, seen: Collection[int], world: World, tracker: PhaseTracker) -> Iterator[Path]:
+def _checkpoints(task: Task, seen: Collection[int], world: World, phases: Phases) -> Iterator[Path]:
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
     if not task.watches:
-        yield world.from_main(lambda: catalog.find(Path(task.checkpoint), partial(verify, on_progress=tracker.move), key="RUN"))
+        yield world.from_main(lambda: catalog.find(Path(task.checkpoint), partial(verify, on_progress=phases.move), key="RUN"))
         return
     watch = new_checkpoints(RunFolder(Path(task.run)), seen=seen)
     while True:
-        tracker.move()
+        phases.move()
         checkpoint = world.from_main(lambda: next(watch, ""))
         if isinstance(checkpoint, str):  # no more will come
             return
@@ -209,7 +207,7 @@ def _mark(checkpoint: Path) -> str:
     return ""
 
 
-def _writers(job: Job, state: TrainState, tracker: PhaseTracker) -> list[MetricWriter]:
+def _writers(job: Job, state: TrainState, phases: Phases) -> list[MetricWriter]:
     """Return the run's kinds of metric writers, in the evaluation's own folder (rank 0)."""
     return build_writers(
         job.config.metrics,
@@ -219,7 +217,7 @@ def _writers(job: Job, state: TrainState, tracker: PhaseTracker) -> list[MetricW
         run_name="",
         step=state.step - 1,  # what was written of this step and later ones is of before
         total_steps=max(state.step, job.config.trainer.max_steps or 0),
-        tracker=tracker,
+        phases=phases,
         epoch=None,
         steps_per_epoch=None,
     )

@@ -1,6 +1,6 @@
 """Faults on purpose: `debug.faults` lists what a rank is to do to itself, so that one can see what a run does about it.
 
-A listener of the phase tracker; a run without faults has none. Most are plain system calls. docs/faults.md says what each of them leads to.
+A listener of `Phases`; a run without faults has none. Most are plain system calls. docs/faults.md says what each of them leads to.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices, local_rows
 from ddp_train.run_folder.paths import STEP_FOLDERS, RunFolder
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.torchrun_env import restart_count
 from ddp_train.training.parts.components import Components
 
@@ -43,12 +43,12 @@ class InjectedFault(Exception):
     """The exception of the fault `exception`, and of `worker_raise`."""
 
 
-def inject(faults: Sequence[FaultConfig], tracker: PhaseTracker, components: Components, world: World, run_folder: RunFolder) -> None:
+def inject(faults: Sequence[FaultConfig], phases: Phases, components: Components, world: World, run_folder: RunFolder) -> None:
     """Let this rank's faults of this attempt happen when their time has come. To be called before the first batch is asked for."""
     if world.is_main:
         print(f"debug    faults to inject: {', '.join(fault.kind for fault in faults)}", flush=True)
     if of_rank := [fault for fault in faults if fault.rank == world.rank and fault.attempt in (restart_count(), EVERY_ATTEMPT)]:
-        tracker.listen(_Injector(of_rank, components, run_folder))
+        phases.listen(_Injector(of_rank, components, run_folder))
 
 
 class _Injector:

@@ -34,7 +34,7 @@ from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, status_of
 from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system import stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory, part_short_of_memory, settings_for_less_memory
@@ -72,8 +72,8 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
     """
     started = time.monotonic()
     state = TrainState()
-    tracker = PhaseTracker()
-    write_heartbeats(tracker)
+    phases = Phases()
+    write_heartbeats(phases)
     peers: Peers | None = None
     with rank_log(job.run_folder, rank, shows=not job.in_sweep) as terminal:
         if remark is not None:
@@ -84,9 +84,9 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             peers = Peers.connect(world)
             stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
             with stop.listening():
-                while (code := _work(job, world, state, stop, tracker)) is None:  # all is built anew, and goes on from the checkpoint
+                while (code := _work(job, world, state, stop, phases)) is None:  # all is built anew, and goes on from the checkpoint
                     state.reset()
-                    tracker.enter(Phase.START, 0)
+                    phases.enter(Phase.START, 0)
                     job = replace(job, checkpoint=None)
                 if watchdog is not None and watchdog.stdin is not None:
                     watchdog.stdin.close()
@@ -169,17 +169,17 @@ def _record_untrained_stop(run_folder: RunFolder, number: signal.Signals) -> Non
     print(summary.stopped(run_folder, None), flush=True)
 
 
-def _work(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int | None:
+def _work(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int | None:
     if world.size != job.config.batch.world_size:
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
     if world.is_main:
         with suppress(OSError):  # a full disk: the run will say so itself
             count_attempt(job.run_folder)
     if job.task is None:
-        return run_job(job, world, state, stop, tracker)
+        return run_job(job, world, state, stop, phases)
     from ddp_train.rank.evaluate_job import evaluate_job  # a run that trains does without
 
-    return evaluate_job(job, world, state, stop, tracker)
+    return evaluate_job(job, world, state, stop, phases)
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:

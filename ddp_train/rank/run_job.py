@@ -25,7 +25,7 @@ from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.rehearsal import rebuild_buckets
@@ -44,7 +44,7 @@ from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import TrainState
 
 
-def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: PhaseTracker) -> int | None:
+def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int | None:
     """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
     Args:
@@ -55,10 +55,10 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     started, run_folder = time.monotonic(), job.run_folder
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
-    changed = _resume(job, components, state, world, tracker)
+    changed = _resume(job, components, state, world, phases)
     is_over = state.step >= components.total_steps or state.early_end is not None
     if is_over and world.from_main(run_folder.is_completed):
-        _make_up_for_predictions(job, components, state, world, tracker)
+        _make_up_for_predictions(job, components, state, world, phases)
         if world.is_main:
             end_attempt(run_folder)
             print(summary.over(job, state), flush=True)
@@ -67,7 +67,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         probe(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
         run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_folder.predictions, state.step)
-    records = Records(run_folder, world, partial(_writers, job, components, state, tracker) if world.is_main else list)
+    records = Records(run_folder, world, partial(_writers, job, components, state, phases) if world.is_main else list)
     if changed:
         records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": changed}, "")
     checkpoints = Checkpoints(
@@ -80,7 +80,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         run_id=world.from_main(run_folder.run_id),
         saved=world.from_main(lambda: catalog.saved(run_folder.checkpoints)),
         records=records,
-        tracker=tracker,
+        phases=phases,
         agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
     )
     pause_after = job.config.debug.resume_after_steps
@@ -88,7 +88,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         pause_after = None  # it was taken
     services = RunServices(
         run_folder=run_folder,
-        tracker=tracker,
+        phases=phases,
         write=records.write,
         log_event=records.log_event,
         show=records.show,
@@ -104,7 +104,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
     if faults := job.config.debug.faults:
         from ddp_train.rank.fault_injection import inject
 
-        inject(faults, tracker, components, world, run_folder)
+        inject(faults, phases, components, world, run_folder)
     stop.trains_after(state.steps_taken)
     is_done = trainer.train()
     is_paused = state.step == pause_after and not is_done and not stop.comes_after(state.steps_taken)
@@ -114,7 +114,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, tracker: Phas
         happened = f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}"
         fix = "make room, or raise `ulimit -f` where it is named; then `ddp-train resume` continues from the checkpoint before"
         raise RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
-    tracker.enter(Phase.END, state.step)
+    phases.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
     status = Status.COMPLETED if is_done else Status.PREEMPTED if is_paused else status_of(stop.cause())
     trainer.end(status)
@@ -152,19 +152,19 @@ def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
     return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
 
 
-def _resume(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> list[str]:
+def _resume(job: Job, components: Components, state: TrainState, world: World, phases: Phases) -> list[str]:
     """Go to where the run continues, or take the weights that it begins with, and say how long it is. Collective.
 
     Returns what differs in the data from that of the checkpoint, and was accepted.
     """
     config = job.config
-    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=tracker.move)
+    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
     changed = require_same(checkpoint, components.data_identity, world, config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
     if checkpoint is not None:
         rebuild_buckets(components, world)
-        if not restore(checkpoint, components, state, world, on_progress=tracker.move):
+        if not restore(checkpoint, components, state, world, on_progress=phases.move):
             seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.early_end is not None and not state.early_end.holds(config.callbacks):
         state.early_end = None  # asked of a callback that is not there any more, or not as it was
@@ -188,21 +188,21 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, t
     return changed
 
 
-def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, tracker: PhaseTracker) -> None:
+def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, phases: Phases) -> None:
     """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
     folder_of = partial(job.run_folder.predictions_of, state.step)
     is_there = world.from_main(lambda: all(folder_of(part).exists() for part in components.eval_loaders))
     if not job.config.evaluation.save_predictions or is_there:
         return
     with weights_to_evaluate(components):
-        metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: tracker.enter(Phase.EVALUATION, state.step))
+        metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: phases.enter(Phase.EVALUATION, state.step))
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.as_typed()}/predictions", flush=True)
 
 
-def _writers(job: Job, components: Components, state: TrainState, tracker: PhaseTracker) -> list[MetricWriter]:
+def _writers(job: Job, components: Components, state: TrainState, phases: Phases) -> list[MetricWriter]:
     """Return where the numbers go from this step on (rank 0)."""
     config, sweep = job.config, sweep_of(job.run_folder.root)
     return build_writers(
@@ -213,7 +213,7 @@ def _writers(job: Job, components: Components, state: TrainState, tracker: Phase
         run_name=Sweep.load(sweep).name(job.run_folder.root) if sweep is not None else "",
         step=state.step,
         total_steps=components.total_steps,
-        tracker=tracker,
+        phases=phases,
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
     )

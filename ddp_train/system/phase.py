@@ -23,7 +23,7 @@ DeviceListener = Callable[[int, bool], None]
 """Gets the number of steps that the device has finished, as last seen, and whether the host waits right now for it to finish one more."""
 
 
-class PhaseTracker:
+class Phases:
     """Knows the phase and the step of one rank, and calls its listeners whenever the rank reports progress."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 from ddp_train.config.schema import ProfileConfig
 from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.system.files import appears_whole
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.loop.trainer import Request, Trainer
 
@@ -62,8 +62,8 @@ class Profiler:
 
     def __init__(self, config: ProfileConfig, trainer: Trainer) -> None:
         self._config, self._world = config, trainer.world
-        self._run_folder, self._tracker = trainer.services.run_folder, trainer.services.tracker
-        self._marks = Marks(trainer.train_step, self._tracker)
+        self._run_folder, self._phases = trainer.services.run_folder, trainer.services.phases
+        self._marks = Marks(trainer.train_step, self._phases)
         self._before_step = trainer.hooks.before_step
         self._steps_taken = 0  # since this start, or since the request, while a window is to come
         self._recording: Trace | Allocations | None = None
@@ -144,7 +144,7 @@ class Profiler:
         self._reset()
         if recording is None:
             return
-        self._tracker.move()
+        self._phases.move()
         try:
             if text := recording.end():
                 with appears_whole(recording.path.with_name(f"{recording.path.name}.txt")) as file:
@@ -152,7 +152,7 @@ class Profiler:
         except Exception as error:
             self._give_up(error)
             return
-        self._tracker.move()
+        self._phases.move()
         if text:
             name = f"{self._run_folder.as_typed()}/profile/{recording.path.name}"
             print(f"profile  {name}, written in {time.perf_counter() - started:.1f} s\n{text}", flush=True)
@@ -171,15 +171,15 @@ class Profiler:
 class Marks:
     """Marks the parts of this rank's steps by name (`STEP_MARKS`), one at a time. They are installed only while a window is recorded."""
 
-    def __init__(self, train_step: TrainStep, tracker: PhaseTracker) -> None:
-        self._train_step, self._tracker = train_step, tracker
+    def __init__(self, train_step: TrainStep, phases: Phases) -> None:
+        self._train_step, self._phases = train_step, phases
         self._name: str | None = None
         self._range, self._undo = ExitStack(), ExitStack()
 
     def install(self) -> None:
         step, undo = self._train_step, self._undo
-        self._tracker.listen(self._enter_phase)
-        undo.callback(self._tracker.forget, self._enter_phase)
+        self._phases.listen(self._enter_phase)
+        undo.callback(self._phases.forget, self._enter_phase)
         self.enter(None)  # `listen` has marked the present phase, which is over
         for method, name in (("loss", "forward"), ("backward", "backward")):
             setattr(step, method, record_function(name)(getattr(step, method)))

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import NamedTuple, TextIO
 
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.process import HAS_SHARED_MEMORY, open_memory
 
 OTHER_MACHINES = 2  # if no rank of this machine is to blame, another machine has this many time-outs to name one of its ranks
@@ -78,7 +78,7 @@ class Heartbeat(NamedTuple):
         return self.step, _PHASES.index(self.phase)
 
 
-def write_heartbeats(tracker: PhaseTracker) -> None:
+def write_heartbeats(phases: Phases) -> None:
     """Write a heartbeat at each phase of a job (in a rank)."""
     descriptor = -1  # private memory, if no other process can watch
     first_step = -1  # not begun
@@ -97,8 +97,8 @@ def write_heartbeats(tracker: PhaseTracker) -> None:
         _DEVICE_FIELDS.pack_into(memory, _PHASE_FIELDS.size, step, is_awaited)
 
     see_device(-1, False)
-    tracker.listen(beat)
-    tracker.listen_to_device(see_device)
+    phases.listen(beat)
+    phases.listen_to_device(see_device)
 
 
 class HeartbeatReader:

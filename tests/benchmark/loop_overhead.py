@@ -43,7 +43,7 @@ from ddp_train.distributed.world import World, alone, open_world
 from ddp_train.interfaces import Batch, Indices
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
-from ddp_train.system.phase import PhaseTracker
+from ddp_train.system.phase import Phases
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
@@ -205,7 +205,7 @@ def measure(name: str, pairs: int, device: str) -> None:
             "config": checked.tree,
             "hyper_parameters": {},
             "run_name": "",
-            "tracker": PhaseTracker(),
+            "phases": Phases(),
             "step": 0,
             "epoch": 0.0,
         }

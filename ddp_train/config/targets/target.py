@@ -31,7 +31,7 @@ FACTS = {
     "objective": (*_OF_DATA, "ignore_index", "bytes_per_token"),
     "evaluation": (*_OF_DATA, "ignore_index"),
     "scheduler": ("total_steps", "steps_per_epoch"),
-    "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "tracker", "epoch", "steps_per_epoch"),
+    "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "phases", "epoch", "steps_per_epoch"),
 }
 """Facts that can answer an `auto`, by section. A data set may have more."""
 

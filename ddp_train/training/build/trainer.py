@@ -10,7 +10,7 @@ from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
-from ddp_train.system.phase import PhaseTracker
+from ddp_train.system.phase import Phases
 from ddp_train.training.check import memory
 from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
 from ddp_train.training.check.sanity_check import try_first_batches
@@ -80,7 +80,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
     if strategy.has_local_weights:
         hooks.after_step.append(strategy.after_step)
     if world.device.type == "cuda":
-        hooks.after_step.append(DeviceQueue(trainer.services.tracker).after_step)
+        hooks.after_step.append(DeviceQueue(trainer.services.phases).after_step)
     if replicas is not None:
         hooks.after_step.append(replicas.after_step)
     if components.callbacks:
@@ -186,12 +186,12 @@ class DeviceQueue:
     """Marks the end of each step on the current stream, and waits for the oldest mark where there are too many.
 
     On a GPU the host only puts work into a queue. Without a bound one rank's host could be many steps ahead of another's, a stop would come
-    late, and the batches of all these steps would lie in the device's memory. The tracker is told which step the device has finished,
+    late, and the batches of all these steps would lie in the device's memory. `Phases` is told which step the device has finished,
     whenever a look was taken, and while the host waits for the next one.
     """
 
-    def __init__(self, tracker: PhaseTracker) -> None:
-        self._tracker = tracker
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
         self._under_way: deque[tuple[int, torch.cuda.Event]] = deque()
         self._spare = [torch.cuda.Event(blocking=True) for _ in range(STEPS_AHEAD + 1)]  # blocking: the host sleeps while it waits
 
@@ -211,4 +211,4 @@ class DeviceQueue:
 
     def _tell(self, step: int, *, is_awaited: bool) -> None:
         finished = self._under_way[0][0] - 1 if self._under_way else step
-        self._tracker.see_device(finished, is_awaited=is_awaited)
+        self._phases.see_device(finished, is_awaited=is_awaited)

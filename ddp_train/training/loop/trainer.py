@@ -21,7 +21,7 @@ from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.loop import evaluation
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.parts.components import Components
@@ -67,7 +67,7 @@ class RunServices:
     """What the loop calls outside of the training; by default nothing is written or saved, and no stop is asked for."""
 
     run_folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
-    tracker: PhaseTracker = field(default_factory=PhaseTracker)
+    phases: Phases = field(default_factory=Phases)
 
     # Rank 0 writes, the others drop it.
     write: Callable[[Record], None] = lambda record: None
@@ -223,7 +223,7 @@ class Trainer:
     def _save(self) -> None:
         """Save a checkpoint. Collective."""
         started = time.perf_counter()
-        self.services.tracker.enter(Phase.SAVE, self.state.step)
+        self.services.phases.enter(Phase.SAVE, self.state.step)
         for before_save in self.hooks.before_save:
             before_save(self.state.step)
         self.services.save(self.window.sums(self.logged))
@@ -231,11 +231,11 @@ class Trainer:
 
     def _of_next_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
-        step, window, tracker = self.state.step, self.window, self.services.tracker
+        step, window, phases = self.state.step, self.window, self.services.phases
         parts = self.components.train_loader.micro_steps(self.state.samples)
         for number in range(parts):
             started = time.perf_counter()
-            tracker.enter(Phase.DATA, step)
+            phases.enter(Phase.DATA, step)
             micro_batch = next(micro_batches, None)
             if micro_batch is None:  # on one rank, say: the others would wait for it in the all-reduce
                 raise DataError(
@@ -248,7 +248,7 @@ class Trainer:
             window.data_wait_s += time.perf_counter() - started
             if micro_batch.skipped:
                 window.skipped += len(micro_batch.skipped)
-            tracker.enter(Phase.STEP, step)
+            phases.enter(Phase.STEP, step)
             yield micro_batch
 
     def _log(self, grad_norm: Tensor | None) -> None:
@@ -293,7 +293,7 @@ class Trainer:
                 components,
                 self.world,
                 predictions=partial(self.services.run_folder.predictions_of, state.step) if self.saves_predictions else None,
-                begins_batch=lambda: self.services.tracker.enter(Phase.EVALUATION, state.step),
+                begins_batch=lambda: self.services.phases.enter(Phase.EVALUATION, state.step),
                 is_stopping=self.services.is_stopping,
             )
             if metrics is None:

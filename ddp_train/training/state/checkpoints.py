@@ -17,7 +17,7 @@ from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.check.memory import estimate_checkpoint, estimate_share
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
@@ -47,7 +47,7 @@ class Checkpoints:
     run_id: InitVar[str | None]  # as rank 0 reads it: a shared file system may show environment.json to others later
     saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, likewise
     records: Records
-    tracker: PhaseTracker
+    phases: Phases
     agree: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns whether all ranks save after this step
 
     def __post_init__(self, run_id: str | None, saved: Sequence[CatalogEntry]) -> None:
@@ -59,7 +59,7 @@ class Checkpoints:
             run=run_id,
             asynchronous=settings.asynchronous,
             remove_old=lambda folder: remove_old(folder, self.keep),
-            on_progress=self.tracker.move,
+            on_progress=self.phases.move,
         )
         if self.world.device.type == "cuda":
             self._saver.make_room(estimate_share(self.components, self.world))
@@ -96,16 +96,16 @@ class Checkpoints:
         Source: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1 (PaLM: spikes come from a batch and a state of the weights together).
         """
         state = self.state
-        self.tracker.enter(Phase.START, state.step)  # reading a checkpoint takes its time
+        self.phases.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         self._saver.finish()
         self.records.log_event(cause.event, cause.happened)
-        chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.tracker.move)
+        chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.phases.move)
         if chosen is None:
             happened = f"{cause.happened}\n    There is no checkpoint to go back to yet"
             fix = "a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start"
             raise RewindError(key="checkpoint.every_steps", happened=happened, expected="a checkpoint before the first bad number", fix=fix)
         from_step, samples, jumps = state.step, state.samples, state.jumps
-        restore(chosen, self.components, state, self.world, on_progress=self.tracker.move)
+        restore(chosen, self.components, state, self.world, on_progress=self.phases.move)
         in_vain = [jump for jump in jumps[-_MAX_REWINDS:] if jump.to_step == state.step]
         if len(in_vain) == _MAX_REWINDS:
             raise RewindError(

@@ -23,7 +23,7 @@ from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.system.phase import PhaseTracker
+from ddp_train.system.phase import Phases
 from ddp_train.training.loop import evaluation
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
@@ -50,7 +50,7 @@ def begun(command: Any, *words: str) -> Job:
 
 def done(command: Any, *words: str) -> Job:
     job = begun(command, *words)
-    assert evaluate_job(job, alone(), TrainState(), STOP, PhaseTracker()) == 0
+    assert evaluate_job(job, alone(), TrainState(), STOP, Phases()) == 0
     return job
 
 
@@ -217,10 +217,10 @@ def test_every_checkpoint_is_scored_as_it_comes(tmp_path: Path, monkeypatch: pyt
             Result(status=Status.COMPLETED, step=9).write(tmp_path / "result.json")
 
     monkeypatch.setattr("ddp_train.rank.evaluate_job.time", SimpleNamespace(sleep=train_on, time=time.time, monotonic=time.monotonic))
-    assert evaluate_job(job, alone(), TrainState(), STOP, PhaseTracker()) == 0
+    assert evaluate_job(job, alone(), TrainState(), STOP, Phases()) == 0
     assert [record["step"] for record in metrics(job.run_folder.root)] == [7, 9]
     assert json.loads((job.run_folder.root / "result.json").read_text())["step"] == 9
-    assert evaluate_job(job, alone(), TrainState(), STOP, PhaseTracker()) == 0  # started again: nothing is scored twice
+    assert evaluate_job(job, alone(), TrainState(), STOP, Phases()) == 0  # started again: nothing is scored twice
     assert [record["step"] for record in metrics(job.run_folder.root)] == [7, 9]
 
 
@@ -236,7 +236,7 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
         begun(evaluate, str(tmp_path / "checkpoints/last"), "--watch")
     (tmp_path / "checkpoints/step_00000007/rank_00000.safetensors").write_bytes(b"damaged")
     with pytest.raises(UserError, match="every one of them is damaged"):
-        evaluate_job(job, alone(), TrainState(), STOP, PhaseTracker())
+        evaluate_job(job, alone(), TrainState(), STOP, Phases())
 
 
 def test_a_watch_of_a_run_that_will_save_nothing_ends(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_an_evaluation_is_taken_up_again_as_one(tmp_path: Path) -> None:
     release()
     again = begun(resume_typed, str(job.run_folder.root))
     assert again.task == job.task and again.checkpoint is None
-    assert evaluate_job(again, alone(), TrainState(), STOP, PhaseTracker()) == 0
+    assert evaluate_job(again, alone(), TrainState(), STOP, Phases()) == 0
     release()
     with pytest.raises(ConfigError, match=r"is an evaluation, and it is done[\s\S]*ddp-train evaluate"):
         begun(resume_typed, str(job.run_folder.root))

@@ -13,7 +13,7 @@ import pytest
 
 from ddp_train.metrics import console as console_module
 from ddp_train.metrics.console import Console
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.terminal import Terminal
 from tests.conftest import wait_for
 from tests.unit.metrics.records import record
@@ -53,12 +53,12 @@ def test_the_line_on_a_terminal_moves_with_the_rank_shows_the_epoch_and_that_it_
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", Terminal(theirs, owns=False, log=log))
     monkeypatch.setattr(console_module, "_REDRAW_S", 0.01)
-    tracker = PhaseTracker()
-    console = Console(total_steps=40, step=0, tracker=tracker, epoch=0.0, steps_per_epoch=20)
+    phases = Phases()
+    console = Console(total_steps=40, step=0, phases=phases, epoch=0.0, steps_per_epoch=20)
     wait_for(lambda: shows("0/40 epoch 0.00/2"))
 
     def goes_on(phase: Phase, step: int, text: str) -> bool:
-        tracker.enter(phase, step)
+        phases.enter(phase, step)
         return shows(text)
 
     wait_for(lambda: goes_on(Phase.STEP, 7, " 7/40 epoch 0.35/2"))
@@ -72,7 +72,7 @@ def test_the_line_on_a_terminal_moves_with_the_rank_shows_the_epoch_and_that_it_
     shown = ""
     time.sleep(0.1)
     assert not shows("epoch")  # who stands still draws nothing: another rank's failure may stand there
-    tracker.enter(Phase.END, 40)
+    phases.enter(Phase.END, 40)
     console.close()
     assert shows("40/40 epoch 2.00/2")
     assert sys.stdout.isatty()

@@ -13,16 +13,16 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.rank.fault_injection import ON_ITSELF, InjectedFault, damage, inject
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from tests.unit.parts import checked, components
 
 
-def injected(tmp_path: Path, **fault: Any) -> tuple[PhaseTracker, torch.nn.Module]:
-    """Return the tracker of a run of one rank with one fault, and the model."""
+def injected(tmp_path: Path, **fault: Any) -> tuple[Phases, torch.nn.Module]:
+    """Return the `Phases` of a run of one rank with one fault, and the model."""
     text = ",".join(f"{name}:{value}" for name, value in fault.items())
-    parts, tracker = components(), PhaseTracker()
-    inject(checked("debug=faults", f"debug.faults=[{{{text}}}]").debug.faults, tracker, parts, alone(), RunFolder(tmp_path))
-    return tracker, parts.model
+    parts, phases = components(), Phases()
+    inject(checked("debug=faults", f"debug.faults=[{{{text}}}]").debug.faults, phases, parts, alone(), RunFolder(tmp_path))
+    return phases, parts.model
 
 
 def test_the_schema_knows_what_the_injector_does() -> None:
@@ -31,12 +31,12 @@ def test_the_schema_knows_what_the_injector_does() -> None:
 
 
 def test_a_fault_happens_once_in_its_phase_after_its_step(tmp_path: Path) -> None:
-    tracker, _ = injected(tmp_path, kind="exception", phase="save", step=4)
+    phases, _ = injected(tmp_path, kind="exception", phase="save", step=4)
     for phase, step in ((Phase.STEP, 4), (Phase.SAVE, 2), (Phase.DATA, 4)):
-        tracker.enter(phase, step)
+        phases.enter(phase, step)
     with pytest.raises(InjectedFault):
-        tracker.enter(Phase.SAVE, 4)
-    tracker.enter(Phase.SAVE, 4)
+        phases.enter(Phase.SAVE, 4)
+    phases.enter(Phase.SAVE, 4)
 
 
 @pytest.mark.parametrize(("attempt", "happens"), [(0, False), (1, True), ("every", True)])
@@ -44,34 +44,34 @@ def test_a_rank_that_is_started_again_does_not_die_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: int | str, happens: bool
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    tracker, _ = injected(tmp_path, kind="exception", attempt=attempt)
+    phases, _ = injected(tmp_path, kind="exception", attempt=attempt)
     if happens:
         with pytest.raises(InjectedFault):
-            tracker.enter(Phase.STEP, 0)
+            phases.enter(Phase.STEP, 0)
     else:
-        tracker.enter(Phase.STEP, 0)
+        phases.enter(Phase.STEP, 0)
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("nan", float("nan")), ("spike", 100.0)])
 def test_a_bad_number_is_of_one_step(tmp_path: Path, kind: str, factor: float) -> None:
-    tracker, model = injected(tmp_path, kind=kind, step=1)
+    phases, model = injected(tmp_path, kind=kind, step=1)
     images = torch.randn(2, 3, 16, 16)
-    tracker.enter(Phase.STEP, 0)
+    phases.enter(Phase.STEP, 0)
     before = model(images)
-    tracker.enter(Phase.STEP, 1)
+    phases.enter(Phase.STEP, 1)
     torch.testing.assert_close(model(images), before * factor, equal_nan=True)
     for phase in (Phase.DATA, Phase.STEP):  # the step's next micro-batch
-        tracker.enter(phase, 1)
+        phases.enter(phase, 1)
     torch.testing.assert_close(model(images), before * factor, equal_nan=True)
     for phase in (Phase.START, Phase.DATA, Phase.STEP):  # the same step again, as after a rewind
-        tracker.enter(phase, 1)
+        phases.enter(phase, 1)
     torch.testing.assert_close(model(images), before)
 
 
 def test_a_drift_is_of_one_weight(tmp_path: Path) -> None:
-    tracker, model = injected(tmp_path, kind="drift")
+    phases, model = injected(tmp_path, kind="drift")
     before = {name: value.clone() for name, value in model.named_parameters()}
-    tracker.enter(Phase.STEP, 0)
+    phases.enter(Phase.STEP, 0)
     changes = torch.cat([(value - before[name]).flatten() for name, value in model.named_parameters()])
     assert changes.nonzero().numel() == 1
     torch.testing.assert_close(changes.sum().item(), 0.5)

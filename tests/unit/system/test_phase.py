@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from tests.unit.parts import components, trainer
 
 
 def test_the_loop_says_every_phase_of_every_step() -> None:
     parts = components("trainer.max_steps=2", "evaluation.batch_size=16")
     assert parts.eval_loader is not None
-    tracker, heard = PhaseTracker(), []
-    tracker.listen(lambda phase, step: heard.append((phase, step)))
-    trainer(parts, log_every_steps=10, saves_after=lambda step: True, tracker=tracker).train()
+    phases, heard = Phases(), []
+    phases.listen(lambda phase, step: heard.append((phase, step)))
+    trainer(parts, log_every_steps=10, saves_after=lambda step: True, phases=phases).train()
     evaluation = [each for each in heard if each[0] is Phase.EVALUATION]
     assert len(evaluation) == sum(1 for _ in parts.eval_loader) + 1
     assert [each for each in heard if each not in evaluation] == [
@@ -26,13 +26,13 @@ def test_the_loop_says_every_phase_of_every_step() -> None:
 
 
 def test_who_wants_to_hear_no_more_is_told_no_more() -> None:
-    tracker, heard = PhaseTracker(), list[int]()
+    phases, heard = Phases(), list[int]()
 
     def listener(phase: Phase, step: int) -> None:
         heard.append(step)
 
-    tracker.listen(listener)
-    tracker.enter(Phase.DATA, 1)
-    tracker.forget(listener)
-    tracker.enter(Phase.DATA, 2)
+    phases.listen(listener)
+    phases.enter(Phase.DATA, 1)
+    phases.forget(listener)
+    phases.enter(Phase.DATA, 2)
     assert heard == [0, 1]

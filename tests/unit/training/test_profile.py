@@ -109,7 +109,7 @@ def test_the_run_computes_the_same_and_leaves_no_mark(tmp_path: Path) -> None:
     parts = recorded.components
     assert not {"loss", "backward"} & vars(recorded.train_step).keys()
     assert not parts.optimizer._optimizer_step_pre_hooks and not parts.optimizer._optimizer_step_post_hooks
-    assert recorded.services.tracker._listeners == []
+    assert recorded.services.phases._listeners == []
 
 
 def test_the_next_job_of_the_same_process_records_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 
 from ddp_train.system import stack_dump
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.process import exit_code_of, state_of
 from ddp_train.watchdog.client import HeartbeatReader, collective_timeout, write_heartbeats
 
@@ -19,14 +19,14 @@ def test_beats_and_stacks_are_read_from_another_process() -> None:
 import time
 from ddp_train.system import stack_dump as stacks
 from ddp_train.watchdog.client import write_heartbeats
-from ddp_train.system.phase import Phase, PhaseTracker
-tracker = PhaseTracker()
+from ddp_train.system.phase import Phase, Phases
+phases = Phases()
 stacks.answer()
 stacks.Note().write("the samples 3 to 5")
-write_heartbeats(tracker)
-tracker.enter(Phase.DATA, 4)
-tracker.enter(Phase.SAVE, 5)
-tracker.see_device(3, is_awaited=True)
+write_heartbeats(phases)
+phases.enter(Phase.DATA, 4)
+phases.enter(Phase.SAVE, 5)
+phases.see_device(3, is_awaited=True)
 def linger():
     print("ready", flush=True) or time.sleep(60)
 linger()
@@ -50,11 +50,11 @@ linger()
 
 
 def test_a_beat_costs_little() -> None:
-    tracker = PhaseTracker()
-    write_heartbeats(tracker)
+    phases = Phases()
+    write_heartbeats(phases)
     started = time.perf_counter()
     for step in range(10_000):
-        tracker.enter(Phase.STEP, step)
+        phases.enter(Phase.STEP, step)
     assert (time.perf_counter() - started) / 10_000 < 50e-6  # it takes 1 us; the limit is for a busy machine
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddp_train.distributed.world import alone
-from ddp_train.system.phase import PhaseTracker
+from ddp_train.system.phase import Phases
 from ddp_train.training.build.trainer import STEPS_AHEAD, DeviceQueue
 from ddp_train.training.check import memory
 from ddp_train.training.loop.train_step import TrainStep
@@ -51,7 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def test_the_host_is_never_more_than_a_few_steps_ahead_of_a_slow_device(gpu: Gpu) -> None:
-    queue = DeviceQueue(PhaseTracker())
+    queue = DeviceQueue(Phases())
     ahead = []
     for step in range(1, 101):
         queue.after_step(step)
@@ -61,7 +61,7 @@ def test_the_host_is_never_more_than_a_few_steps_ahead_of_a_slow_device(gpu: Gpu
 
 
 def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
-    queue = DeviceQueue(PhaseTracker())
+    queue = DeviceQueue(Phases())
     for step in range(1, 101):
         gpu.finished = gpu.given
         queue.after_step(step)
@@ -69,9 +69,9 @@ def test_the_host_never_waits_for_a_device_that_keeps_up(gpu: Gpu) -> None:
 
 
 def test_it_is_told_what_the_device_has_finished_and_that_the_host_waits_for_it(gpu: Gpu) -> None:
-    tracker, told = PhaseTracker(), []
-    tracker.listen_to_device(lambda step, is_awaited: told.append((step, is_awaited)))
-    queue = DeviceQueue(tracker)
+    phases, told = Phases(), []
+    phases.listen_to_device(lambda step, is_awaited: told.append((step, is_awaited)))
+    queue = DeviceQueue(phases)
     for step in range(41, 41 + STEPS_AHEAD):  # of a run that was resumed after 40 steps
         queue.after_step(step)
     assert told == [(40, False)] * STEPS_AHEAD

@@ -18,7 +18,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.phase import Phase, PhaseTracker
+from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.check.memory import estimate_share
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.loss_monitor import Rewind
@@ -32,7 +32,7 @@ def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **c
     """Return those of a run on one rank, which records its events and no numbers."""
     config = checked()
     settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
-    settings |= {"tracker": PhaseTracker(), "agree": lambda is_due: is_due, "world": alone()} | changes
+    settings |= {"phases": Phases(), "agree": lambda is_due: is_due, "world": alone()} | changes
     settings |= {"run_id": None, "saved": catalog.saved(run_folder.checkpoints)}
     return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, **settings)
 
@@ -89,9 +89,9 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.verify"], "_CHUNK", size // 10)
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.read"], "_ROUND", size // 10)
     moments = list[float]()
-    state, tracker = TrainState(step=3, samples=96), PhaseTracker()
-    ours = checkpoints(run_folder, parts, state, tracker=tracker)
-    tracker.listen(lambda phase, step: moments.append(time.monotonic()))
+    state, phases = TrainState(step=3, samples=96), Phases()
+    ours = checkpoints(run_folder, parts, state, phases=phases)
+    phases.listen(lambda phase, step: moments.append(time.monotonic()))
     for name in ("readv", "preadv"):
         real = getattr(os, name)
 
@@ -100,7 +100,7 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
             return real(*arguments)
 
         monkeypatch.setattr(os, name, slow)
-    tracker.enter(Phase.START, 3)
+    phases.enter(Phase.START, 3)
     ours.rewind(Rewind({}, "lost"))
     moments.append(time.monotonic())
     ours.records.close()
