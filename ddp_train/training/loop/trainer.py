@@ -30,6 +30,7 @@ from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
 from ddp_train.training.record.records import Event, Record
+from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.train_state import TrainState, WindowSums
 
 
@@ -196,7 +197,7 @@ class Trainer:
             saves = self.services.saves_after(state.step)  # after the evaluation: it may be one of the best
             if stops or saves or self._is_over():
                 if not is_log_step:  # else it is known: weights that are lost must not replace good ones
-                    self._judge(self.window.read(self.world))
+                    self._judge(self.window.read(Reduction(self.world)))
                 self._save()
             if stops:
                 return False
@@ -254,10 +255,11 @@ class Trainer:
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
         components, window, hooks = self.components, self.window, self.hooks
-        memory = components.throughput.memory()
-        requests = [float(request.is_made()) for request in hooks.requests]
-        reading = window.read(self.world, grad_norm, self.logged, extra=[*memory, *requests])
-        memory, requests = reading.extra_sums[: len(memory)], reading.extra_sums[len(memory) :]
+        reduction = Reduction(self.world)
+        reduction.add("memory", components.throughput.memory())
+        reduction.add("requests", [request.is_made() for request in hooks.requests])
+        self.logged.add_to(reduction)
+        reading = window.read(reduction, grad_norm)
         assert reading.grad_norm is not None
         loss = self._judge(reading)
         elapsed = time.perf_counter() - window.started
@@ -269,12 +271,12 @@ class Trainer:
             "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
         }
         taken = reading.weights[-window.steps :]  # by this process, whose clock it is
-        values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=memory)
+        values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=reading.sums["memory"])
         for add_to in hooks.at_record:
             add_to(values, reading)
-        self._write("train", values | self.logged.reduce_and_reset(reading.logged, self.world))
-        for request, number in zip(hooks.requests, requests, strict=True):
-            if number:
+        self._write("train", values | self.logged.reduce_and_reset(reading.sums, self.world))
+        for request, num_ranks in zip(hooks.requests, reading.sums["requests"], strict=True):
+            if num_ranks:
                 request.answer(self.state.step)
         window.reset()
 

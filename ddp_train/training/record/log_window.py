@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_train.distributed.world import World
 from ddp_train.training.record.logged import Logged, loss_of
+from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.train_state import WindowSums
 
 _INITIAL_STEPS = 64  # capacity; it doubles when it is full
@@ -31,8 +31,7 @@ class Reading:
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `totals`
-    extra_sums: list[float] = field(default_factory=list)  # over all ranks, of `extra` in `read`
-    logged: list[float] = field(default_factory=list)  # over all ranks, of the numbers of `Logged`; only for a record
+    sums: dict[str, list[float]] = field(default_factory=dict)  # over all ranks, of every group of the reduction
 
 
 class LogWindow:
@@ -94,42 +93,42 @@ class LogWindow:
         self.steps += 1
         self.samples += samples
 
-    def read(self, world: World, grad_norm: Tensor | None = None, logged: Logged | None = None, *, extra: Sequence[float] = ()) -> Reading:
-        """Sum this rank's numbers with those of the others in one reduction, and read the device once. Collective.
+    def read(self, reduction: Reduction, grad_norm: Tensor | None = None) -> Reading:
+        """Sum this rank's numbers with those of the others, together with what `reduction` has already. Reads the device once. Collective.
 
         Args:
             grad_norm: of the newest step; None: not known.
-            logged: the numbers since the last record, where this read is for a record.
-            extra: numbers of this rank's host that are summed, too; as many on every rank.
         """
-        device = self._losses.values.device
-        host = [float(self.skipped), *extra, *(logged.numbers() if logged else ())]
-        rest = [torch.tensor(host, dtype=torch.float64).to(device, non_blocking=True), *(logged.sums(device=device) if logged else ())]
-        num_rest = sum(map(len, rest))
-        addends = [*(sums.values[: len(self._weights)] for sums in self._step_sums), *rest]
-        on_device = [weight for weight in self._weights if isinstance(weight, Tensor)]
-        norms = [*self.norms, *([] if grad_norm is None else [grad_norm])]
-        if on_device:
-            stacked = torch.stack(on_device).double()
-            addends.append(stacked if self._own_weights or world.is_main else torch.zeros_like(stacked))  # if all have the same: rank 0's
-        if norms:
-            addends.append(torch.stack(norms).double().square())
-        values = iter(world.sum(torch.cat(addends)).tolist())
-        totals = [next(values) for _ in self._weights]
-        turns = {name: [next(values) for _ in self._weights] for name in self._turn_losses}
-        num_skipped, *others = [next(values) for _ in range(num_rest)]
-        weights = [next(values) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
-        rms = [math.sqrt(next(values) / world.size) for _ in norms]  # of equal norms, the norm
+        world, num_steps = reduction.world, len(self._weights)
+        reduction.add("skipped", [self.skipped])
+        reduction.add_tensors("losses", [self._losses.values[:num_steps]])
+        for turn, losses in self._turn_losses.items():
+            reduction.add_tensors(loss_of(turn), [losses.values[:num_steps]])
+        if on_device := [weight for weight in self._weights if isinstance(weight, Tensor)]:
+            stacked = torch.stack(on_device)
+            is_counted = self._own_weights or world.is_main  # else all ranks have the same weights: rank 0's count
+            reduction.add_tensors("weights", [stacked if is_counted else torch.zeros_like(stacked)])
+        if self.norms:
+            reduction.add_tensors("norms", [torch.stack(self.norms).double().square()])
+        if grad_norm is not None:
+            reduction.add_tensors("grad_norm", [grad_norm.double().square()])
+        sums = reduction.sum()
+
+        def over_ranks(name: str) -> list[float]:
+            """Return root mean squares over the ranks: of equal norms, the norm."""
+            return [math.sqrt(square / world.size) for square in sums.get(name, ())]
+
+        of_tensors = iter(sums.get("weights", ()))
+        weights = [next(of_tensors) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
         self._weights = [*weights]
         return Reading(
-            totals=totals,
+            totals=sums["losses"],
             weights=weights,
-            norms=rms[: len(self.norms)],
-            grad_norm=None if grad_norm is None else rms[-1],
-            skipped=int(num_skipped),
-            turns=turns,
-            extra_sums=others[: len(extra)],
-            logged=others[len(extra) :],
+            norms=over_ranks("norms"),
+            grad_norm=next(iter(over_ranks("grad_norm")), None),
+            skipped=int(sums["skipped"][0]),
+            turns={turn: sums[loss_of(turn)] for turn in self._turn_losses},
+            sums=sums,
         )
 
     def turns_of(self, index: int) -> str:

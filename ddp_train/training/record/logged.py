@@ -8,7 +8,7 @@ names, the ranks gather them, and reduce their sums once by themselves.
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Real
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from ddp_train.distributed.world import World
 from ddp_train.model_log import Sink
 from ddp_train.training.record import throughput
+from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
 
 _RESERVED = ("loss", "lr", "grad_norm", "skipped_samples", "skipped_steps", *throughput.NAMES)
@@ -55,33 +56,36 @@ class Logged:
         add: Sink = torch.compiler.disable(self.add) if "torch._dynamo" in sys.modules else self.add  # its import takes a second
         return add
 
-    def numbers(self) -> list[float]:
-        """Return this rank's numbers for the next reduction that are on its host; as many on every rank."""
-        names = self._state.logged_names
-        return [float(len(self._new_names())), float(self.end_request is not None), *self._num_calls(names)]
+    def add_to(self, reduction: Reduction) -> None:
+        """Add what `reduce_and_reset` needs the sums of."""
+        reduction.add("new_names", [len(self._new_names())])
+        reduction.add("end_requests", [self.end_request is not None])
+        self._add_sums(reduction, self._state.logged_names)
 
-    def sums(self, names: Sequence[str] | None = None, *, device: torch.device) -> list[Tensor]:
-        """Return the sums of these names and how many values are in each, of shape [1], float64; None: of the names that all ranks know."""
-        names = self._state.logged_names if names is None else names
-        values = [self._sums.get(name, _NEVER_LOGGED)[part] for part in (0, 1) for name in names]
-        return [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True).reshape(1) for value in values]
+    def _add_sums(self, reduction: Reduction, names: Sequence[str]) -> None:
+        for name in names:
+            total, count, calls = self._sums.get(name, _NEVER_LOGGED)
+            reduction.add_tensors(f"logged/{name}", [total, count])
+            reduction.add(f"calls/{name}", [float(calls)])
 
-    def reduce_and_reset(self, values: list[float], world: World) -> dict[str, float]:
-        """Return the means, from the ranks' sums of `numbers` and `sums`; note an early end that is requested; begin anew. Collective."""
+    def reduce_and_reset(self, sums: Mapping[str, list[float]], world: World) -> dict[str, float]:
+        """Return the means, from the sums over all ranks; note an early end that is requested; begin anew. Collective."""
         names = self._state.logged_names
-        num_new, num_end_requests, *rest = values
-        calls, sums, finite = (rest[part * len(names) : (part + 1) * len(names)] for part in range(3))
-        if num_new:
+        if any(sums["new_names"]):
             new = sorted(set(chain.from_iterable(world.gather(self._new_names()))))
-            new_calls = torch.tensor(self._num_calls(new), dtype=torch.float64)
-            more = world.sum(torch.cat([new_calls.to(world.device), *self.sums(new, device=world.device)])).tolist()
-            calls, sums, finite = (old + more[part * len(new) : (part + 1) * len(new)] for part, old in enumerate((calls, sums, finite)))
+            reduction = Reduction(world)
+            self._add_sums(reduction, new)
+            sums = {**sums, **reduction.sum()}
             self._state.logged_names = names = [*names, *new]
-        if num_end_requests:
+        if any(sums["end_requests"]):
             self.agree(world)
         self._sums = {}
-        values_of = zip(names, calls, sums, finite, strict=True)
-        return {name: total / count if count else math.nan for name, called, total, count in values_of if called}
+        means = {}
+        for name in names:
+            total, count = sums[f"logged/{name}"]
+            if any(sums[f"calls/{name}"]):
+                means[name] = total / count if count else math.nan
+        return means
 
     def agree(self, world: World) -> None:
         """End the run if a callback of any rank has requested it: the first rank's reason counts. Collective."""
@@ -100,9 +104,6 @@ class Logged:
 
     def _new_names(self) -> list[str]:
         return [name for name in self._sums if name not in self._state.logged_names]
-
-    def _num_calls(self, names: Sequence[str]) -> list[float]:
-        return [float(self._sums.get(name, _NEVER_LOGGED)[2]) for name in names]
 
 
 def loss_of(turn: str) -> str:

@@ -16,6 +16,7 @@ from ddp_train.errors import ConfigError, DataError
 from ddp_train.loader.reader import LengthPlan, MicroBatch
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
+from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import TrainState
 from tests.unit.loader.numbers import Damaged, read
@@ -87,7 +88,7 @@ def gradient(parts: Components) -> Tensor:
     )
     steps = trainer(parts)
     steps.train_step(steps._of_next_step(steps._open_micro_batches()), global_batch_size=10)
-    assert steps.window.read(alone()).weights == [160.0]  # every token of the windows
+    assert steps.window.read(Reduction(alone())).weights == [160.0]  # every token of the windows
     return torch.cat(noted)
 
 

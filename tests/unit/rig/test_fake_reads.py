@@ -26,6 +26,7 @@ from ddp_train.training.parts.components import EvaluationParts
 from ddp_train.training.record import log_window
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.record.logged import Logged
+from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.train_state import TrainState
 from tests.unit.rig.cases import SAMPLES, images, labels, model
 from tests.unit.rig.fake_gpu import CUDA, Moved, on_a_gpu, onto_gpu, pin
@@ -100,9 +101,11 @@ def record() -> None:
     with on_a_gpu(sends=True), reads() as found:
         window, logged = LogWindow(CUDA, turns=["first"]), Logged(TrainState(logged_names=["mine"]))
         steps(window, logged, 5)
-        reading = window.read(ON_A_GPU, torch.empty((), device=CUDA), logged, extra=[1.0])
+        reduction = Reduction(ON_A_GPU)
+        logged.add_to(reduction)
+        reading = window.read(reduction, torch.empty((), device=CUDA))
         assert len(reading.totals) == len(reading.weights) == 5
-        logged.reduce_and_reset(reading.logged, ON_A_GPU)
+        logged.reduce_and_reset(reading.sums, ON_A_GPU)
     assert len(found) == 1, "the device is read once"
 
 

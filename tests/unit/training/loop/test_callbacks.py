@@ -19,6 +19,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Callback, Run
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import with_loss
+from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
 from tests.unit.parts import components, saved, trainer
@@ -226,9 +227,10 @@ def test_a_mean_is_that_of_the_finite_values(monkeypatch: pytest.MonkeyPatch) ->
     logged.go_on_from(WindowSums(**logged.state()))
     for names in ([], ["a", "b", "c"]):  # new ones, and those that all ranks agree on
         logged._state.logged_names = names
-        values = [*logged.numbers(), *(float(each) for each in logged.sums(device=world.device))]
+        reduction = Reduction(world)
+        logged.add_to(reduction)
         kept = dict(logged._sums)
-        assert logged.reduce_and_reset(values, world) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
+        assert logged.reduce_and_reset(reduction.sum(), world) == pytest.approx({"a": 4.0, "b": math.nan, "c": math.nan}, nan_ok=True)
         logged._sums = kept
 
 

@@ -16,6 +16,7 @@ from ddp_train.distributed.world import World, alone
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record import log_window
+from ddp_train.training.record.reduction import Reduction
 from tests.unit.parts import components, trainer
 from tests.unit.training.host_reads import CountsHostReads
 from tests.unit.training.ragged import Ragged, ragged_components
@@ -59,7 +60,7 @@ def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_weight() -> None:
     norms = [one_run.train_step([batch], global_batch_size=1, measures_norm=True) for batch in (nothing, five)]
     assert norms[0] == 0
     assert norms[1] > 0
-    assert sum(one_run.window.read(alone()).weights) == 5
+    assert sum(one_run.window.read(Reduction(alone())).weights) == 5
 
 
 def test_weights_need_not_be_whole_numbers() -> None:

@@ -13,6 +13,7 @@ from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record import log_window
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.record.records import Record
+from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.train_state import WindowSums
 from tests.unit.parts import components, trainer
 from tests.unit.training.ragged import ragged_components
@@ -40,7 +41,7 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
                 window.add(torch.tensor(float(loss)), turn=turn)
             window.begin_turns(["first"])
             window.end_step(64, samples=64)
-        readings.append(window.read(alone()))
+        readings.append(window.read(Reduction(alone())))
         assert (window.steps, window.samples) == (150, 150 * 64)
         window.skipped, window.skipped_steps, window.num_judged = 3, 2, 150
         window.leave_out_steps([149])

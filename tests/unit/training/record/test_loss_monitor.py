@@ -15,6 +15,7 @@ from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.record.loss_monitor import Event, LossMonitor, Rewind, robust_zscore
+from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.train_state import TrainState
 
 BATCH = 4
@@ -60,7 +61,7 @@ class Told:
             window.end_step(float(BATCH), samples=order.batch_at(state.samples).size)
             window.norms += [torch.tensor(norms[place])] if norms else []
             state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
-        mean = self.watch.judge(window, window.read(alone(), grad_norm), state, order, **known)
+        mean = self.watch.judge(window, window.read(Reduction(alone()), grad_norm), state, order, **known)
         state.window = window.sums()
         return mean
 
