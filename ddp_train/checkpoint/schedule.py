@@ -36,7 +36,7 @@ class CheckpointSchedule:
     every_minutes: float | None  # between two; None: not by time
     keep: Retention  # with `best` above 0, an evaluation that is among the best is saved, too
     saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, the same on every rank
-    agree: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns that on all ranks
+    agree_to_save: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns whether all ranks save after this step
     clock: Callable[[], float] = time.monotonic  # seconds; rank 0's counts
 
     def __post_init__(self, saved: Sequence[CatalogEntry]) -> None:
@@ -59,14 +59,14 @@ class CheckpointSchedule:
         names = record.keys() - {"split", "step", "epoch", "samples", "time"}
         self._metrics |= {f"{record['split']}/{name}": record[name] for name in sorted(names)}
 
-    def saves_after(self, step: int) -> bool:
-        """Tell whether a checkpoint is due after this step. Asked after each step and its evaluation, on every rank."""
+    def is_due(self, step: int) -> bool:
+        """Tell whether a checkpoint is due after this step. To be asked once, after each step and its evaluation, on every rank."""
         is_due = self.every_steps is not None and step % self.every_steps == 0
         if step == self._step:  # else nothing was measured
             is_due |= self.every_evaluation and any(name.startswith("eval/") for name in self._metrics)
-            is_due |= self._is_among_best(self._metrics)
+            is_due |= self._count_if_best(self._metrics)
         if self.every_minutes is not None:
-            is_due |= self.agree(not is_due and self.clock() - self._last_s >= 60 * self.every_minutes)
+            is_due |= self.agree_to_save(not is_due and self.clock() - self._last_s >= 60 * self.every_minutes)
         if is_due:
             self._last_s = self.clock()
         return is_due
@@ -75,8 +75,8 @@ class CheckpointSchedule:
         """Return the metrics for the manifest of this step's checkpoint."""
         return self._metrics if step == self._step else {}
 
-    def _is_among_best(self, metrics: Mapping[str, Any]) -> bool:
-        """Tell whether a step's evaluation is one of the best so far, and count it. The training loss is no evaluation."""
+    def _count_if_best(self, metrics: Mapping[str, Any]) -> bool:
+        """Count a step's evaluation if it is one of the best so far, and return whether it is. The training loss is no evaluation."""
         value = self.keep.ranking.value(metrics)
         if value is None or self.keep.best == 0 or not self.keep.ranking.metric.startswith("eval/"):
             return False

@@ -298,7 +298,7 @@ def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
         require_ended(folder)
     hold(folder, key=key)
     require_same(folder, checked, key=key)
-    RunFolder(folder).forget_failure()
+    RunFolder(folder).archive_failure()
     if not is_torchrun_worker():
         RunFolder(folder).cancelled.unlink(missing_ok=True)
     return folder

@@ -121,7 +121,7 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
     if no_progress := close_last_attempt(run_folder):
         print(no_progress.screen(run_folder), file=sys.stderr)
         return NO_PROGRESS
-    run_folder.forget_failure()
+    run_folder.archive_failure()
     return None
 
 

@@ -59,7 +59,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     refuse_without_effect(job, overrides)
     if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():
         require_more(job)
-    job.run_folder.forget_failure()
+    job.run_folder.archive_failure()
     if not is_restart:
         job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()

@@ -8,7 +8,7 @@ from ddp_train.launch.agent_process import agent_arguments, rank_environment, ru
 from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import close_last_attempt
-from ddp_train.run_folder.verdict import exit_code
+from ddp_train.run_folder.verdict import conclude
 from ddp_train.system import handover
 
 _ADAMW = "ddp_train.optimizer.adamw.AdamW"  # not imported: it imports torch
@@ -24,7 +24,7 @@ def run(job: Job) -> int:
     if refuse_without_progress(job):
         return NO_PROGRESS
     before = job.run_folder.read_result()
-    return exit_code(job.run_folder, _run_agent(job), before=before)
+    return conclude(job.run_folder, _run_agent(job), before=before)
 
 
 def refuse_without_progress(job: Job) -> bool:

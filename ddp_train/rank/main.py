@@ -212,7 +212,7 @@ def _make_way(remembered: Path, size: int, *, follows_failure: bool) -> int | No
     if report is not None and report.exit_code in FINAL and follows_failure:
         return report.exit_code
     print(restart_line(run_folder, size=size, has_failed=follows_failure), flush=True)
-    run_folder.forget_failure()
+    run_folder.archive_failure()
     return None
 
 

@@ -34,7 +34,7 @@ from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, status_of
 from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system import stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
-from ddp_train.system.phase import Phase, Phases
+from ddp_train.system.phase import Phases
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory, part_short_of_memory, settings_for_less_memory
@@ -84,10 +84,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             peers = Peers.connect(world)
             stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
             with stop.listening():
-                while (code := _work(job, world, state, stop, phases)) is None:  # all is built anew, and goes on from the checkpoint
-                    state.reset()
-                    phases.enter(Phase.START, 0)
-                    job = replace(job, checkpoint=None)
+                code = _work(job, world, state, stop, phases)
                 if watchdog is not None and watchdog.stdin is not None:
                     watchdog.stdin.close()
         except BaseException as error:  # sys.exit in a component is no way to leave either
@@ -169,7 +166,7 @@ def _record_untrained_stop(run_folder: RunFolder, number: signal.Signals) -> Non
     print(summary.stopped(run_folder, None), flush=True)
 
 
-def _work(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int | None:
+def _work(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
     if world.size != job.config.batch.world_size:
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
     if world.is_main:

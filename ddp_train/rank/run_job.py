@@ -5,12 +5,14 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddp_train.checkpoint import catalog
+from ddp_train.checkpoint.schedule import Retention
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.saved import answers_before, record_answers
@@ -23,7 +25,7 @@ from ddp_train.rank import environment, summary
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
-from ddp_train.run_folder.starts import end_attempt
+from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.build import build
@@ -44,89 +46,95 @@ from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import TrainState
 
 
-def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int | None:
+def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
     """Run one job to its end or to a stop; result.json has what came of it. Collective.
 
     Args:
         state: advanced in place, so that a caller can say how far a failed run got.
 
-    Returns the exit code of `ddp-train`; None: it has saved after `debug.resume_after_steps`, and is to be called again.
+    Returns the exit code of `ddp-train`.
     """
-    started, run_folder = time.monotonic(), job.run_folder
+    pause = _Pause(job.config.debug.resume_after_steps)
+    status = _run(job, world, state, stop, phases, pause)
+    if pause.is_taken:  # all is built anew, and goes on from the checkpoint
+        if world.is_main:
+            with suppress(OSError):  # a full disk: the run will say so itself
+                count_attempt(job.run_folder)
+        state.reset()
+        phases.enter(Phase.START, 0)
+        status = _run(replace(job, checkpoint=None), world, state, stop, phases, pause)
+    return EXIT_CODE_OF_STOP.get(status, DONE)
+
+
+class _Pause:
+    """The stop that `debug.resume_after_steps` asks for: the run is saved after that step, built anew and resumed."""
+
+    def __init__(self, after_step: int | None) -> None:
+        self._after_step = after_step
+        self.is_taken = False
+
+    def begin_at(self, step: int) -> None:
+        """Training begins after this step: there is no pause any more if its own step is not after it."""
+        self.is_taken = False
+        if self._after_step is not None and self._after_step <= step:
+            self._after_step = None
+
+    def is_due(self, step: int) -> bool:
+        return step == self._after_step
+
+
+def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, pause: _Pause) -> Status:
+    """Build a job, resume it, and train to its end, a stop or the pause; return which. Collective."""
+    started = time.monotonic()
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
     changed = _resume(job, components, state, world, phases)
     is_over = state.step >= components.total_steps or state.early_end is not None
-    if is_over and world.from_main(run_folder.is_completed):
+    if is_over and world.from_main(job.run_folder.is_completed):
         _make_up_for_predictions(job, components, state, world, phases)
         if world.is_main:
-            end_attempt(run_folder)
+            end_attempt(job.run_folder)
             print(summary.over(job, state), flush=True)
-        return DONE
-    if world.is_main:
-        probe(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
-        run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
-        predictions.forget_after(run_folder.predictions, state.step)
-    records = Records(run_folder, world, partial(_writers, job, components, state, phases) if world.is_main else list)
-    if changed:
-        records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": changed}, "")
+        return Status.COMPLETED
+    records = _open_records(job, components, state, world, phases, keep=keep, changed=changed)
     checkpoints = Checkpoints(
         config=job.config,
-        run_folder=run_folder,
+        run_folder=job.run_folder,
         components=components,
         state=state,
         world=world,
         keep=keep,
-        run_id=world.from_main(run_folder.run_id),
-        saved=world.from_main(lambda: catalog.saved(run_folder.checkpoints)),
+        run_id=world.from_main(job.run_folder.run_id),
+        saved=world.from_main(lambda: catalog.saved(job.run_folder.checkpoints)),
         records=records,
         phases=phases,
-        agree=lambda is_due: stop.saves_after(state.steps_taken, is_due),  # which only grows, also over a rewind
+        agree_to_save=lambda wanted: stop.agree_to_save(state.steps_taken, wanted=wanted),  # which only grows, also over a rewind
     )
-    pause_after = job.config.debug.resume_after_steps
-    if pause_after is not None and pause_after <= state.step:
-        pause_after = None  # it was taken
+    pause.begin_at(state.step)
     services = RunServices(
-        run_folder=run_folder,
+        run_folder=job.run_folder,
         phases=phases,
         write=records.write,
         log_event=records.log_event,
         show=records.show,
         save=checkpoints.save,
-        saves_after=checkpoints.are_due,
+        saves_after=checkpoints.is_due,
         rewind=checkpoints.rewind,
-        # The first costs less, and is asked after each step.
-        stops_after=stop.comes_after if pause_after is None else lambda taken: stop.comes_after(taken) or state.step == pause_after,
+        stops_after=lambda taken: not stop.begin_next(taken) or pause.is_due(state.step),
         is_stopping=stop.is_asked,
     )
     trainer = build_trainer(job.config, components, state, world, services)
-    profiler = Profiler(job.config.profile, trainer)
-    if faults := job.config.debug.faults:
-        from ddp_train.rank.fault_injection import inject
-
-        inject(faults, phases, components, world, run_folder)
-    stop.trains_after(state.steps_taken)
-    is_done = trainer.train()
-    is_paused = state.step == pause_after and not is_done and not stop.comes_after(state.steps_taken)
-    unsaved = checkpoints.finish()
-    profiler.close()  # what it writes may take a while, and a stop leaves little time to save
-    if unsaved and (is_done or is_paused):
-        happened = f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}"
-        fix = "make room, or raise `ulimit -f` where it is named; then `ddp-train resume` continues from the checkpoint before"
-        raise RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
+    status, unsaved = _train(job, trainer, checkpoints, stop, pause)
     phases.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
-    status = Status.COMPLETED if is_done else Status.PREEMPTED if is_paused else status_of(stop.cause())
     trainer.end(status)
-    if is_paused:
+    if world.is_main and pause.is_taken:
         records.close()
-        if world.is_main:
-            end_attempt(run_folder)
-        return None
-    if world.is_main:
-        _finish(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
+        end_attempt(job.run_folder)
+    elif world.is_main:
+        _conclude(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
-    return EXIT_CODE_OF_STOP.get(status, DONE)
+    return status
 
 
 def _build(job: Job, world: World) -> tuple[Job, Components]:
@@ -202,6 +210,21 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
         print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.as_typed()}/predictions", flush=True)
 
 
+def _open_records(
+    job: Job, components: Components, state: TrainState, world: World, phases: Phases, *, keep: Retention, changed: list[str]
+) -> Records:
+    """Make the folder ready for what this attempt writes, and open its records; `changed` is what `_resume` returned. Collective."""
+    run_folder = job.run_folder
+    if world.is_main:
+        probe(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
+        run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
+        predictions.forget_after(run_folder.predictions, state.step)
+    records = Records(run_folder, world, partial(_writers, job, components, state, phases) if world.is_main else list)
+    if changed:
+        records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": changed}, "")
+    return records
+
+
 def _writers(job: Job, components: Components, state: TrainState, phases: Phases) -> list[MetricWriter]:
     """Return where the numbers go from this step on (rank 0)."""
     config, sweep = job.config, sweep_of(job.run_folder.root)
@@ -219,7 +242,29 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
     )
 
 
-def _finish(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:
+def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, stop: Stop, pause: _Pause) -> tuple[Status, str]:
+    """Train until all steps are done, or to a stop or the pause, and wait for the last save. Collective.
+
+    Returns which of them it was (PREEMPTED for a pause), and why the last save has failed after a stop, or "".
+    """
+    state, profiler = trainer.state, Profiler(job.config.profile, trainer)
+    if faults := job.config.debug.faults:
+        from ddp_train.rank.fault_injection import inject
+
+        inject(faults, trainer.services.phases, trainer.components, trainer.world, job.run_folder)
+    stop.begin_training(state.steps_taken)
+    is_done = trainer.train()
+    pause.is_taken = pause.is_due(state.step) and not is_done and not stop.is_last(state.steps_taken)
+    unsaved = checkpoints.finish()
+    profiler.close()  # what it writes may take a while, and a stop leaves little time to save
+    if unsaved and (is_done or pause.is_taken):
+        happened = f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}"
+        fix = "make room, or raise `ulimit -f` where it is named; then `ddp-train resume` continues from the checkpoint before"
+        raise RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
+    return Status.COMPLETED if is_done else Status.PREEMPTED if pause.is_taken else status_of(stop.cause()), unsaved
+
+
+def _conclude(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:
     """Write result.json, and say how the run ended (rank 0)."""
     state, run_folder, is_done = trainer.state, job.run_folder, status == Status.COMPLETED
     result = Result(

@@ -218,36 +218,40 @@ class Stop:
 
     # What the main thread asks.
 
-    def trains_after(self, step: int) -> None:
-        """Say that this rank trains from now on, after so many steps: a stop saves, instead of ending it at once."""
+    def begin_training(self, step: int) -> None:
+        """Begin to train after so many steps: from now on a stop saves, instead of ending this rank at once."""
         with self._step_gate:
             self._newest_begun_step = step + 1
         with self._leave_gate:
             self._is_training = True
 
-    def comes_after(self, step: int) -> bool:
-        """Tell whether this step is the last; after each step the same on every rank. If not, the next one counts as begun."""
+    def begin_next(self, step: int) -> bool:
+        """Begin the next step, unless this one is the last; return whether it has begun. After each step the same on every rank."""
+        with self._step_gate:
+            if self.is_last(step):
+                return False
+            self._newest_begun_step = step + 1
+        return True
+
+    def is_last(self, step: int) -> bool:
+        """Tell whether all ranks stop after this step; the same on every rank once each has asked to begin the next one."""
         if self.peers.is_alone:
             return self._asked.is_set()
-        with self._step_gate:
-            is_last = self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
-            if not is_last:
-                self._newest_begun_step = step + 1
-        return is_last
+        return self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
 
-    def saves_after(self, step: int, is_due: bool) -> bool:
-        """Tell whether a checkpoint was agreed on for this step; asked after each step, and after `comes_after`, the same on every rank.
+    def agree_to_save(self, step: int, *, wanted: bool) -> bool:
+        """Return whether all ranks save after this step; called after each step, and after `begin_next`, the same on every rank.
 
         Args:
-            is_due: rank 0 alone: agree on a step soon; alone in the world, on this one.
+            wanted: rank 0 alone: agree on a step soon; alone in the world, on this one.
         """
         if self.peers.is_alone:
-            return is_due
+            return wanted
         saves = bool(self._saves) and step >= self._saves[0]
         if saves:
             self._saves.popleft()
             self._has_asked_to_save = False
-        elif is_due and self.world.is_main and not self._has_asked_to_save:
+        elif wanted and self.world.is_main and not self._has_asked_to_save:
             self._has_asked_to_save = True
             self.peers.send("save")
         return saves

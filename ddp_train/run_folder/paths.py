@@ -98,7 +98,7 @@ class RunFolder:
         if present != text:
             write_atomic(self.config, text)
 
-    def forget_failure(self) -> None:
+    def archive_failure(self) -> None:
         """Rename failure.json of an earlier attempt (reports are numbered), and remove its result.json unless it completed."""
         if self.failure.exists():
             self.failure.rename(earlier_copy(self.failure))

@@ -83,7 +83,7 @@ def count_attempt(run_folder: RunFolder, *, by_engine: bool = False) -> None:
         by_engine: also move away the result and report of earlier attempts: later ones are of this one.
     """
     if by_engine:
-        run_folder.forget_failure()
+        run_folder.archive_failure()
     starts = _load(run_folder)
     if not by_engine and starts.open == _ENGINE:
         starts.open = _TAKEN

@@ -88,7 +88,7 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
     report = failure.load_report(run_folder.failure)
     if code not in FINAL or verdict_of(run_folder).outcome != Outcome.AGAIN or (is_elastic and (report or run_folder.read_result())):
         return
-    run_folder.forget_failure()
+    run_folder.archive_failure()
     message = f"a machine refused (exit code {code}); {logs} say why"
     failure.Failure(rank=0, pid=0, error=failure.MACHINE_REFUSED, message=message, exit_code=code).record(run_folder)
 
@@ -111,24 +111,24 @@ def _is_saved(run_folder: RunFolder, result: Result) -> bool:
     return result.step is not None or any(run_folder.saved_steps())
 
 
-def exit_code(run_folder: RunFolder, code: int, *, before: Result | None) -> int:
-    """Return the exit code of an ended run, and write result.json if no process was left to do so.
+def conclude(run_folder: RunFolder, agent_code: int, *, before: Result | None) -> int:
+    """Conclude a run that has ended: write result.json if no process was left to do so, and return the exit code of the command.
 
-    `code` says how its agent ended (130 and 143 after a stop signal), `before` is what result.json held when the run began.
+    `agent_code` says how its agent ended (130 and 143 after a stop signal), `before` is what result.json held when the run began.
     """
     result = run_folder.read_result()
-    status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(code, Status.FAILED)
-    if code != DONE and result is None:  # no rank and no agent was left to write it
+    status = {INTERRUPTED: Status.INTERRUPTED, TERMINATED: Status.PREEMPTED}.get(agent_code, Status.FAILED)
+    if agent_code != DONE and result is None:  # no rank and no agent was left to write it
         with suppress(OSError):  # a full disk, say, perhaps the reason itself: the exit code has it as well
             Result(status=status).write(run_folder.result)
     if result is not None and result.status in EXIT_CODE_OF_STOP:  # rank 0 has printed it, and how to continue
         return EXIT_CODE_OF_STOP[result.status] if result.status == Status.INTERRUPTED or _is_saved(run_folder, result) else TERMINATED
     if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
         return DONE
-    if code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk
+    if agent_code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk
         how = f"continues {run_folder.continues()}" if any(run_folder.saved_steps()) else "starts again: nothing is saved"
         print(f"stopped; `{run_folder.resume_command()}` {how}", file=sys.stderr)
-    return PREEMPTED if code == TERMINATED and any(run_folder.saved_steps()) else code
+    return PREEMPTED if agent_code == TERMINATED and any(run_folder.saved_steps()) else agent_code
 
 
 def mark_cancelled(run_folder: RunFolder) -> None:

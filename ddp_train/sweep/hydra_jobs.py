@@ -122,7 +122,7 @@ class Multirun:
         for entry, job in jobs if is_asked else ():
             if entry.number not in self._engines.alive:
                 job.run_folder.cancelled.unlink(missing_ok=True)
-                job.run_folder.forget_failure()
+                job.run_folder.archive_failure()
         self.run(jobs)
         self._earlier = list(self.sweep.jobs)
 
@@ -181,7 +181,7 @@ class Multirun:
             return
         for entry, job in jobs:
             entry.status, entry.attempts = Status.QUEUED, entry.attempts + 1
-            job.run_folder.forget_failure()
+            job.run_folder.archive_failure()
         self.sweep.save()
         folder = RunFolder(self.sweep.root)
         parallel = min(self._settings.parallel_jobs, len(jobs))

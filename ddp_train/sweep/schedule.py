@@ -86,7 +86,7 @@ class SweepScheduler:
         is_on_engine = entry.attempts > 0 and entry.status in (Status.QUEUED, Status.RUNNING)
         entry.status = Status.RUNNING
         entry.attempts += not is_on_engine
-        job.run_folder.forget_failure()
+        job.run_folder.archive_failure()
         self._sweep.save()
         self._on_start(entry)
         self._slots[number].start(job)

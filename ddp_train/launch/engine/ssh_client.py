@@ -23,7 +23,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPT
 from ddp_train.launch.engine.ssh_remote import MARK, READY
 from ddp_train.launch.signals import LISTENED
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import exit_code
+from ddp_train.run_folder.verdict import conclude
 from ddp_train.system import handover, torchrun_env
 
 _BROKEN = 255  # what ssh ends with when it cannot reach a machine, or loses it
@@ -90,7 +90,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     code = DONE if is_off else _wait_until_ended(lines, least)
     if code == DONE and received:
         code = INTERRUPTED if signal.SIGINT in received else TERMINATED  # where the folder has nothing better
-    return exit_code(run_folder, code, before=before)
+    return conclude(run_folder, code, before=before)
 
 
 def preamble(environment: Mapping[str, str], launch_id: str) -> bytes:

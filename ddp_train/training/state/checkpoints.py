@@ -48,7 +48,7 @@ class Checkpoints:
     saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, likewise
     records: Records
     phases: Phases
-    agree: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns whether all ranks save after this step
+    agree_to_save: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns whether all ranks save after this step
 
     def __post_init__(self, run_id: str | None, saved: Sequence[CatalogEntry]) -> None:
         settings = self.config.checkpoint
@@ -69,11 +69,13 @@ class Checkpoints:
             every_minutes=settings.every_minutes,
             keep=self.keep,
             saved=saved,
-            agree=self.agree,
+            agree_to_save=self.agree_to_save,
         )
         self.records.listen(self._schedule.note)
-        self.are_due = self._schedule.saves_after
-        """Tells whether a checkpoint is due, asked after each step and its evaluation; the same on all ranks."""
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether a checkpoint is due. To be asked once, after each step and its evaluation; the same on all ranks."""
+        return self._schedule.is_due(step)
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""

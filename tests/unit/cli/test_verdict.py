@@ -73,7 +73,7 @@ def test_a_run_that_leaves_no_word_is_started_so_often_and_no_oftener(run_folder
     assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 93
     said = capsys.readouterr()
     assert "never: NoProgress: everything ended without a report" in said.out and "was started again 3 times" in said.err
-    run_folder.forget_failure()  # as `ddp-train resume` does
+    run_folder.archive_failure()  # as `ddp-train resume` does
     assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 75
 
 

@@ -45,7 +45,7 @@ def test_the_line_blames_nobody_who_only_lost_a_connection(run_folder: RunFolder
 def test_earlier_reports_are_kept_and_numbered(run_folder: RunFolder) -> None:
     for number in (1, 2):
         failure.from_exit(rank=number, pid=5, exit_code=-9).record(run_folder)
-        run_folder.forget_failure()
+        run_folder.archive_failure()
         assert json.loads((run_folder.root / f"failure.{number}.json").read_text())["rank"] == number
         assert not run_folder.failure.exists() and not run_folder.result.exists()
 

@@ -29,12 +29,12 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_afterwards_eve
     descriptors = len(os.listdir("/proc/self/fd"))
     stop = Stop(alone(), Peers.connect(alone()))
     with stop.listening():
-        stop.trains_after(0)
-        assert not stop.comes_after(1)
+        stop.begin_training(0)
+        assert stop.begin_next(1) and not stop.is_last(1)
         os.kill(os.getpid(), number)
         assert stop.cause() == number
         assert stop.is_asked()
-        assert stop.comes_after(2)
+        assert stop.is_last(2) and not stop.begin_next(2)
     assert [signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stop")]
@@ -45,17 +45,17 @@ def test_it_stops_by_itself_when_the_time_is_up() -> None:
     end = time.time() + 0.2
     stop = Stop(alone(), Peers.connect(alone()), stops_at=lambda is_over: None if is_over else end)
     with stop.listening():
-        stop.trains_after(0)
+        stop.begin_training(0)
         assert not stop.is_asked()
         assert stop.cause() is WALLTIME
-        assert stop.comes_after(1)
+        assert not stop.begin_next(1)
 
 
 def test_a_time_that_was_moved_is_waited_for() -> None:
     end = time.time() + 0.2
     stop = Stop(alone(), Peers.connect(alone()), stops_at=lambda is_over: end + 0.4 * is_over)
     with stop.listening():
-        stop.trains_after(0)
+        stop.begin_training(0)
         assert stop.cause() is WALLTIME and time.time() >= end + 0.4
 
 
@@ -72,7 +72,7 @@ def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
 
     sending = threading.Thread(target=send)
     with stop.listening():
-        stop.trains_after(0)
+        stop.begin_training(0)
         sending.start()
         started = time.monotonic()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 1_500_000)  # one call of C that lets other threads run, as a collective
@@ -88,7 +88,7 @@ def _three_ranks(name: str) -> Iterator[list[Stop]]:
     with ExitStack() as listening:
         for stop in reversed(stops):  # rank 0 last: it is left first, and ends the others' threads
             listening.enter_context(stop.listening())
-            stop.trains_after(0)
+            stop.begin_training(0)
         yield stops
 
 
@@ -113,7 +113,7 @@ def _train_apart(stops: list[Stop], take_steps: Callable[[Stop, Callable[[], Non
 
 def _until_the_last(stop: Stop, wait: Callable[[], None]) -> int:
     step = 1
-    while not stop.comes_after(step):
+    while stop.begin_next(step):
         wait()
         step += 1
     return step
@@ -122,8 +122,8 @@ def _until_the_last(stop: Stop, wait: Callable[[], None]) -> int:
 def _until_three_saves(stop: Stop, wait: Callable[[], None], save: Callable[[], Any]) -> list[int]:
     saves: list[int] = []
     for step in count(1):
-        stop.comes_after(step)
-        if stop.saves_after(step, is_due=True):
+        stop.begin_next(step)
+        if stop.agree_to_save(step, wanted=True):
             saves.append(step)
             save()
             if len(saves) == 3:

@@ -20,7 +20,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 
 def start(run_folder: RunFolder, *, saves: int | None = None, reports: bool = True, error: Exception | None = None) -> None:
     """Begin, save, and fail after step 7."""
-    run_folder.forget_failure()
+    run_folder.archive_failure()
     count_attempt(run_folder)
     if saves is not None:
         folder = run_folder.checkpoints / f"step_{saves:08d}"

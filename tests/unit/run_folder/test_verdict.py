@@ -71,7 +71,7 @@ def test_what_a_person_has_to_mend_is_never_started_again(run_folder: RunFolder,
 def test_a_failure_is_tried_again_until_it_gets_nowhere(run_folder: RunFolder) -> None:
     verdicts = []
     for _ in range(4):
-        run_folder.forget_failure()
+        run_folder.archive_failure()
         count_attempt(run_folder)
         failed(run_folder, ValueError("too large"))
         close_last_attempt(run_folder, has_failed=True)
@@ -113,7 +113,7 @@ def test_the_word_of_those_that_went_on_without_it_counts_in_an_elastic_run(run_
     count_attempt(run_folder, by_engine=True)
     note_refusal(run_folder, 78, logs="x", is_elastic=True)
     assert verdict_of(run_folder).exit_code == 78  # what lay there was of the life before
-    run_folder.forget_failure()
+    run_folder.archive_failure()
     count_attempt(run_folder, by_engine=True)
     ended(run_folder, Status.PREEMPTED, step=7)
     note_refusal(run_folder, 78, logs="x", is_elastic=True)
@@ -133,7 +133,7 @@ def test_who_has_followed_a_run_ends_as_it_did(run_folder: RunFolder) -> None:
     assert verdict_after_end(run_folder, within_s=0.0)[1] == 1  # there is no result.json
     failed(run_folder, ValueError("too large"))
     assert verdict_after_end(run_folder)[1] == 1 and verdict_of(run_folder).outcome == Outcome.AGAIN
-    run_folder.forget_failure()
+    run_folder.archive_failure()
     ended(run_folder, Status.PREEMPTED)
     assert verdict_after_end(run_folder)[1] == 143
     save(run_folder, 7)

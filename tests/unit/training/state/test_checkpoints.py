@@ -32,7 +32,7 @@ def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **c
     """Return those of a run on one rank, which records its events and no numbers."""
     config = checked()
     settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
-    settings |= {"phases": Phases(), "agree": lambda is_due: is_due, "world": alone()} | changes
+    settings |= {"phases": Phases(), "agree_to_save": lambda wanted: wanted, "world": alone()} | changes
     settings |= {"run_id": None, "saved": catalog.saved(run_folder.checkpoints)}
     return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, **settings)
 
