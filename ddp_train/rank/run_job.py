@@ -199,7 +199,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, p
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, phases: Phases) -> None:
     """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
     folder_of = partial(job.run_folder.predictions_of, state.step)
-    is_there = world.from_main(lambda: all(folder_of(part).exists() for part in components.eval_loaders))
+    is_there = world.from_main(lambda: all(folder_of(name).exists() for name in components.eval_loaders))
     if not job.config.evaluation.save_predictions or is_there:
         return
     with weights_to_evaluate(components):

@@ -169,13 +169,13 @@ class Leader(Member):
 
 def serve(leader: Leader, group: Path) -> int:
     """Run the jobs that the launcher sends through its socket (the member of rank 0)."""
-    with socket.socket(socket.AF_UNIX) as launcher:
-        launcher.connect(str(group / "socket"))
-        for line in launcher.makefile("r"):
+    with socket.socket(socket.AF_UNIX) as launcher_socket:
+        launcher_socket.connect(str(group / "socket"))
+        for line in launcher_socket.makefile("r"):
             leader.start(Job.from_json(line))
             while (exit_code := leader.poll(_POLL_S)) is None:
                 pass
-            launcher.sendall(json.dumps({"exit_code": exit_code, "is_last": leader.is_stopping}).encode() + b"\n")
+            launcher_socket.sendall(json.dumps({"exit_code": exit_code, "is_last": leader.is_stopping}).encode() + b"\n")
             if leader.is_stopping:
                 break
     leader.leave()

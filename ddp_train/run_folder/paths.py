@@ -86,9 +86,9 @@ class RunFolder:
         steps = self.saved_steps()
         return f"from step {max(steps)}" if steps else "from the start"
 
-    def predictions_of(self, step: int, part: str = "") -> Path:
+    def predictions_of(self, step: int, set_name: str = "") -> Path:
         """Return the folder of the per-sample outputs of the evaluation after a step (`evaluation.save_predictions=true`)."""
-        return self.predictions / part / step_folder(step)
+        return self.predictions / set_name / step_folder(step)
 
     def record_config(self, text: str) -> None:
         """Write config.yaml; a different one before it (of an attempt with other settings) stays as config.1.yaml, config.2.yaml, ..."""

@@ -205,8 +205,8 @@ class Attempts:
         elif kind == "came" and not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
             self._registry.say(f"{node.name} has come: the run saves, and goes on with {len(self._registry.nodes)} machines")
             attempt.end(_Ending.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
-            for member in attempt.open:
-                member.line.send("stop", signal=int(signal.SIGTERM))
+            for other in attempt.open:
+                other.line.send("stop", signal=int(signal.SIGTERM))
 
     def _hear_of_a_stop(self, node: Node, message: Message) -> None:
         """Pass a stop signal that came to one machine on to all."""

@@ -4,7 +4,7 @@
          | forks, for each attempt
     torchrun's agent ----> the ranks
 
-One event loop, no torch and no other thread: it forks. The first machine's program has the registry in it, and is its first member.
+One event loop, no torch and no other thread: it forks. The first machine's program has the registry in it, and is its first node.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class _Program:
             return report.exit_code
 
     async def _take_part(self) -> int:
-        """Be a member until the run has ended, and return its exit code."""
+        """Be a node of the run until it has ended, and return its exit code."""
         client = self._client
         has_closed = False
         while True:
@@ -211,7 +211,7 @@ class _Program:
         if line is not None and self._client.has_joined:
             line.send("stop", signal=number, is_final=is_final)
         elif line is not None and not self._rendezvous.is_first:
-            line.cut()  # this machine is no member yet
+            line.cut()  # the registry does not have this machine yet
 
     async def _end_agent(self) -> bool:
         return self._agent is None or await self._agent.end()

@@ -87,15 +87,15 @@ class Registry:
 
     def missing(self) -> str:
         """Say who is not here."""
-        here = {node.facts.node_rank for node in self.nodes}
+        node_ranks = {node.facts.node_rank for node in self.nodes}
         hosts, num_nodes = self._rendezvous.hosts, self._rendezvous.max_nodes
         count = num_nodes - len(self.nodes)
-        absent = [rank for rank in range(num_nodes) if rank not in here] if None not in here else []
+        absent = [rank for rank in range(num_nodes) if rank not in node_ranks] if None not in node_ranks else []
         names = [f"machine {rank}" + (f" ({hosts[rank]})" if hosts else "") for rank in absent]
         lost = [f"{name} ({why})" for name, why in self.lost.items()]
         who = ", ".join(lost or names) or f"{count} machine{'s' if count > 1 else ''}"
-        members = ", ".join(node.name for node in self.nodes) or "none"
-        return f"of {num_nodes} machines {who} {'is' if count == 1 else 'are'} missing; here: {members}"
+        present = ", ".join(node.name for node in self.nodes) or "none"
+        return f"of {num_nodes} machines {who} {'is' if count == 1 else 'are'} missing; here: {present}"
 
     async def _take_in(self, line: Line, *, is_first: bool) -> Node:
         """Hear what a machine tells of itself, and take it in. LineLost: it is refused, or not one of ours."""
@@ -106,7 +106,7 @@ class Registry:
             raise LineLost("is not one of ours")
         name = shown(hello.get("name"), _MAX_NAME)
         their_nonce = str(hello.get("nonce"))
-        if not is_proven(hello.get("proof"), proof(self._rendezvous.token, by="member", over=own_nonce, own=their_nonce)):
+        if not is_proven(hello.get("proof"), proof(self._rendezvous.token, by="node", over=own_nonce, own=their_nonce)):
             self._refuse(line, name, ["it is of another run"], is_foreign=True)
         if (facts := _facts(hello)) is None:
             self._refuse(line, name, ["it speaks another version of ddp_train"])

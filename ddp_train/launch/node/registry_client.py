@@ -127,7 +127,7 @@ class RegistryClient:
             "hello",
             name=facts.host,
             nonce=own_nonce,
-            proof=proof(token, by="member", over=their_nonce, own=own_nonce),
+            proof=proof(token, by="node", over=their_nonce, own=own_nonce),
             program=self._program,
             pid=os.getpid(),
             facts=replace(facts, run=self.left or facts.run).to_json(),

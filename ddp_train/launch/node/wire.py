@@ -1,6 +1,6 @@
 """A line between a machine and the registry: one JSON object a line over TCP, and a sign of life each second in both directions.
 
-Nothing that comes is unpickled. A member runs the job that the registry sends, so each proves to the other that it knows the token before
+Nothing that comes is unpickled. A node runs the job that the registry sends, so each proves to the other that it knows the token before
 anything is done: by an HMAC over a number of the other's, so that the token itself never travels (`proof`). Without a token (a run by hand
 without `cluster.rendezvous_id`) that proves nothing, and nothing is encrypted at any time.
 """
@@ -38,7 +38,7 @@ def proof(token: str, *, by: str, over: Any, own: Any) -> str:
     """Return what shows knowledge of the token.
 
     Args:
-        by: member or registry: neither can send the other's proof back.
+        by: node or registry: neither can send the other's proof back.
         over: the nonce of the side that is to be convinced, a random number that was never used before.
         own: the nonce of the side that proves it.
     """

@@ -48,10 +48,10 @@ def evaluate(
     with as_evaluated(components):
         for name, loader in components.eval_loaders.items():
             folder = predictions(name) if predictions else None
-            of_set = _evaluate_set(components, loader, world, predictions=folder, begins_batch=begins_batch, is_stopping=is_stopping)
-            if of_set is None:
+            set_metrics = _evaluate_set(components, loader, world, predictions=folder, begins_batch=begins_batch, is_stopping=is_stopping)
+            if set_metrics is None:
                 return None
-            metrics |= {metric.of_set(name, metric_name): value for metric_name, value in of_set.items()}
+            metrics |= {metric.recorded_name(name, metric_name): value for metric_name, value in set_metrics.items()}
     return metrics
 
 

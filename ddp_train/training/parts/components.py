@@ -33,7 +33,7 @@ from ddp_train.interfaces import (
 from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.reader import LengthPlan
 from ddp_train.training.parts.compiled import Compiled
-from ddp_train.training.parts.metric import Metric, of_set
+from ddp_train.training.parts.metric import Metric, recorded_name
 from ddp_train.training.parts.turn import Turn, make_turns
 from ddp_train.training.record.throughput import Throughput
 
@@ -69,7 +69,7 @@ class EvaluationParts:
     def goals(self) -> dict[str, Goal]:
         """Which way each metric is better, the headline one first: of each set the objective's, then those of `evaluation.metrics`."""
         goals = {**self.objective.goals, **{name: metric.goal for name, metric in self.metrics.items() if metric.goal is not None}}
-        return {of_set(set_name, name): goal for set_name in self.eval_loaders for name, goal in goals.items()}
+        return {recorded_name(set_name, name): goal for set_name in self.eval_loaders for name, goal in goals.items()}
 
     @property
     def eval_loader(self) -> EvaluationLoader | None:

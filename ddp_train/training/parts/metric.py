@@ -140,7 +140,7 @@ def build_metrics(nodes: Mapping[str, Any], objective: AnyObjective, world: Worl
     return {name: as_metric(candidate, name, world.device) for name, candidate in candidates.items()}
 
 
-def of_set(set_name: str, name: str) -> str:
+def recorded_name(set_name: str, name: str) -> str:
     """Return the name of an evaluation set's metric in a record: its own where the set has no name."""
     return f"{set_name}/{name}" if set_name else name
 

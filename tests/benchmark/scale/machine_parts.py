@@ -73,7 +73,7 @@ class _Member:
         while True:
             message = await line.receive()
             if message["kind"] == "challenge":
-                line.send("hello", nonce="n", proof=proof("", by="member", over=message["nonce"], own="n"), **self.hello)
+                line.send("hello", nonce="n", proof=proof("", by="node", over=message["nonce"], own="n"), **self.hello)
             elif message["kind"] == "look":
                 line.send("seen", utc=time.time(), sees=True)
             elif message["kind"] == "welcome":

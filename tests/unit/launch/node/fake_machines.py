@@ -74,7 +74,7 @@ class Fake:
                 message = await self.line.receive()
                 self.heard.append(message)
                 if message["kind"] == "challenge":
-                    shown = proof(token, by="member", over=message["nonce"], own="n1")
+                    shown = proof(token, by="node", over=message["nonce"], own="n1")
                     self.line.send("hello", nonce="n1", proof=shown, **hello)
                 elif message["kind"] == "look" and not self.is_mute:
                     self.line.send("seen", utc=time.time() + self.ahead_s, sees=sees)

@@ -85,7 +85,7 @@ def test_both_ends_prove_that_they_know_the_token_and_never_send_it(tmp_path: Pa
             welcome = await other.hears("welcome")
             challenge = await other.hears("challenge")
             assert welcome["proof"] == proof("ours", by="registry", over="n1", own=challenge["nonce"])
-            assert welcome["proof"] != proof("ours", by="member", over=challenge["nonce"], own="n1")
+            assert welcome["proof"] != proof("ours", by="node", over=challenge["nonce"], own="n1")
             again = await found.comes("node2", token="ours")
             assert (await again.hears("challenge"))["nonce"] != challenge["nonce"]
             assert "ours" not in str([each for each in other.heard if each["kind"] != "attempt"])
@@ -114,7 +114,7 @@ def test_a_machine_of_another_version_is_told_so(tmp_path: Path, says: dict[str,
         {"kind": ["ended"]},
     ],
 )
-def test_a_member_that_sends_what_is_no_message_is_dropped_by_name(
+def test_a_node_that_sends_what_is_no_message_is_dropped_by_name(
     tmp_path: Path, fields: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story() -> int:
@@ -209,7 +209,7 @@ def test_who_came_for_another_run_is_refused_and_who_comes_back_to_this_one_is_n
             for run, said in (("/runs/b", "node1 came for /runs/b"), ("", "node1 came for a new one")):
                 refused = await (await found.comes("node1", run=run)).hears("refused")
                 assert refused["is_foreign"] and refused["reasons"] == [f"another run is there: /runs/a; {said}"]
-            back = await found.comes("node1", run=str(found.run_folder.root))  # it has been a member of this very run
+            back = await found.comes("node1", run=str(found.run_folder.root))  # it has been a node of this very run
             assert (await back.hears("welcome"))["folder"] == str(found.run_folder.root)
 
     asyncio.run(story())

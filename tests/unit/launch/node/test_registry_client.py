@@ -52,7 +52,7 @@ def test_nothing_is_taken_from_a_registry_that_does_not_know_the_token(capsys: p
         for wrong in ({}, {"proof": "0" * 64}, {"proof": proof("theirs", by="registry", over="n1", own="n0")}):
             code, hello = await come({"kind": "welcome", "first": "node0", **wrong})
             assert code == ENVIRONMENT_REFUSES
-            assert is_proven(hello["proof"], proof("ours", by="member", over="n0", own=hello["nonce"]))
+            assert is_proven(hello["proof"], proof("ours", by="node", over="n0", own=hello["nonce"]))
             assert "token" not in hello and "ours" not in str(hello)
         assert "does not know this run's token" in capsys.readouterr().err
         code, hello = await come({"kind": "welcome", "first": "node0", "proof": hello["proof"]})  # its own, sent back
