@@ -14,7 +14,7 @@ from ddp_train.system.phase import Phases
 from ddp_train.training.check import memory
 from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
 from ddp_train.training.check.sanity_check import try_first_batches
-from ddp_train.training.loop.callbacks import Callbacks, RunView
+from ddp_train.training.loop.callbacks import Callbacks
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.loop.train_step import TrainStep
@@ -84,7 +84,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
     if replicas is not None:
         hooks.after_step.append(replicas.after_step)
     if components.callbacks:
-        Callbacks(components.callbacks, RunView(trainer, config.callbacks)).register(hooks)
+        Callbacks(trainer, config.callbacks).register(hooks)
     if replicas is not None:
         hooks.before_save.append(replicas.before_save)
     if isinstance(scheduler, Plateau):

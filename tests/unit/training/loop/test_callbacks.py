@@ -17,6 +17,7 @@ from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Callback, Run
+from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import with_loss
 from ddp_train.training.record.reduction import Reduction
@@ -271,3 +272,9 @@ def test_a_callback_that_inherits_has_the_events_that_are_its_own() -> None:
 
     assert interfaces.overrides(Late(), "end") and not interfaces.overrides(Late(), "evaluation_weights")
     assert not interfaces.overrides(Diary(), "evaluation_weights")
+
+
+def test_a_callback_is_shown_nothing_but_what_the_protocol_has() -> None:
+    training, _ = run()
+    shown = {name for name in dir(RunView(training, Callbacks(training, {}))) if not name.startswith("_")}
+    assert shown == {*Run.__annotations__, *(name for name in vars(Run) if not name.startswith("_"))}
