@@ -180,7 +180,9 @@ def sizes(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> None:
 
 
 def _model(screen: Screen, measured: Mapping[str, Any]) -> None:
-    trained = "all trained" if measured["trained"] == measured["parameters"] else f"{measured['trained']:,} of them trained"
+    trained = (
+        "all trained" if measured["trained_parameters"] == measured["parameters"] else f"{measured['trained_parameters']:,} of them trained"
+    )
     screen.fact("model", f"{measured['model']}, {measured['parameters']:,} parameters, {trained}")
     screen.fact("layers", *measured["layers"])
     parts = ", ".join(f"{part} {in_units(size)}" for part, size in measured["rank_bytes"].items() if size)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
 from ddp_train.cli.pipeline import check_pipeline
-from ddp_train.config import check as config_check
+from ddp_train.config.check import check_frozen
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import options_of
 from ddp_train.config.saved import answered_config, replaced_configs, saved_config
@@ -100,7 +100,7 @@ def frozen_job(
     require_working_directory(["resume", str(Path(sweep or checkpoint or folder).absolute()), *overrides], folder, saved)
     tree: Any = OmegaConf.to_container(changed)
     first, options = original_words(folder)
-    config, run_folder = config_check.load(tree), RunFolder(folder)
+    config, run_folder = check_frozen(tree), RunFolder(folder)
     if not run_folder.environment.exists():  # a run that has begun waits for no other run
         check_pipeline(config)
     return Job(

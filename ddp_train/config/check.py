@@ -120,7 +120,7 @@ def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
     return [*kept.values()]
 
 
-def load(tree: dict[str, Any]) -> RunConfig:
+def check_frozen(tree: dict[str, Any]) -> RunConfig:
     """Check a frozen config again, on this machine: the global batch is kept, the accumulation follows from the number of ranks here."""
     tree = {**tree, "trainer": {**(tree.get("trainer") or {}), "grad_accum_steps": None}}
     return check_config(OmegaConf.create(tree))

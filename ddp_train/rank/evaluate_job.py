@@ -23,7 +23,7 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.launch.job import Job, Task
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.metrics.jsonl import read_records
-from ddp_train.rank import environment, summary
+from ddp_train.rank import provenance, summary
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.paths import COMPLETE, RunFolder, step_of
 from ddp_train.run_folder.progress import batch_notes, progress_of
@@ -54,7 +54,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, phases: 
     """
     started, task = time.monotonic(), job.task
     assert task is not None
-    with environment.recorded(job, world):
+    with provenance.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
         answers = world.from_main(lambda: answers_of(Path(task.run)))

@@ -21,7 +21,7 @@ from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.launch.job import Job
 from ddp_train.loader.order import epochs
-from ddp_train.rank import environment, summary
+from ddp_train.rank import provenance, summary
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
@@ -40,7 +40,7 @@ from ddp_train.training.profile import Profiler
 from ddp_train.training.record import predictions
 from ddp_train.training.record.records import Records
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, probe, ranking_of, retention
+from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, ranking_of, require_room_for_run, retention
 from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning, require_same
 from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import TrainState
@@ -143,7 +143,7 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
         config, folder = job.config, job.run_folder.root
         job = _with_answered_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
     sweep = sweep_of(job.run_folder.root)
-    with environment.recorded(job, world):
+    with provenance.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
         components = build(job.config, world, compile_cache=(sweep or job.run_folder.root) / job.run_folder.compiled.name)
@@ -216,7 +216,7 @@ def _open_records(
     """Make the folder ready for what this attempt writes, and open its records; `changed` is what `_resume` returned. Collective."""
     run_folder = job.run_folder
     if world.is_main:
-        probe(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
+        require_room_for_run(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
         run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_folder.predictions, state.step)
     records = Records(run_folder, world, partial(_writers, job, components, state, phases) if world.is_main else list)

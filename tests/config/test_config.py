@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from ddp_train.cli import compose as cli_compose
 from ddp_train.cli import main as app
-from ddp_train.config.check import ConfigErrors, check_config, load
+from ddp_train.config.check import ConfigErrors, check_config, check_frozen
 from ddp_train.config.cluster import environment_of, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import ConfigError
@@ -201,7 +201,7 @@ def test_the_batch_identity_is_derived_either_way() -> None:
 def test_a_frozen_config_keeps_its_global_batch_on_another_number_of_ranks() -> None:
     frozen = checked("cluster=cpu", "trainer.grad_accum_steps=2").tree
     frozen["cluster"]["processes_per_node"] = 1
-    assert str(load(frozen).batch) == "global batch 128 = micro-batch 32 x 1 rank x accumulation 4"
+    assert str(check_frozen(frozen).batch) == "global batch 128 = micro-batch 32 x 1 rank x accumulation 4"
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.build import data
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.compiled import compile_model, note
+from ddp_train.training.parts.compiled import compile_model, compile_note
 from ddp_train.training.parts.components import Components, EvaluationParts, wrap
 from ddp_train.training.parts.evaluated_weights import training_mode
 from ddp_train.training.parts.metric import build_metrics
-from ddp_train.training.record.throughput import measure, peak_of
+from ddp_train.training.record.throughput import make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import identity_of, require_meaning
 from ddp_train.traits import follows_a_metric, require_rows
@@ -64,11 +64,11 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
     peak = peak_of(world.device, amp, trained, cast=strategy.param_dtype if world.has_group else None)
-    throughput = measure(world, objective, trained, source=source, peak=peak)
+    throughput = make_throughput(world, objective, trained, source=source, peak=peak)
     notes = [note_methods_not_called(model), _checkpoint_activations(model, config)]
     called = [*model.children()] if isinstance(objective, TurnObjective) else [model]
     compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
-    notes.append(note(compiled, config.compile))
+    notes.append(compile_note(compiled, config.compile))
     module, turns = wrap(trained, objective, strategy, world)
 
     optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())

@@ -22,7 +22,7 @@ class Sizes:
     model: str  # the class
     layers: list[str]  # lines of a table (`summary`)
     parameters: int
-    trained: int  # of them
+    trained_parameters: int  # of them
     steps: int
     steps_per_epoch: int | None  # None: the data has no epochs
     epoch_size: int | None  # samples
@@ -51,7 +51,7 @@ def measure(config: RunConfig) -> Sizes:
         model=type(components.model).__name__,
         layers=layer_table(components.model, depth=config.summary) if config.summary else [],
         parameters=sum(parameter.numel() for parameter in parameters),
-        trained=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        trained_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         steps=components.total_steps,
         steps_per_epoch=order.steps_per_epoch,
         epoch_size=order.epoch_size,
@@ -86,7 +86,7 @@ def _rows(model: nn.Module, depth: int) -> Iterator[tuple[str, str, str, str, st
             shapes.append(f"{name} {list(parameter.shape)}" if owner == full else f"{name} = {owner}")
         parameters = list(module.parameters())
         sizes = [parameter.numel() for parameter in parameters]
-        trained = [parameter.numel() for parameter in parameters if parameter.requires_grad]
+        trained_sizes = [parameter.numel() for parameter in parameters if parameter.requires_grad]
         name = "  " * (level - 1) + path.rpartition(".")[2] if path else "(itself)"
-        counts = (f"{sum(sizes):,}", f"{sum(trained):,}") if parameters else ("", "")
+        counts = (f"{sum(sizes):,}", f"{sum(trained_sizes):,}") if parameters else ("", "")
         yield name, type(module).__name__, *counts, ", ".join(shapes)

@@ -229,7 +229,7 @@ def _with_forward(kind: Any) -> type[nn.Module]:
     return type(kind.__name__, (kind,), own)
 
 
-def note(compiled: Compiled, config: CompileConfig) -> str:
+def compile_note(compiled: Compiled, config: CompileConfig) -> str:
     """Return for the start of a run what is compiled; "" where nothing is."""
     if not compiled:
         return ""

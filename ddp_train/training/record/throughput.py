@@ -186,7 +186,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
     return nn.Parameter(shape, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
-def measure(world: World, objective: AnyObjective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
+def make_throughput(world: World, objective: AnyObjective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
     """Return the throughput meter of a run, before the model is compiled or wrapped; `peak` is the device's, in FLOP/s."""
     has_lengths = getattr(source, "lengths", None) is not None  # a sample may be shorter than the longest
     window = None if has_lengths else source.facts.get("context_length")

@@ -81,8 +81,8 @@ class Checkpoints:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
         self._saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as aside:
-            state = content(self.components, self.state, window, self.world, aside)
-            self._saver.save(state, metrics=self._schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
+            saved = content(self.components, self.state, window, self.world, aside)
+            self._saver.save(saved, metrics=self._schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
     def finish(self) -> str:
         """Wait until the newest checkpoint is complete; return its error, or "". Collective."""
@@ -142,7 +142,7 @@ def ranking_of(components: Components, metric: str | None = None) -> Ranking:
     return ranking(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
 
 
-def probe(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
+def require_room_for_run(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
     """Refuse to train where the disk has no space for one checkpoint, or warn where it has none for all that stay (rank 0)."""
     size = estimate_checkpoint(components, num_ranks=world.size)
     if warning := require_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):

@@ -17,7 +17,7 @@ SAVES = [FrameSummary("/site-packages/ddp_train/checkpoint/save.py", 7, "finish"
 WAITS_FOR_SAVES = [*SAVES, FrameSummary("/site-packages/ddp_train/distributed/store.py", 30, "wait_for_thread")]
 POLLS = FrameSummary("/site-packages/ddp_train/system/deadline.py", 20, "wait_until")
 ASKS_OTHERS = [FrameSummary("/site-packages/ddp_train/rank/peers.py", 7, "ask_others"), POLLS]
-LOOKS_FOR_A_FILE = [FrameSummary("/site-packages/ddp_train/rank/environment.py", 7, "_sees"), POLLS]
+LOOKS_FOR_A_FILE = [FrameSummary("/site-packages/ddp_train/rank/provenance.py", 7, "_sees"), POLLS]
 OWN = [FrameSummary("/home/me/model.py", 7, "forward")]
 
 

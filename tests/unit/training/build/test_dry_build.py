@@ -38,7 +38,7 @@ def test_they_are_those_of_the_run_itself(overrides: tuple[str, ...]) -> None:
         model=type(parts.model).__name__,
         layers=[],
         parameters=sum(parameters),
-        trained=sum(parameters),
+        trained_parameters=sum(parameters),
         steps=parts.total_steps,
         steps_per_epoch=parts.train_loader.order.steps_per_epoch,
         epoch_size=parts.train_loader.order.epoch_size,

@@ -20,7 +20,7 @@ from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError, RunError
 from ddp_train.model.gpt import GPT
-from ddp_train.training.parts.compiled import Compiled, compile_model, keep_cache, note
+from ddp_train.training.parts.compiled import Compiled, compile_model, compile_note, keep_cache
 from ddp_train.training.parts.components import with_loss
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
@@ -233,7 +233,7 @@ def test_a_run_compiles_before_its_first_step_and_trains_as_without(capsys: pyte
         parts = components(*base, *options, base=[])
         trainer(parts, TrainState(), write=lambda record: records.append(dict(record))).train()
         runs.append(parts)
-    assert runs[0].notes == [note(runs[0].compiled, settings(backend="aot_eager"))]
+    assert runs[0].notes == [compile_note(runs[0].compiled, settings(backend="aot_eager"))]
     assert "3 regions (BasicBlock)" in runs[0].notes[0]
     warm = capsys.readouterr().out
     assert "compile  " in warm and "graphs in" in warm

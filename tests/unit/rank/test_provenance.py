@@ -11,13 +11,13 @@ import pytest
 
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
-from ddp_train.rank import environment
+from ddp_train.rank import provenance
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.checkpoint.states import saved
 
 
 def test_the_packages_have_the_names_and_versions_of_their_own_metadata() -> None:
-    found = environment._packages()
+    found = provenance._packages()
     assert found == {each.name: each.version for each in metadata.distributions()}
     assert "torch" in found
 
@@ -26,19 +26,19 @@ def test_it_is_written_beside_the_block_and_there_when_the_block_is_left_also_by
     job = mock.Mock(run_folder=RunFolder(tmp_path), command=["ddp-train"], overrides=[])
     job.config.hash.return_value, job.config.batch = "abc", "16"
     job.run_folder.config.touch()
-    with pytest.raises(ValueError, match="no model"), environment.recorded(job, alone()):
+    with pytest.raises(ValueError, match="no model"), provenance.recorded(job, alone()):
         raise ValueError("no model")
     first = json.loads(job.run_folder.environment.read_text())
     assert first["config_sha256"] == "abc" and first["world_size"] == 1
     job.command = ["another"]
-    with environment.recorded(job, alone()):
+    with provenance.recorded(job, alone()):
         pass
     assert json.loads(job.run_folder.environment.read_text()) == first
     job.run_folder.environment.unlink()
     with (
-        mock.patch.object(environment, "write_json", side_effect=OSError("disk full")),
+        mock.patch.object(provenance, "write_json", side_effect=OSError("disk full")),
         pytest.raises(OSError, match="disk full"),
-        environment.recorded(job, alone()),
+        provenance.recorded(job, alone()),
     ):
         pass
 
@@ -50,13 +50,13 @@ def test_a_run_has_a_number_of_its_own_and_keeps_it_when_the_file_is_lost(tmp_pa
         job.config.hash.return_value, job.config.batch = "abc", "16"
         job.run_folder.checkpoints.mkdir(parents=True)
         job.run_folder.config.touch()
-        with environment.recorded(job, alone()):
+        with provenance.recorded(job, alone()):
             pass
         numbers.append(job.run_folder.run_id())
     assert numbers[0] and numbers[1] and numbers[0] != numbers[1]
     checkpoint = saved(job.run_folder.checkpoints, 3, run=numbers[1])
     job.run_folder.environment.unlink()
     assert verify(checkpoint) == ""  # nothing says whose it is not
-    with environment.recorded(job, alone()):
+    with provenance.recorded(job, alone()):
         pass
     assert job.run_folder.run_id() == numbers[1] and verify(checkpoint) == ""
