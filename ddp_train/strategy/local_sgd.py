@@ -19,7 +19,7 @@ class LocalSGD(Strategy):
 
     A synchronisation takes the mean over the ranks of each weight's displacement since the last one. An outer optimizer, SGD with
     Nesterov's momentum (DiLoCo), steps by it from the weights that all had then. Buffers take the mean displacement as it is; those of
-    whole numbers become rank 0's. The state of each rank's own optimizer stays with it. One rank alone takes its own displacement for the mean.
+    whole numbers become rank 0's. The state of each rank's own optimizer stays with it. One rank alone takes its own.
 
     Args:
         every_steps: steps from one synchronisation to the next, at least 1; in those between, the ranks exchange nothing.
