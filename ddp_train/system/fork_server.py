@@ -29,7 +29,7 @@ from ddp_train.system.process import STOP_SIGNALS, Child, close_all_but, die_wit
 
 _PID = struct.Struct("!Q")
 _MAX_FILES = 253  # that the kernel takes at once
-Entry = Callable[[Any], int]  # serves a request in the fork server's process, and returns the exit code
+RequestHandler = Callable[[Any], int]  # serves a request in the fork server's process, and returns the exit code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,14 @@ class Request:
 
 
 class ForkServer:
-    """The owner's end of a fork server: the process that waits for a request, and the socket to it and to its clones (`door`).
+    """The owner's end of a fork server: the process that waits for a request, and the socket to it and to its clones (`request_socket`).
 
     `is_loaded`: it has nothing to import, and the next one is ready at once.
     """
 
-    def __init__(self, waiting: Child, door: socket.socket, *, is_loaded: bool) -> None:
+    def __init__(self, waiting: Child, request_socket: socket.socket, *, is_loaded: bool) -> None:
         self._waiting: Child | None = waiting
-        self._door, self._is_loaded = door, is_loaded
+        self._request_socket, self._is_loaded = request_socket, is_loaded
 
     def is_there(self) -> bool:
         """Tell whether a process waits for a request. Blocks while a process that was asked before still imports."""
@@ -65,20 +65,22 @@ class ForkServer:
             set_subreaper(True)
         content = file_in_memory(pickle.dumps(request))
         try:
-            socket.send_fds(self._door, [b"?"], [content, *request.files])  # never blocks, however long it is: the process may still import
+            socket.send_fds(
+                self._request_socket, [b"?"], [content, *request.files]
+            )  # never blocks, however long it is: the process may still import
         except OSError:
             child.signal(signal.SIGKILL)  # usually it has died; its exit code says so
         finally:
             os.close(content)
         if request.is_last:
-            self._door.close()
+            self._request_socket.close()
         elif self._is_loaded:
             self._waiting = self._next()
         return child
 
     def end(self) -> None:
         """Kill the waiting process."""
-        self._door.close()
+        self._request_socket.close()
         if self._waiting is not None:
             self._waiting.signal(signal.SIGKILL)
             self._waiting.wait()
@@ -87,7 +89,7 @@ class ForkServer:
     def _next(self) -> Child | None:
         """Return the clone of the process that got the last request; None: there is none."""
         try:
-            answer = self._door.recv(_PID.size, socket.MSG_WAITALL)
+            answer = self._request_socket.recv(_PID.size, socket.MSG_WAITALL)
         except OSError:
             answer = b""
         set_subreaper(False)  # orphans of others are not ours
@@ -102,7 +104,7 @@ def spawn_fork_server(environment: Mapping[str, str], imports: Sequence[str], *,
         imports: modules that it imports while there is no request, in this order.
         command: the command to run instead of `interpreter()`.
     """
-    door, server_end = socket.socketpair()
+    request_socket, server_end = socket.socketpair()
     server_end.set_inheritable(True)
     words = [*(command or interpreter()), *imports]
     pid = os.posix_spawn(
@@ -114,38 +116,38 @@ def spawn_fork_server(environment: Mapping[str, str], imports: Sequence[str], *,
         setsigdef=STOP_SIGNALS,
     )
     server_end.close()
-    return ForkServer(Child(pid), door, is_loaded=False)
+    return ForkServer(Child(pid), request_socket, is_loaded=False)
 
 
-def fork_as_server(entry: Entry, *, without: Sequence[int] = ()) -> ForkServer:
+def fork_as_server(handler: RequestHandler, *, without: Sequence[int] = ()) -> ForkServer:
     """Fork this process, which must have one thread: the fork waits for a request, with all modules of this process.
 
     `without`: descriptors that it closes: a lock or a port would stay taken as long as it has them.
     """
-    door, server_end = socket.socketpair()
+    request_socket, server_end = socket.socketpair()
     owner = os.getpid()
 
     def wait() -> int:
-        for descriptor in (door.detach(), *without):
+        for descriptor in (request_socket.detach(), *without):
             os.close(descriptor)
         os.setsid()
-        return _serve(server_end, owner, entry)
+        return _serve(server_end, owner, handler)
 
     child = fork(wait)
     server_end.close()
-    return ForkServer(child, door, is_loaded=True)
+    return ForkServer(child, request_socket, is_loaded=True)
 
 
-def run_fork_server(entry: Entry, imports: Sequence[str]) -> int:
+def run_fork_server(handler: RequestHandler, imports: Sequence[str]) -> int:
     """Import modules, wait for a request, serve it and return its exit code."""
     descriptor, _, owner = os.environ.pop(handover.FORK_SERVER).partition(":")
     die_with_parent(int(owner))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    door = socket.socket(fileno=int(descriptor))
-    door.set_inheritable(False)
-    close_all_but(0, 1, 2, door.fileno())  # copies of files of others, which would keep their end-of-file away
-    return _serve(door, int(owner), entry, imports)
+    request_socket = socket.socket(fileno=int(descriptor))
+    request_socket.set_inheritable(False)
+    close_all_but(0, 1, 2, request_socket.fileno())  # copies of files of others, which would keep their end-of-file away
+    return _serve(request_socket, int(owner), handler, imports)
 
 
 def import_for_good(names: Iterable[str]) -> None:
@@ -164,14 +166,14 @@ def interpreter() -> list[str]:
     return [sys.executable, "-u", "-m", "ddp_train"]
 
 
-def _serve(door: socket.socket, owner: int, entry: Entry, imports: Sequence[str] = ()) -> int:
+def _serve(request_socket: socket.socket, owner: int, handler: RequestHandler, imports: Sequence[str] = ()) -> int:
     """Import while there is no request, then serve one; each process that gets a request forks a clone to wait in its place."""
     pending = list(imports)
     while True:
-        while pending and not select.select([door], [], [], 0)[0]:
+        while pending and not select.select([request_socket], [], [], 0)[0]:
             with suppress(Exception):  # raised again where it is needed
                 import_for_good([pending.pop(0)])
-        if (received := _receive(door)) is None:
+        if (received := _receive(request_socket)) is None:
             return 0
         request, files = received
         problem: Exception | None = None
@@ -182,11 +184,11 @@ def _serve(door: socket.socket, owner: int, entry: Entry, imports: Sequence[str]
         if request.is_last or not _fork_clone(owner):
             if problem is not None:
                 raise problem
-            _restore_numbers(files, request.files, door)
-            return entry(request)
+            _restore_numbers(files, request.files, request_socket)
+            return handler(request)
         for descriptor in files:
             os.close(descriptor)
-        door.sendall(_PID.pack(os.getpid()))
+        request_socket.sendall(_PID.pack(os.getpid()))
 
 
 def _fork_clone(owner: int) -> bool:
@@ -213,10 +215,10 @@ def _fork_clone(owner: int) -> bool:
     return True
 
 
-def _receive(door: socket.socket) -> tuple[Request, list[int]] | None:
+def _receive(request_socket: socket.socket) -> tuple[Request, list[int]] | None:
     """Return a request with its files; None: the owner has ended, or needs nothing."""
     try:
-        _, received, _, _ = socket.recv_fds(door, 1, _MAX_FILES)
+        _, received, _, _ = socket.recv_fds(request_socket, 1, _MAX_FILES)
     except OSError:
         return None
     if not received:
@@ -226,9 +228,9 @@ def _receive(door: socket.socket) -> tuple[Request, list[int]] | None:
         return pickle.load(content), list(received[1:])
 
 
-def _restore_numbers(files: Sequence[int], numbers: Sequence[int], door: socket.socket) -> None:
+def _restore_numbers(files: Sequence[int], numbers: Sequence[int], request_socket: socket.socket) -> None:
     """Give received files the descriptor numbers that they had, and close the socket."""
-    door.close()
+    request_socket.close()
     above = max(numbers, default=0) + 1
     moved = [fcntl(descriptor, F_DUPFD_CLOEXEC, above) for descriptor in files]
     for descriptor in files:

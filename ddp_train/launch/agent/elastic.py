@@ -39,11 +39,11 @@ _OTHERS_WITHIN_S = 0.1  # how long ranks that fail at the same time have to end 
 _LOOKS_EVERY_S = 1.0
 """How often it looks at the ranks by itself. The end of one and a signal wake it at once, and every look takes a processor from them."""
 
-Again = Callable[[Mapping[int, ProcessFailure], int], bool]
+ShouldRestart = Callable[[Mapping[int, ProcessFailure], int], bool]
 """Tells whether ranks are started again, after failures by rank. Is told how many restarts are left."""
 
 
-def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restarts: int = 0) -> None:
+def run(options: Namespace, ranks: Ranks, *, grace_s: int, should_restart: ShouldRestart, restarts: int = 0) -> None:
     """Run torch's agent, with our rules, to its end. `torch.distributed.run.run` is torch's own without them (`cluster.agent=torch`).
 
     Args:
@@ -55,7 +55,7 @@ def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restart
     """
     multiprocessing._terminate_process_handler = _raise_on_first_signal
     multiprocessing.get_subprocess_handler = ranks.start  # type: ignore[attr-defined, assignment]  # called by its name there
-    api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, again=again, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
+    api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, should_restart=should_restart, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
     if options.max_restarts == 0:
         ranks.to_start = int(options.nproc_per_node)
     options.log_dir = os.devnull  # torch would leave an empty folder in TMPDIR for each start
@@ -63,9 +63,9 @@ def run(options: Namespace, ranks: Ranks, *, grace_s: int, again: Again, restart
 
 
 class _Agent(LocalElasticAgent):
-    def __init__(self, *arguments: Any, grace_s: int, again: Again, restarts: int, **options: Any) -> None:
+    def __init__(self, *arguments: Any, grace_s: int, should_restart: ShouldRestart, restarts: int, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "logs_specs": _NoLogs(os.devnull)})
-        self._grace_s, self._again = grace_s, again
+        self._grace_s, self._should_restart = grace_s, should_restart
         self._remaining_restarts -= restarts
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -88,7 +88,7 @@ class _Agent(LocalElasticAgent):
         stopped = [-each.exitcode for each in result.failures.values() if each.local_rank not in told and -each.exitcode in STOP_SIGNALS]
         if result.is_failed() and stopped:
             raise SignalException("a rank was stopped before it listened", sigval=signal.Signals(stopped[0]))
-        if result.is_failed() and not self._again(result.failures, self._remaining_restarts):
+        if result.is_failed() and not self._should_restart(result.failures, self._remaining_restarts):
             self._remaining_restarts = 0
         return result
 

@@ -25,7 +25,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import NoProgress, close_last_attempt
 from ddp_train.system import handover, torch_internals
-from ddp_train.system.fork_server import Entry
+from ddp_train.system.fork_server import RequestHandler
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 from ddp_train.system.redaction import Redacting
 
@@ -36,7 +36,7 @@ _PLAIN = (
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 
 
-def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], run_rank: Entry) -> int:
+def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], run_rank: RequestHandler) -> int:
     """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
 
     Args:
@@ -73,7 +73,7 @@ def main(own: AgentOptions, arguments: list[str], ranks: Ranks) -> int:
             print(*lacks, _PLAIN, sep="\n", flush=True)
             torchrun.run(options)
         else:
-            elastic.run(options, ranks, grace_s=own.grace_s, again=failures.again, restarts=own.restarts or 0)
+            elastic.run(options, ranks, grace_s=own.grace_s, should_restart=failures.should_restart, restarts=own.restarts or 0)
     except ChildFailedError as error:
         return failures.end(error)
     except SignalException as error:
@@ -119,8 +119,8 @@ class Failures:
         self._no_progress: NoProgress | None = None  # why a restart would get no further
         self._has_recorded = False  # in an attempt on several machines: it was this agent that wrote failure.json
 
-    def again(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
-        """Tell whether the ranks are started again (`elastic.Again`)."""
+    def should_restart(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
+        """Tell whether the ranks are started again (`elastic.ShouldRestart`)."""
         self._is_closed = False
         run_folder = self._options.run_folder
         if self._has_ended():

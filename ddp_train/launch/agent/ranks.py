@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import get_sub
 from ddp_train.launch.fork_request import RankRequest
 from ddp_train.system import handover
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.fork_server import Entry, ForkServer, fork_as_server, interpreter, spawn_fork_server
+from ddp_train.system.fork_server import ForkServer, RequestHandler, fork_as_server, interpreter, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, num_threads
 
 _READ_LATER = (handover.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_", "PET_", "CUDA_VISIBLE_DEVICES")
@@ -41,7 +41,7 @@ class Ranks:
         is_forked: this process has imported that, in their environment (`loads_alike`).
     """
 
-    def __init__(self, run_rank: Entry, *, files: Sequence[int], imports: Sequence[str], is_forked: bool) -> None:
+    def __init__(self, run_rank: RequestHandler, *, files: Sequence[int], imports: Sequence[str], is_forked: bool) -> None:
         self.to_start: int | None = None
         """How many ranks it starts in all, where that is known: the last one leaves nothing that waits."""
         self._server: ForkServer | None = None

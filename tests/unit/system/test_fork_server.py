@@ -86,9 +86,9 @@ def test_files_keep_their_numbers(server: ForkServer) -> None:
 
 def test_a_request_of_any_length_is_taken_at_once_by_one_that_imports_still() -> None:
     reading, writing = os.pipe()
-    door, theirs = socket.socketpair()
+    request_socket, theirs = socket.socketpair()
     child = fork(lambda: len(os.read(reading, 1)))  # as one that imports: it reads nothing of the line
-    server = ForkServer(child, door, is_loaded=False)
+    server = ForkServer(child, request_socket, is_loaded=False)
     assert server.is_there()
     server.start(Exit(text="x" * 5_000_000, is_last=True))
     os.write(writing, b"!")
