@@ -19,7 +19,7 @@ class TurnsStep(TrainStep):
 
     _turn: Turn
 
-    def update_weights(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
         """Return the norm over all turns. A step in which one was not finite takes no further turn (`guard`)."""
         components, all_batches = self.components, [*micro_batches]
         turns = components.turns_at(self.state.step)
@@ -64,7 +64,7 @@ class EarlyStep(TrainStep):
             for parameter in group["params"]:
                 parameter.register_post_accumulate_grad_hook(partial(self._step, index))
 
-    def update_weights(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
         """Return the norm of the gradients. Collective where some are sharded."""
         num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
         self._is_stepping, self._measures = True, measures_norm

@@ -26,7 +26,7 @@ from ddp_train.training.train_state import TrainState
 
 
 class TotalWeight(NamedTuple):
-    """The weight of a step's micro-batches."""
+    """The weight of a step's micro-batches. The weight of a batch is the number of units that its loss sums over: samples or tokens."""
 
     get: Callable[[], float | Tensor]  # a tensor of shape [] where the shapes do not tell it
     num_ranks: int  # whose micro-batches it counts: the strategy takes the mean of their gradients, and the sum is wanted
@@ -68,14 +68,14 @@ class TrainStep:
         window = self.window
         window.begin_step()
         weight, micro_batches = self._start_total_weight(micro_batches, global_batch_size)
-        grad_norm = self.update_weights(micro_batches, weight, measures_norm=measures_norm)
+        grad_norm = self.update_parameters(micro_batches, weight, measures_norm=measures_norm)
         self.components.scheduler.step()
         if self.guard.needs_norm and grad_norm is not None:
             window.norms.append(grad_norm)
         window.end_step(weight.get(), samples=global_batch_size)
         return grad_norm
 
-    def update_weights(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
         """Compute the gradients of all micro-batches, let the optimizer step, and forget them; return their norm where it is wanted."""
         components = self.components
         self.guard.begin()
