@@ -34,7 +34,7 @@ class CatalogEntry:
     is_foreign: bool = False  # it lies in the folder of another run
 
 
-def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool) -> Ranking:
+def ranking_for(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool) -> Ranking:
     """Return by which metric a run's checkpoints are compared: the user's choice `metric`, or the first of the objective's `goals`.
 
     A run that does not evaluate has the training loss alone. Raises ConfigError: there is no such metric, or it has no direction.
@@ -49,7 +49,7 @@ def ranking(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool)
     return Ranking(metric=metric, goal=valid[metric])
 
 
-def saved(folder: Path) -> list[CatalogEntry]:
+def saved_checkpoints(folder: Path) -> list[CatalogEntry]:
     """Return a run's checkpoints below a folder, the oldest first, without those of other runs; their files are not verified."""
     return [entry for entry in all_entries(folder) if not entry.is_foreign]
 
@@ -66,7 +66,7 @@ def candidates(name: Path) -> list[Path]:
 
     The best ones are compared as the newest checkpoint's run does it.
     """
-    entries = saved(name.parent)
+    entries = saved_checkpoints(name.parent)
     if name.name == LAST:
         return [entry.path for entry in reversed(entries)]
     ranking = next((entry.ranking for entry in reversed(entries) if entry.ranking is not None), None)
@@ -95,7 +95,7 @@ def require_candidates(name: Path, *, key: str) -> list[Path]:
     """Return the checkpoints that a name may mean. Raises ConfigError: there is none or, for `best`, none with its metric."""
     if checkpoints := candidates(name):
         return checkpoints
-    num_saved = len(saved(name.parent))
+    num_saved = len(saved_checkpoints(name.parent))
     raise ConfigError(
         key=key,
         happened=f"{name}: none of the {num_saved} checkpoints was saved right after an evaluation"

@@ -8,7 +8,7 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_train.checkpoint.catalog import CatalogEntry, best_first, saved
+from ddp_train.checkpoint.catalog import CatalogEntry, best_first, saved_checkpoints
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.run_folder.paths import STEP_FOLDERS
@@ -95,7 +95,7 @@ def to_remove(saved: Sequence[CatalogEntry], keep: Retention) -> list[CatalogEnt
 
 def remove_old(folder: Path, keep: Retention) -> None:
     """Remove the checkpoints that are not kept. Called after a new one is published, by rank 0."""
-    for old in to_remove(saved(folder), keep):
+    for old in to_remove(saved_checkpoints(folder), keep):
         removed = old.path.rename(old.path.with_name(f".removed_{old.path.name}"))  # never half a checkpoint under a good name
         shutil.rmtree(removed)
 

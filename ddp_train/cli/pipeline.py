@@ -77,7 +77,7 @@ def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Itera
             require_known_form(path)
         except ConfigError as error:
             yield error
-    if is_run and run.absolute() not in waits_for and not catalog.saved(run / "checkpoints"):
+    if is_run and run.absolute() not in waits_for and not catalog.saved_checkpoints(run / "checkpoints"):
         expected = "a run that has saved one" + (", or one that this run waits for" if launcher == "slurm" else "")
         fix = f"{override('after', str(run))}, which begins when that run is done" if launcher == "slurm" else _BY_THE_SHELL
         yield ConfigError(key="init_from", happened=f"{run} has no complete checkpoint yet", expected=expected, fix=fix)

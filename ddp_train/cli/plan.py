@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from ddp_train.checkpoint.schedule import in_units
 from ddp_train.cli import compose, plan_text
 from ddp_train.cli.measure import measuring
-from ddp_train.cli.plan_text import Screen, as_typed, command
+from ddp_train.cli.plan_text import Screen, as_typed, shell_command
 from ddp_train.config.check import section
 from ddp_train.config.cluster import rendezvous_of
 from ddp_train.config.command.command_line import options_first, refuse_unknown_options, require_config
@@ -64,7 +64,7 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
     mode = RunMode.MULTIRUN if args.multirun else RunMode.RUN
     composed = loader.load_configuration(args.config_name or "config", args.overrides, run_mode=mode)
     screen = Screen()
-    screen.fact("plan", command(["ddp-train", *words]), "This is what it would do. Nothing is started, nothing is written.")
+    screen.fact("plan", shell_command(["ddp-train", *words]), "This is what it would do. Nothing is started, nothing is written.")
     (_plan_sweep if args.multirun else _plan_run)(screen, loader, composed)
     (screen.show_json if is_json else screen.show)()  # only a complete plan
     return DONE
@@ -98,7 +98,7 @@ def _plan_sweep(screen: Screen, loader: Any, base: DictConfig) -> None:
     pairs = zip(composed, checked, strict=True)
     jobs = [compose.job_of(config, job_config.hydra, Path(job_config.hydra.runtime.output_dir)) for job_config, config in pairs]
     sweeper = None if overrides is not None else str(base.hydra.runtime.choices["hydra/sweeper"])
-    plan_text.jobs(screen, folder, jobs, settings, sweeper=sweeper)
+    plan_text.show_jobs(screen, folder, jobs, settings, sweeper=sweeper)
     _show(screen, loader, composed[0], jobs, sweep=folder)
 
 
@@ -117,10 +117,10 @@ def _show(screen: Screen, loader: Any, composed: DictConfig, jobs: Sequence[Job]
     with measuring(job.config) as wait_for_sizes:
         composition = Composition(loader, composed)
         sizes = wait_for_sizes()
-    plan_text.pipeline(screen, job)
-    plan_text.configuration(screen, composition, job.config.left_out)
-    plan_text.sizes(screen, job, sizes)
-    plan_text.time(screen, job, sizes)
+    plan_text.show_pipeline(screen, job)
+    plan_text.show_configuration(screen, composition, job.config.left_out)
+    plan_text.show_sizes(screen, job, sizes)
+    plan_text.show_time(screen, job, sizes)
     screen.heading("How it is started")
     screen.table(_environment(job))
     screen.fact("writes", f"{_WRITTEN}: `ddp-train help docs/run_folder.md`")
@@ -129,8 +129,8 @@ def _show(screen: Screen, loader: Any, composed: DictConfig, jobs: Sequence[Job]
     elif cluster.launcher == "machines":
         screen.fact("type", *_on_each_machine(job))
     elif sweep is None:
-        screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {command(local.arguments_for(job))}")
-        screen.fact("ranks", f"{command([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
+        screen.fact("agent", f"torchrun's, in a process that `ddp-train` forks, with {shell_command(local.arguments_for(job))}")
+        screen.fact("ranks", f"{shell_command([sys.executable, '-u', '-m', 'ddp_train'])}, started by the agent")
     else:
         screen.fact("agent", "torchrun's, in a process that `ddp-train` forks; its ranks are forked for each job of a sweep")
 
@@ -149,7 +149,7 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
     if config.cluster.launcher == "slurm" and (allocation := slurm_client.allocation()):
         screen.fact("step", f"not submitted: it runs at once in the allocation (job {allocation}), as a step of srun with task.sh")
     else:
-        screen.fact("runs", *map(command, rendered.commands))
+        screen.fact("runs", *map(shell_command, rendered.commands))
 
 
 def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
@@ -166,7 +166,7 @@ def _show_files(screen: Screen, files: Mapping[Path, str]) -> None:
 
 def _on_each_machine(job: Job) -> Iterator[str]:
     rendezvous = rendezvous_of(job.config.cluster, os.environ)
-    typed = command(["ddp-train", *(text for text in job.command[1:] if not text.startswith("cluster.node_rank="))])
+    typed = shell_command(["ddp-train", *(text for text in job.command[1:] if not text.startswith("cluster.node_rank="))])
     if job.config.cluster.node_rank is None and rendezvous.node_rank is not None:
         yield f"{typed}   on each machine; its number comes from the environment, and is {rendezvous.node_rank} here"
     else:
@@ -184,6 +184,6 @@ def _environment(job: Job) -> Iterator[tuple[str, str]]:
     for name, value in cluster.env.items():
         if value is not None:
             text = str(int(value)) if isinstance(value, bool) else str(without_secrets(f"cluster.env.{name}", value))
-            yield f"{name}={command([text])}", "cluster.env"
+            yield f"{name}={shell_command([text])}", "cluster.env"
     yield handover.JOB, "the frozen configuration"
     yield "RANK, WORLD_SIZE, MASTER_ADDR ...", "set by torchrun for each rank"

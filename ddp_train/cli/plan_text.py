@@ -95,7 +95,7 @@ class Screen:
         print(json.dumps({"headings": [asdict(part) for part in self._headings]}))
 
 
-def command(words: Iterable[str]) -> str:
+def shell_command(words: Iterable[str]) -> str:
     """Return a command that can be pasted into bash or zsh; they read control characters as `$'...'`."""
     return " ".join(map(_word, words))
 
@@ -105,7 +105,7 @@ def as_typed(path: Path) -> str:
     return _word(RunFolder(path).as_typed())
 
 
-def jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: SweepConfig, *, sweeper: str | None) -> None:
+def show_jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: SweepConfig, *, sweeper: str | None) -> None:
     """List the jobs of a sweep; `sweeper`: one that chooses the jobs while they run. None: all are known."""
     screen.fact("sweep", as_typed(folder))
     if sweeper is not None:
@@ -125,7 +125,7 @@ def jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: SweepC
     screen.fact("", "what follows is job 0")
 
 
-def pipeline(screen: Screen, job: Job) -> None:
+def show_pipeline(screen: Screen, job: Job) -> None:
     """Show the runs that this one waits for, and its initial weights."""
     for folder in job.config.runs_before():
         screen.fact("after", f"{as_typed(folder)}   ({progress_of(RunFolder(folder), require_possible(folder))})")
@@ -133,7 +133,7 @@ def pipeline(screen: Screen, job: Job) -> None:
         screen.fact("weights", f"{job.config.init_from}   (chosen when the run begins)")
 
 
-def configuration(screen: Screen, composition: Composition, left_out: Iterable[str]) -> None:
+def show_configuration(screen: Screen, composition: Composition, left_out: Iterable[str]) -> None:
     """Show the source of each option, that of each value which differs from its option, and what was left out."""
     choices = composition.choices
     differing = [choice for choice in choices if choice.source == TYPED or choice.instead_of]
@@ -154,7 +154,7 @@ def configuration(screen: Screen, composition: Composition, left_out: Iterable[s
     screen.fact("", *([] if rows or composition.removed else ["none"]), *left_out)
 
 
-def sizes(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> None:
+def show_sizes(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> None:
     """Show the number of ranks, the sizes of batch, model and checkpoints, or why they could not be measured."""
     config, machines = job.config, processes_of_nodes(job.config.cluster)
     ranks = f"{config.batch.world_size} on {devices.resolve_device(config.cluster.device)}"
@@ -238,7 +238,7 @@ def newest_like(config: RunConfig, runs: Path) -> tuple[Path, float] | None:
     return None
 
 
-def time(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> None:
+def show_time(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> None:
     """Show how long the run takes, from the step time of an earlier one of this name, and whether its walltime is enough."""
     cluster, folder = job.config.cluster, job.run_folder.root
     limit_s = None if cluster.walltime is None else cluster.walltime - cluster.grace_s

@@ -182,11 +182,11 @@ def new_checkpoints(run_folder: RunFolder, *, seen: Collection[int] = ()) -> Ite
 
     One that its run has saved again, after it went back, comes once more. Those of the steps `seen` are evaluated already, as they are now.
     """
-    marks = {entry.step: _mark(entry.path) for entry in catalog.saved(run_folder.checkpoints) if entry.step in seen}
+    marks = {entry.step: _mark(entry.path) for entry in catalog.saved_checkpoints(run_folder.checkpoints) if entry.step in seen}
     printed_at = time.monotonic()
     while True:
         verdict = verdict_of(run_folder)  # asked first: what is saved then is all that there will be
-        saved = [(entry, _mark(entry.path)) for entry in catalog.saved(run_folder.checkpoints)]
+        saved = [(entry, _mark(entry.path)) for entry in catalog.saved_checkpoints(run_folder.checkpoints)]
         new = next(((entry, mark) for entry, mark in saved if mark and marks.get(entry.step) != mark), None)
         if new is not None:
             marks[new[0].step] = new[1]

@@ -105,7 +105,7 @@ def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, 
         world=world,
         keep=keep,
         run_id=world.from_main(job.run_folder.run_id),
-        saved=world.from_main(lambda: catalog.saved(job.run_folder.checkpoints)),
+        saved=world.from_main(lambda: catalog.saved_checkpoints(job.run_folder.checkpoints)),
         records=records,
         phases=phases,
         agree_to_save=lambda wanted: stop.agree_to_save(state.steps_taken, wanted=wanted),  # which only grows, also over a rewind

@@ -31,7 +31,7 @@ from torch import nn
 from ddp_train.checkpoint.save import Saver
 from ddp_train.distributed.world import World
 from ddp_train.scheduler import constant
-from ddp_train.training.state.saved_state import content
+from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 
 SIDE = 2_000  # of a weight matrix: 4 million parameters
@@ -123,7 +123,7 @@ class Rank:
             self.saver = Saver(folder.parent / "ours", self.world, config_hash="", remove_old=lambda path: None)
             self.step = 0
         self.step += 1
-        self.saver.save(content(self.components, TrainState(step=self.step), WindowSums(), self.world))
+        self.saver.save(checkpoint_content(self.components, TrainState(step=self.step), WindowSums(), self.world))
 
         def wait() -> None:
             assert self.saver is not None

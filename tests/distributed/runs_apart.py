@@ -34,7 +34,7 @@ from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
-from ddp_train.training.state.saved_state import content, restore
+from ddp_train.training.state.saved_state import checkpoint_content, restore
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.distributed.runs_of_strategies import weights
 
@@ -81,7 +81,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         if to is None:
             return
         with weights_to_evaluate(parts) as aside:
-            saver.save(content(parts, state, window, world, aside))
+            saver.save(checkpoint_content(parts, state, window, world, aside))
         assert saver.finish() == ""
         size = sum(file.stat().st_size for file in (to / f"step_{state.step:08d}").glob("*.safetensors"))
         assert size <= estimate_checkpoint(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers

@@ -33,7 +33,7 @@ from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
-from ddp_train.training.state.saved_state import content, restore
+from ddp_train.training.state.saved_state import checkpoint_content, restore
 from ddp_train.training.train_state import TrainState, WindowSums
 
 SAVED = 3
@@ -62,7 +62,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         assert estimate_checkpoint(parts, num_ranks=world.size) > 0
         if to is not None:
             with weights_to_evaluate(parts) as aside:
-                saver.save(content(parts, state, window, world, aside))
+                saver.save(checkpoint_content(parts, state, window, world, aside))
 
     services = RunServices(
         write=lambda record: records.append(dict(record)), save=save, saves_after=lambda step: to is not None and step == SAVED

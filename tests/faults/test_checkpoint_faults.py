@@ -26,7 +26,7 @@ from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.catalog import remove_debris
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.verify import newest_good
-from ddp_train.training.state.saved_state import content
+from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import STRATEGIES, TINY, Project, fill, finish, metrics, wait_for
 from tests.unit.checkpoint_ranks import Ranks
@@ -181,7 +181,7 @@ def _save_cut(ranks: Ranks, step: int) -> str:
     """Save as ranks do that a strategy has given the rows of all tensors."""
     state = TrainState(step=step, samples=step * 32)
     for rank, (saver, world) in enumerate(zip(ranks.savers, ranks.worlds, strict=True)):
-        found = content(ranks.parts[rank], state, WindowSums(), world)
+        found = checkpoint_content(ranks.parts[rank], state, WindowSums(), world)
         with rank_of(rank, len(ranks.savers)) as mesh:
             shared = tree_map_only(Tensor, lambda whole, mesh=mesh: sharded_among(mesh, whole) if whole.ndim else whole, dict(found.shared))
             saver.save(replace(found, shared=shared))

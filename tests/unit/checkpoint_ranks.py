@@ -16,7 +16,7 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import Retention, remove_old
 from ddp_train.distributed.world import World
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import content
+from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import LOSS
 
@@ -67,7 +67,7 @@ class Ranks:
         """Begin to save on every rank."""
         state = TrainState(step=step, samples=step * 32)
         for rank, (saver, world) in enumerate(zip(self.savers, self.worlds, strict=True)):
-            saver.save(content(self.parts[rank], state, WindowSums([float(rank)], [2.0], skipped=rank), world), **settings)
+            saver.save(checkpoint_content(self.parts[rank], state, WindowSums([float(rank)], [2.0], skipped=rank), world), **settings)
 
     def save(self, step: int) -> str:
         """Save on every rank and return what went wrong; all ranks must say the same."""

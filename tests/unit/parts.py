@@ -19,7 +19,7 @@ from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import content
+from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import TINY
 
@@ -83,6 +83,6 @@ def manifest(step: int, **changes: Any) -> Manifest:
 def saved(folder: Path, step: int, parts: Components, metrics: Mapping[str, Any] | None = None) -> Path:
     """Save a checkpoint as a run does, and return it."""
     saver = Saver(folder, alone(), config_hash="abc")
-    saver.save(content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), metrics=metrics, ranked_by=LOSS)
+    saver.save(checkpoint_content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), metrics=metrics, ranked_by=LOSS)
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.catalog import CatalogEntry, ranking, remove_debris, set_aside_after
+from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debris, set_aside_after
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old, require_room
@@ -24,7 +24,7 @@ from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
-from ddp_train.training.state.saved_state import content, restore
+from ddp_train.training.state.saved_state import checkpoint_content, restore
 from ddp_train.training.train_state import Jump, TrainState, WindowSums
 
 _MAX_REWINDS = 3  # to the same checkpoint, one after the other
@@ -81,7 +81,7 @@ class Checkpoints:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
         self._saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as aside:
-            saved = content(self.components, self.state, window, self.world, aside)
+            saved = checkpoint_content(self.components, self.state, window, self.world, aside)
             self._saver.save(saved, metrics=self._schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
     def finish(self) -> str:
@@ -127,7 +127,7 @@ class Checkpoints:
             {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
             f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
         )
-        self._schedule.go_back(self.world.from_main(lambda: catalog.saved(self.run_folder.checkpoints)))
+        self._schedule.go_back(self.world.from_main(lambda: catalog.saved_checkpoints(self.run_folder.checkpoints)))
         self.records.reopen()
 
 
@@ -139,7 +139,7 @@ def retention(settings: CheckpointConfig, components: Components) -> Retention:
 
 def ranking_of(components: Components, metric: str | None = None) -> Ranking:
     """Return the metric to compare by, and which way is better. None: the objective's first."""
-    return ranking(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
+    return ranking_for(components.goals, metric=metric, is_evaluated=bool(components.eval_loaders))
 
 
 def require_room_for_run(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:

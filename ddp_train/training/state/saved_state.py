@@ -50,7 +50,7 @@ def hashes(components: Components, state: TrainState) -> dict[str, str]:
     return hash_of
 
 
-def content(components: Components, state: TrainState, window: WindowSums, world: World, aside: SetAside = _NOTHING) -> Content:
+def checkpoint_content(components: Components, state: TrainState, window: WindowSums, world: World, aside: SetAside = _NOTHING) -> Content:
     """Return the content of a checkpoint that is saved now. Collective.
 
     First all ranks copy rank 0's buffers: each rank has its own BatchNorm averages and would write a part of them. So a rank goes on with
@@ -64,7 +64,7 @@ def content(components: Components, state: TrainState, window: WindowSums, world
         # The versions of the modules' own formats, which torch keeps as an attribute of a state_dict.
         **{f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()},
         "optimizer": components.optimizer.state_dict(),
-        "optimizer_class": class_of(components.optimizer),
+        "optimizer_class": saved_class_name(components.optimizer),
         "optimizer_parameters": parameter_names(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
         "callbacks": callback_states(components, world),
@@ -203,8 +203,8 @@ def _suffixes(name: str) -> Iterator[str]:
 
 def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """Return the difference between the optimizer and the saved one; `names` are those of its parameters (`parameter_names`)."""
-    if class_of(optimizer) != shared["optimizer_class"]:
-        return [f"the optimizer was {shared['optimizer_class']}, and is {class_of(optimizer)}"]
+    if saved_class_name(optimizer) != shared["optimizer_class"]:
+        return [f"the optimizer was {shared['optimizer_class']}, and is {saved_class_name(optimizer)}"]
     groups = regrouped(optimizer, shared["optimizer"])
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     saved_sizes = [len(group["params"]) for group in groups]
@@ -289,7 +289,7 @@ def _shared(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("params", "weight_decay")}  # both groups have the same
 
 
-def class_of(value: object) -> str:
+def saved_class_name(value: object) -> str:
     """Return the full name of the class in whose format a value's state is saved: its own, or `saved_as` (`AdamW.saved_as`)."""
     kind = getattr(value, "saved_as", type(value))
     return f"{kind.__module__}.{kind.__qualname__}"

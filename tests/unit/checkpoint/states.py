@@ -13,7 +13,7 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import Retention, remove_old
 from ddp_train.distributed.world import alone
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import content
+from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import LOSS, components
 
@@ -38,7 +38,7 @@ def saved(folder: Path, step: int, parts: Components | None = None, keep_last: i
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
     keep = Retention(last=keep_last, ranking=LOSS)
     saver = Saver(folder, alone(), config_hash="abc", run=run, remove_old=lambda folder: remove_old(folder, keep))
-    saver.save(content(parts or components(), state, WindowSums(), alone()))
+    saver.save(checkpoint_content(parts or components(), state, WindowSums(), alone()))
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"
 

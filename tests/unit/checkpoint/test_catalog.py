@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.checkpoint.catalog import candidates, find, ranking, saved
+from ddp_train.checkpoint.catalog import candidates, find, ranking_for, saved_checkpoints
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.errors import ConfigError, UserError
 from tests.unit.parts import LOSS, manifest
@@ -19,13 +19,13 @@ ACCURACY = Ranking(metric="eval/accuracy", goal="max")
 
 def test_the_metric_is_the_objectives_and_has_a_direction() -> None:
     goals = {"accuracy": "max", "loss": "min"}
-    assert ranking(goals, metric=None, is_evaluated=True) == ACCURACY
-    assert ranking(goals, metric="eval/loss", is_evaluated=True) == LOSS
-    assert ranking(goals, metric=None, is_evaluated=False) == Ranking(metric="train/loss", goal="min")
+    assert ranking_for(goals, metric=None, is_evaluated=True) == ACCURACY
+    assert ranking_for(goals, metric="eval/loss", is_evaluated=True) == LOSS
+    assert ranking_for(goals, metric=None, is_evaluated=False) == Ranking(metric="train/loss", goal="min")
     with pytest.raises(ConfigError, match=r"(?s)eval/los'.*one of eval/accuracy, eval/loss\n.*checkpoint.metric=eval/loss"):
-        ranking(goals, metric="eval/los", is_evaluated=True)
+        ranking_for(goals, metric="eval/los", is_evaluated=True)
     with pytest.raises(ConfigError, match="nothing is evaluated"):
-        ranking(goals, metric="eval/loss", is_evaluated=False)
+        ranking_for(goals, metric="eval/loss", is_evaluated=False)
 
 
 def put(folder: Path, step: int, metrics: Mapping[str, Any], ranked_by: Ranking = LOSS) -> Path:
@@ -70,5 +70,5 @@ def test_a_name_without_a_checkpoint_is_refused_in_words(tmp_path: Path) -> None
 def test_what_is_no_finite_number_is_never_the_best(tmp_path: Path, value: Any) -> None:
     put(tmp_path, 1, {"eval/loss": value})
     two = put(tmp_path, 2, {"eval/loss": 0.7})
-    assert len(saved(tmp_path)) == 2
+    assert len(saved_checkpoints(tmp_path)) == 2
     assert candidates(tmp_path / "best") == [two]

@@ -22,7 +22,7 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.distributed.world import alone
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import content, restore
+from ddp_train.training.state.saved_state import checkpoint_content, restore
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.checkpoint.states import assert_same_state
 from tests.unit.checkpoint_ranks import Ranks
@@ -147,7 +147,7 @@ def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
 
     monkeypatch.setattr(os, "write", slow)
     monkeypatch.setattr(tensor_file, "_CHUNK", 1 << 15)
-    saver.save(content(trained, TrainState(step=1), WindowSums([0.0], [1.0]), alone()))
+    saver.save(checkpoint_content(trained, TrainState(step=1), WindowSums([0.0], [1.0]), alone()))
     assert saver.finish() == ""
     num_parts = (tmp_path / "step_00000001/rank_00000.safetensors").stat().st_size >> 15
     assert num_parts > 5

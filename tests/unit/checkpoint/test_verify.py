@@ -20,7 +20,7 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.training.state.saved_state import content
+from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.checkpoint.states import FILE, forge, saved
 from tests.unit.parts import components
@@ -88,7 +88,7 @@ def test_a_checkpoint_of_another_run_is_named_passed_over_and_set_aside(tmp_path
     assert newest_good(theirs) == foreign  # in its own folder it is good
     assert newest_good(ours) == good
     assert "step_00000003 is not used: it is of another run (manifest.json says 2222, and the run of this folder is 1111)" in read(capsys)
-    assert [each.path for each in catalog.saved(ours)] == [good]  # to be kept, to be the best, to be evaluated
+    assert [each.path for each in catalog.saved_checkpoints(ours)] == [good]  # to be kept, to be the best, to be evaluated
     assert catalog.find(ours / "last", verify, key="RUN") == good
     assert "step_00000003 is not used: it is of another run" in read(capsys)
     with pytest.raises(UserError, match="it is of another run"):  # also where somebody types it
@@ -117,7 +117,7 @@ def test_a_ranks_file_of_another_step_or_run_is_refused(tmp_path: Path, step: in
 
 def test_the_step_of_the_state_is_that_of_the_manifest(tmp_path: Path) -> None:
     parts, saver = components(), Saver(tmp_path, alone(), config_hash="abc")
-    saver.save(replace(content(parts, TrainState(step=3), WindowSums(), alone()), step=4))
+    saver.save(replace(checkpoint_content(parts, TrainState(step=3), WindowSums(), alone()), step=4))
     assert saver.finish() == ""
     with pytest.raises(CheckpointError, match="its state is of step 3"):
         read_shared(tmp_path / "step_00000004")

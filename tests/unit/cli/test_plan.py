@@ -305,7 +305,7 @@ NASTY = [
 
 
 def test_forty_nasty_strings_come_back_exactly_from_a_shell_and_none_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    line = plan_text.command(NASTY)
+    line = plan_text.shell_command(NASTY)
     assert line.isprintable()
     told = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
     assert [os.fsdecode(word) for word in told.split(b"\0")[:-1]] == NASTY

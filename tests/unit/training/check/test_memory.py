@@ -30,7 +30,7 @@ from ddp_train.training.check.memory import (
     settings_for_less_memory,
 )
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import SetAside, content
+from ddp_train.training.state.saved_state import SetAside, checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import checked, components, saved, trainer
 
@@ -155,7 +155,7 @@ def test_the_share_of_each_rank_is_about_what_it_copies(changes: list[str], monk
     before = [estimate_share(parts, world) for world in ranks]
     for start in trainer(parts).hooks.at_start:  # an average of the weights begins
         start()
-    saved = content(train(parts), TrainState(), WindowSums(), alone(), SetAside())
+    saved = checkpoint_content(train(parts), TrainState(), WindowSums(), alone(), SetAside())
     for world, share in zip(ranks, before, strict=True):
         buffer = StagingBuffer(torch.device("cpu"))
         copied = buffer.copy_state(saved.shared, saved.own, rank=world.rank, size=3).values.numel()

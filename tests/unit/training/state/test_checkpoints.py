@@ -33,7 +33,7 @@ def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **c
     config = checked()
     settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
     settings |= {"phases": Phases(), "agree_to_save": lambda wanted: wanted, "world": alone()} | changes
-    settings |= {"run_id": None, "saved": catalog.saved(run_folder.checkpoints)}
+    settings |= {"run_id": None, "saved": catalog.saved_checkpoints(run_folder.checkpoints)}
     return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, **settings)
 
 

@@ -22,7 +22,7 @@ from ddp_train.training.build.build import build, build_evaluation
 from ddp_train.training.inference.finished_run import load
 from ddp_train.training.state import data_identity
 from ddp_train.training.state.checkpoints import find_checkpoint
-from ddp_train.training.state.saved_state import content
+from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import FEW
 from tests.unit.data_files import write_text
@@ -218,7 +218,7 @@ def test_a_checkpoint_that_does_not_say_its_data_is_taken_with_a_line(tmp_path: 
 def test_the_identity_is_part_of_every_checkpoint(tmp_path: Path) -> None:
     parts = components(*IMAGES)
     saver = Saver(tmp_path, alone(), config_hash="abc")
-    saver.save(content(parts, TrainState(step=4, samples=128), WindowSums(), alone()))
+    saver.save(checkpoint_content(parts, TrainState(step=4, samples=128), WindowSums(), alone()))
     assert saver.finish() == ""
     assert data_identity.saved_identity(tmp_path / "step_00000004") == parts.data_identity
     assert auto.plain(parts.data_identity) == parts.data_identity

@@ -23,7 +23,7 @@ from ddp_train.errors import UserError
 from ddp_train.interfaces import Strategy
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state import saved_state
-from ddp_train.training.state.saved_state import content
+from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import FEW, TINY
 from tests.unit.checkpoint.states import FILE, assert_same_state, forge, saved
@@ -61,7 +61,7 @@ def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Pa
     parts, other = components(), components()
     parts.strategy, other.strategy = Counting(), Counting()
     parts.strategy.start_training(parts.trained, {"last": torch.ones(2)}, weights_are_equal=True)
-    held = content(parts, TrainState(), WindowSums(), alone())
+    held = checkpoint_content(parts, TrainState(), WindowSums(), alone())
     assert ("strategy" in held.own, "strategy" in held.shared) == (state_is_per_rank, not state_is_per_rank)
     saved_state.restore(saved(tmp_path, 3, parts), other, TrainState(), alone())
     assert torch.equal(other.strategy.state_dict()["last"], torch.ones(2))
@@ -95,7 +95,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     state = TrainState()
     stopped = train_to(5, "parts", state)
     saver = Saver(tmp_path, alone(), config_hash="abc")
-    saver.save(content(stopped, state, WindowSums(), alone()))
+    saver.save(checkpoint_content(stopped, state, WindowSums(), alone()))
     assert saver.finish() == ""
     resumed = train_to(10, "parts", TrainState(), load=tmp_path / "step_00000005")
     assert [record["loss"] for record in records["parts"]] == [record["loss"] for record in records["whole"]]
