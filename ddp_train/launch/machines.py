@@ -77,14 +77,14 @@ def _listen(rendezvous: Rendezvous) -> socket.socket | None:
         try:  # on one interface where it is named by its address; what its name means differs between machines
             return listen(rendezvous.host if is_address(rendezvous.host) and _is_here(rendezvous.host) else "", port)
         except OSError as error:
-            problem = f"{rendezvous.host}:{port} cannot be listened at: {error.strerror}"
+            problem = f"cannot listen at {rendezvous.host}:{port}: {error.strerror}"
             if error.errno != errno.EADDRINUSE:
                 break
     else:
         if rendezvous.node_rank is None:
             return None
-    expected = "a port of the first machine that is free there and open between the machines"
-    fix = f"cluster.rendezvous_endpoint={rendezvous.host}:PORT with another port, on each machine"
+    expected = "a port that is free on the first machine and open between the machines"
+    fix = f"cluster.rendezvous_endpoint={rendezvous.host}:PORT with another port, the same on each machine"
     raise EnvironmentRefuses(key="cluster.rendezvous_endpoint", happened=problem, expected=expected, fix=fix)
 
 

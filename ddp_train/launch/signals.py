@@ -26,7 +26,7 @@ def announce_stop(number: int) -> None:
     """Say what happens after the first stop signal, and how to stop at once. Not by print: the signal may have interrupted one."""
     again = "Ctrl-C again" if number == signal.SIGINT else "Ctrl-C twice"
     with suppress(OSError):  # the terminal is closed: why it stops
-        os.write(2, f"\nstopping after this step; {again}, or SIGQUIT (Ctrl-\\), ends it at once\n".encode())
+        os.write(2, f"\nstopping after this step; {again}, or SIGQUIT (Ctrl-\\), stops at once\n".encode())
 
 
 @contextmanager

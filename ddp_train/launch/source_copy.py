@@ -80,16 +80,16 @@ def verify(code: Code) -> None:
         return
     if not folder.is_dir():
         expected = "a run folder on a file system that every machine sees"
-        raise EnvironmentRefuses(happened=f"{folder}, the run's code, is not on {host}", expected=expected)
+        raise EnvironmentRefuses(happened=f"{host} does not see {folder}, the run's code", expected=expected)
     try:
         submitted = set(_listing_file(folder).read_text(encoding="utf-8").splitlines())
     except OSError:
         submitted = set()
     names = sorted({line.partition("  ")[2] for line in submitted ^ set(listing.splitlines())}) if submitted else ["unknown files"]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    happened = f"the run's code is not what was submitted, as {host} sees it: {', '.join(names[:3])}{more} in {folder}"
-    fix = f"`ddp-train resume {folder.parents[1]}`, where your source is: it makes a new copy"
-    raise EnvironmentRefuses(happened=happened, expected="the copy as it was made", fix=fix)
+    happened = f"the run's code on {host} is not what was submitted: {', '.join(names[:3])}{more} in {folder}"
+    fix = f"run `ddp-train resume {folder.parents[1]}` in the folder of your source, which makes a new copy"
+    raise EnvironmentRefuses(happened=happened, expected="an unchanged copy", fix=fix)
 
 
 def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
@@ -119,7 +119,7 @@ def source_names(here: Path) -> tuple[Path, Iterator[str], bool]:
         root = Path(asked.stdout.removesuffix("\n"))
         return root, (name for name in sorted(_repository_files(root)) if not _is_of_a_run(root, (root / name).parent)), True
     if asked is not None and "not a git repository" not in asked.stderr:
-        raise ConfigError(happened=f"git does not say what the source in {here} is: {asked.stderr.strip()}")
+        raise ConfigError(happened=f"git cannot list the source in {here}: {asked.stderr.strip()}")
     return here, (str(path.relative_to(here)) for path in _python_files(here)), False
 
 
@@ -141,8 +141,8 @@ def _python_files(top: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(top):
         seen += len(names)
         if seen > _MAX_ENTRIES:
-            happened = f"there are more than {_MAX_ENTRIES:,} files below {top}, and no git repository says which of them are source"
-            fix = "cd to the folder of your code; or `git init` there, with a .gitignore that names data and outputs"
+            happened = f"more than {_MAX_ENTRIES:,} files are below {top}, and it is no git repository that tells source from data"
+            fix = "cd to the folder of your code; or run `git init` there, with data and outputs in .gitignore"
             raise ConfigError(happened=happened, fix=fix)
         here = Path(folder)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name not in ("__pycache__", *_INSTALLED))
@@ -162,8 +162,8 @@ def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> int:
     if total > limit_mib << 20:
         largest = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for size, name in sizes[:3])
         happened = f"the source in {root} has {len(sizes)} files of {total / 2**20:.1f} MiB together; the largest are {largest}"
-        expected = f"{limit_mib} MiB at most: it is copied for the run, so that later edits do not reach it"
-        fix = f"name what is no source in .gitignore, or {_KEY}={-(-total // 2**20)}"
+        expected = f"{limit_mib} MiB at most: each run gets a copy, so that later edits do not change it"
+        fix = f"add files that are not source to .gitignore, or set {_KEY}={-(-total // 2**20)}"
         raise ConfigError(key=_KEY, happened=happened, expected=expected, fix=fix)
     return total
 

@@ -95,6 +95,6 @@ class Spec:
         except OSError as error:
             happened = f"{path} cannot be read on {os.uname().nodename}: {error.strerror}"
         except (ValueError, TypeError, KeyError) as error:
-            happened = f"{path} holds no spec that can be read: {error!r}"
-        expected = "RUN/launch/spec.json as it was written, in a folder that every machine sees"
-        raise EnvironmentRefuses(happened=happened, expected=expected, fix="`ddp-train resume RUN key=value` for another value")
+            happened = f"{path} is not a readable spec: {error!r}"
+        expected = "an unchanged RUN/launch/spec.json in a folder that every machine sees"
+        raise EnvironmentRefuses(happened=happened, expected=expected, fix="`ddp-train resume RUN key=value` changes a value")

@@ -40,7 +40,7 @@ def run(job: Job) -> int:
         allocation = slurm_client.allocation() if name == "slurm" else None
         spec = freeze(job, source_copy.copy_source(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
         if allocation is not None and (before := spec.engine_options["after"]):
-            happened = f"job {', '.join(before)} is not done, and allocation {allocation} would be held for nothing"
+            happened = f"job {', '.join(before)} is not done, and allocation {allocation} would wait idle"
             fix = f"`ddp-train ... && {run_folder.resume_command()}`"
             raise ConfigError(key="after", happened=happened, expected="runs that are done", fix=fix)
         release()  # the machines of the job take the folder
@@ -51,8 +51,8 @@ def run(job: Job) -> int:
     except UserError as error:
         if not job.is_run:
             raise
-        what = "it is not known whether the job was submitted" if isinstance(error, slurm_client.NoAnswer) else "nothing was submitted"
-        print(f"\n{error}\n{what}; `{run_folder.resume_command()}` does it when that is mended", file=sys.stderr)
+        what = "the job may have been submitted" if isinstance(error, slurm_client.NoAnswer) else "nothing was submitted"
+        print(f"\n{error}\n{what}; after the fix, run: {run_folder.resume_command()}", file=sys.stderr)
         return error.exit_code
     folder = shlex.quote(run_folder.as_typed())
     print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {folder}")
@@ -73,7 +73,7 @@ def _submit(specs: Sequence[Spec]) -> str:
     rendered = engine.render(specs)
     for id in dict.fromkeys(id for spec in specs for id in spec.engine_options["after"]):
         if (state := engine.state(id)).stage is Stage.ENDED:  # before it was done: SLURM would take the runs after it out at once
-            happened = f"names a run that is not done, and its job {id} has ended{state.why and f' ({state.why})'}"
+            happened = f"names a run that is not done, but its job {id} has ended{state.why and f' ({state.why})'}"
             raise ConfigError(key="after", happened=happened, fix="`ddp-train resume` that run first")
     for spec in specs:
         spec.write()
@@ -102,7 +102,7 @@ def _jobs_before(job: Job) -> list[str]:
             continue
         submission = Submission.read(RunFolder(folder))
         if submission is None or submission.engine != job.config.cluster.launcher:
-            happened = f"{folder} is not done, and no job of {job.config.cluster.launcher}"
+            happened = f"{folder} is not done, and is not a job of {job.config.cluster.launcher}"
             raise ConfigError(key="after", happened=happened, expected="runs that are done, or submitted to the same engine")
         ids.append(submission.id)
     return ids
@@ -117,9 +117,9 @@ def require_ended(folder: Path) -> None:
     try:
         state = submission.state(run_folder)
     except EnvironmentRefuses as error:
-        raise ConfigError(key="resume", happened=f"nobody knows whether {folder} runs: {error.happened}", fix=error.fix) from None
+        raise ConfigError(key="resume", happened=f"cannot find out whether {folder} is running: {error.happened}", fix=error.fix) from None
     if state.stage is not Stage.ENDED:
-        fix = f"`ddp-train cancel {shlex.quote(run_folder.as_typed())}` first; a stopped run is requeued by itself"
+        fix = f"`ddp-train cancel {shlex.quote(run_folder.as_typed())}` first; a preempted run is requeued by itself"
         happened = f"{folder} is {state.stage} as job {submission.id}"
         raise ConfigError(key="resume", happened=happened, expected="a run that has ended", fix=fix)
 
@@ -176,7 +176,7 @@ class EngineSlot:
         except EnvironmentRefuses as error:
             if str(error) != self._has_said:
                 self._has_said = str(error)
-                print(f"{run_folder.as_typed()} waits: {error.happened}", file=sys.stderr, flush=True)
+                print(f"{run_folder.as_typed()} is waiting: {error.happened}", file=sys.stderr, flush=True)
             return
         self._ask_at = self._asked_at = time.monotonic()
 

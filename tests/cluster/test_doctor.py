@@ -111,13 +111,13 @@ def test_of_many_faults_each_is_named_with_its_host_and_with_advice(hosts: Calla
     lines = first.stdout.splitlines()
     for host, what, advice in (
         ("node1", "optimizer.lr: 0.5 on node1, ", "the same command on each machine"),
-        ("node1", "GLOO_SOCKET_IFNAME=eth9 names eth9, which is not there", "GLOO_SOCKET_IFNAME=null"),
+        ("node1", "GLOO_SOCKET_IFNAME=eth9 names eth9, which does not exist", "GLOO_SOCKET_IFNAME=null"),
         ("node1", "data.path: is missing on node1", "the same files on each machine"),
         ("node1", "its clock is 60", "chronyd"),
         ("node1", "does not share", "every machine has mounted"),
         ("node1", "a process may have 256 open files", "ulimit -n"),
         ("node2", "code: mine.py", "the same code on each machine"),
-        ("node2", "data.root: images.bin has other bytes", "the same files on each machine"),
+        ("node2", "data.root: images.bin has the same size but different content", "the same files on each machine"),
         ("node2", "version of torch: '9.9' on node2", "the same versions"),
         ("node2", "cannot write into run: Read-only file system", "hydra.run.dir=FOLDER"),
         ("node2", "/dev/shm has 64 MiB", "--shm-size"),

@@ -117,8 +117,8 @@ def test_who_differs_is_refused_alone_by_name_and_the_first_goes_on_waiting(toge
     for more, env, said in (
         (["optimizer.lr=0.5"], {}, r"optimizer\.lr: 0\.5 on node1, \S+ on node0"),
         (["cluster.nodes=3"], {}, r"cluster\.nodes: 3 on node1, 2 on node0"),
-        ([], {"GLOO_SOCKET_IFNAME": "eth7"}, r"GLOO_SOCKET_IFNAME=eth7 names eth7, which is not there"),
-        (["cluster.rendezvous_id=another"], {}, r"it is of another run"),
+        ([], {"GLOO_SOCKET_IFNAME": "eth7"}, r"GLOO_SOCKET_IFNAME=eth7 names eth7, which does not exist"),
+        (["cluster.rendezvous_id=another"], {}, r"it belongs to another run"),
     ):
         other = run.start(1, *more, env=env)
         assert ended([other], within_s=START_S) == [78], other.output
@@ -147,7 +147,7 @@ def test_a_lost_machine_is_named_and_everything_ends_its_own_ranks_too(together:
     assert (report["host"], report["error"]) == ("node2", "MachineLost") and "has been silent for 6 s" in report["message"]
     for survivor in running[:2]:
         assert "node2 has been silent for 6 s" in survivor.output, survivor.output
-    assert "node0 has been silent for 6 s; the ranks of this machine are ended" in running[2].output
+    assert "node0 has been silent for 6 s; the ranks of this machine are stopped" in running[2].output
 
 
 @pytest.mark.cluster_long
@@ -181,7 +181,7 @@ def test_a_first_machine_that_dies_is_named_by_the_others(together: Callable[...
     run.hosts.kill(0)
     codes = ended(running[1:], within_s=ENDED_S)
     assert codes == [1, 1], running[1].output
-    assert all("node0 has ended its node program" in each.output for each in running[1:]), running[1].output
+    assert all("node0 ended its node program" in each.output for each in running[1:]), running[1].output
     assert json.loads((run.project.the_run() / "failure.json").read_text())["host"] == "node0"
 
 
@@ -194,7 +194,7 @@ def test_a_fixed_run_waits_for_a_machine_and_goes_on_with_it(together: Callable[
     until(
         lambda: "waiting: of 2 machines node1 (has been silent for 6 s) is missing" in running[0].output, "the first says so", within_s=30
     )
-    assert "this machine tries to come back, for 300 s at most" in running[1].output
+    assert "this machine tries to rejoin for at most 300 s" in running[1].output
     run.hosts.plug(1)
     run.takes_steps(1, within_s=BACK_S, of=running)
     running[0].signal(signal.SIGINT)
@@ -235,7 +235,7 @@ def test_two_runs_that_are_resumed_at_one_endpoint_do_not_become_one(together: C
     first = resume(0, "a")
     other = resume(1, "b")
     assert ended([other], within_s=START_S) == [78], other.output
-    assert re.search(r"another run is there: /\S+/outputs/a; node1 came for /\S+/outputs/b", other.output), other.output
+    assert re.search(r"another run is there: /\S+/outputs/a; node1 wants /\S+/outputs/b", other.output), other.output
     second = resume(1, "a")
     assert ended([first, second], within_s=START_S) == [0, 0], first.output + second.output
     assert re.search(r"joined /\S+/outputs/a, whose first machine is node0", second.output), second.output

@@ -117,7 +117,7 @@ def test_other_data_and_another_torch_are_named_with_their_host(submit: Callable
     run.arrives(1, good)
     bad = run.start(2, {"PYTHONPATH": f"{folder}/packages"})
     run.arrives(2, [*good, bad])
-    run.names(["version of torch: '9.9' on node2", "data.root: images.bin has other bytes: sample"], [*good, bad])
+    run.names(["version of torch: '9.9' on node2", "data.root: images.bin has the same size but different content: sample"], [*good, bad])
     assert codes([*good, bad]) == [78, 78, 78]
     report = load_report(run.run_folder.failure)
     assert report is not None and "node2 is refused" in report.message, report
@@ -129,7 +129,7 @@ def test_other_code_is_named_with_its_host(submit: Callable[..., Submitted]) -> 
     good = [run.start(host) for host in (0, 1)]
     run.arrives(1, good)
     bad = run.start(2)
-    until(lambda: "the run's code is not what was submitted, as node2 sees it: mine.py" in bad.output, "named", within_s=START_S)
+    until(lambda: "the run's code on node2 is not what was submitted: mine.py" in bad.output, "named", within_s=START_S)
     run.names(["of 3 machines machine 2 (node2) is missing; here: node0, node1"], good)  # where no srun ends them for it
     assert codes([bad]) == [78]
     report = load_report(run.run_folder.failure)

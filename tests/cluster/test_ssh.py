@@ -128,9 +128,9 @@ def test_a_machine_that_cannot_take_part_is_named_before_anything_trains(ssh_hos
     hosts = ssh_hosts(4)
     hosts[3].must("mount", "-t", "tmpfs", "tmpfs", str(project.folder))
     for changes, said in (
-        ([], "node3 does not see the run's folder"),
+        ([], "node3 does not see the run folder"),
         (["cluster.hosts=[node1,node2,nowhere]"], "nowhere cannot be reached by ssh"),
-        (["cluster.hosts=[node1,node2]", "cluster.python=/opt/none"], "node2 has not the interpreter"),
+        (["cluster.hosts=[node1,node2]", "cluster.python=/opt/none"], "node2 does not have the Python"),
         (
             ["cluster.hosts=[node1,node2]", "cluster.setup=['echo no such module >&2; false']"],
             "failed in a line of cluster.setup: no such module; cluster.setup failed: ",

@@ -101,7 +101,7 @@ def test_a_machine_with_other_words_code_or_data_is_named_and_nothing_is_trained
     for said in (
         r"the command line: '.* seed=2' on node1, '.* seed=1' on node0",
         r"code: mine\.py: \w+ on node1",
-        r"data\.path: the file has other bytes",
+        r"data\.path: the file has the same size but different content",
     ):
         assert all(re.search(said, each.output) for each in running), running[0].output
     assert json.loads((agents.project.the_run() / "failure.json").read_text())["exit_code"] == 78

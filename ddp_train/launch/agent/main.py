@@ -151,7 +151,7 @@ class Failures:
             if not (run_folder := RunFolder(Path(job.read_text()))).is_completed():
                 report.record(run_folder, seconds=time.time() - job.stat().st_mtime)
         elif self._has_ended():
-            print(f"{report.who} has died after the run had ended: {report.message}", file=sys.stderr, flush=True)
+            print(f"{report.who} died after the run had ended: {report.message}", file=sys.stderr, flush=True)
         elif self._options.run_folder is not None:
             others = {other: each.pid for other, each in error.failures.items() if other != rank}
             self._end_run(self._options.run_folder, report.with_others(failure.last_activities(self._options.run_folder, others)))

@@ -111,7 +111,7 @@ class Submission:
             return None
         if submission.engine not in ENGINES or not re.fullmatch(r"\w[\w.:-]*", submission.id):
             happened = f"{run_folder.submitted} says {submission.engine} {submission.id}"
-            raise DataError(happened=happened, expected="an engine, and its id of the run")
+            raise DataError(happened=happened, expected="the name of an engine, and its id of the run")
         return submission
 
     def state(self, run_folder: RunFolder) -> State:
@@ -119,7 +119,7 @@ class Submission:
         state = engine_of(self.engine).state(self.id)
         if state.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_held(run_folder.root):
             return state
-        return replace(state, stage=Stage.ENDED, why="its folder is not held")
+        return replace(state, stage=Stage.ENDED, why="no process holds its folder")
 
 
 def engine_of(name: str) -> Engine:
@@ -134,7 +134,7 @@ def setup_lines(setup: Sequence[str], *, refuse: str) -> Iterator[str]:
     """
     for line in setup:
         if "\n" in line or "\0" in line:
-            raise ConfigError(key="cluster.setup", happened=f"{line!r} has a line end", expected="lines of bash, each an item of the list")
+            raise ConfigError(key="cluster.setup", happened=f"{line!r} contains a line break", expected="one line of bash in each item")
         yield reduce(lambda text, name: text.replace(reference(name), f"${{{name}}}"), references(line), line)
         yield f"[ $? = 0 ] || {refuse} {shlex.quote(f'cluster.setup failed: {line}')}"
 

@@ -103,7 +103,7 @@ class Slurm:
                 num_interrupts += 1
                 signalled_at = -_SIGNAL_EVERY_S
                 if num_interrupts == 1:
-                    print(f"\njob {id} goes on without this command; Ctrl-C again lets it save and end", file=sys.stderr)
+                    print(f"\njob {id} continues without this command; Ctrl-C again makes it save and stop", file=sys.stderr)
         verdict, code = verdict_after_end(run_folder)
         print(verdict, file=sys.stderr)
         return code
@@ -116,7 +116,7 @@ def run_in_allocation(spec: Spec, job: str) -> int:
     """
     num_nodes = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES", "")
     if num_nodes.isdigit() and int(num_nodes) < spec.min_nodes:
-        happened = f"is {spec.min_nodes}, and the allocation (job {job}) has {num_nodes}"
+        happened = f"is {spec.min_nodes}, but the allocation (job {job}) has {num_nodes}"
         raise ConfigError(key="cluster.nodes", happened=happened, fix=f"cluster.nodes={num_nodes}")
     run_folder = spec.job.run_folder
     write_atomic(run_folder.launch / "task.sh", task_script(spec))

@@ -41,8 +41,8 @@ def submit(arguments: Sequence[str]) -> str:
     if any(word in sbatch.stderr for word in _NO_ANSWER):
         return _in_queue(arguments[-1], said=_said(sbatch))
     if any(word in sbatch.stderr for word in _LATER):
-        raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM takes no job now: {_said(sbatch)}", fix="try again later")
-    raise ConfigError(key="cluster.slurm", happened=f"SLURM does not take the job: {_said(sbatch)}", expected="what `sinfo` shows")
+        raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM accepts no jobs now: {_said(sbatch)}", fix="try again later")
+    raise ConfigError(key="cluster.slurm", happened=f"SLURM rejects the job: {_said(sbatch)}", expected="what `sinfo` lists")
 
 
 def _in_queue(script: str, *, said: str) -> str:
@@ -53,9 +53,9 @@ def _in_queue(script: str, *, said: str) -> str:
             rows = [line.partition("|") for line in squeue.stdout.splitlines()]
             if jobs := [job for job, _, command in rows if command.strip() == script]:
                 return max(jobs, key=int)
-            raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM has not taken the job: {said}", fix="try again in a minute")
+            raise EnvironmentRefuses(key="cluster.slurm", happened=f"SLURM did not accept the job: {said}", fix="try again in a minute")
         time.sleep(_ASKS_EVERY_S)
-    fix = "`squeue --me` when it answers: it has the job, or not. Of two jobs of one run the second ends at once"
+    fix = "run `squeue --me` later to see whether the job is queued; if a run is submitted twice, the second job ends at once"
     raise NoAnswer(key="cluster.slurm", happened=f"SLURM does not answer: {said}", fix=fix)
 
 
@@ -63,7 +63,7 @@ def state(id: str) -> State:
     """Return where a job is, or a task of an array (ARRAY_TASK). EnvironmentRefuses: SLURM cannot be asked now."""
     array, _, task = id.partition("_")
     states = _tasks(array, int(time.monotonic())) if task else _states(id)
-    gone = State(stage=Stage.ENDED, why="SLURM knows no such job any more")
+    gone = State(stage=Stage.ENDED, why="SLURM no longer knows this job")
     if task or id in states:
         return states.get(id, gone)
     order = (Stage.RUNNING, Stage.QUEUED, Stage.ENDED)  # of an array: what is still to be expected
@@ -100,10 +100,10 @@ def allocation() -> str | None:
         return None
     if os.environ.get("SLURM_HET_SIZE"):
         happened = f"job {job} is heterogeneous (SLURM_HET_SIZE={os.environ['SLURM_HET_SIZE']})"
-        raise ConfigError(key="cluster", happened=happened, fix="salloc, or cluster=slurm on the login node, without `:`")
+        raise ConfigError(key="cluster", happened=happened, fix="salloc without `:`, or cluster=slurm on the login node")
     if (step := slurm_step(os.environ)) is not None:
-        happened = f"is slurm, and this is a task of srun (step {step.id})"
-        raise ConfigError(key="cluster.launcher", happened=happened, fix="without srun: it is called; or cluster=machines in the task")
+        happened = f"is slurm, but this command is already a task of srun (step {step.id})"
+        raise ConfigError(key="cluster.launcher", happened=happened, fix="run it without srun, or with cluster=machines")
     return job
 
 
@@ -143,13 +143,13 @@ def _time(text: str) -> float | None:
 
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     if shutil.which(arguments[0]) is None:
-        happened = f"is slurm, and {arguments[0]} is not on this machine"
-        raise ConfigError(key="cluster.launcher", happened=happened, fix="cluster=local, or `ssh` to the login node")
+        happened = f"is slurm, but {arguments[0]} is not on this machine"
+        raise ConfigError(key="cluster.launcher", happened=happened, fix="cluster=local, or run it on the login node")
     environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(arguments, capture_output=True, text=True, errors="replace", env=environment, timeout=_WITHIN_S)
     except subprocess.TimeoutExpired:
-        raise EnvironmentRefuses(happened=f"{arguments[0]} has not answered in {_WITHIN_S:.0f} s", fix="scontrol ping") from None
+        raise EnvironmentRefuses(happened=f"{arguments[0]} did not answer within {_WITHIN_S:.0f} s", fix="scontrol ping") from None
 
 
 def _said(command: subprocess.CompletedProcess[str]) -> str:

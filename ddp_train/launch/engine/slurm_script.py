@@ -23,11 +23,11 @@ _MARGIN_S = 30  # of the early signal, for what is unknown of a step and for ran
 _KEYS = ("account", "partition", "qos", "reservation", "constraint", "dependency", "exclusive")  # of cluster.slurm
 _FIXED = ("array", "chdir", "nodes", "ntasks", "ntasks-per-node", "output", "error", "open-mode", "requeue", "no-requeue", "signal")
 _OURS = {
-    **dict.fromkeys(_KEYS, "cluster.slurm has a key for it"),
-    **dict.fromkeys(_FIXED, "ddp-train says it"),
-    **dict.fromkeys(("wrap", "parsable", "test-only", "wait", "het-group"), "ddp-train submits one script, and asks for its id"),
-    "time": "cluster.walltime says it",
-    "cpus-per-task": "cluster.slurm.cpus_per_node says it",
+    **dict.fromkeys(_KEYS, "the key of cluster.slurm"),
+    **dict.fromkeys(_FIXED, "nothing: ddp-train sets this option"),
+    **dict.fromkeys(("wrap", "parsable", "test-only", "wait", "het-group"), "nothing: ddp-train submits one script and reads its job id"),
+    "time": "cluster.walltime instead",
+    "cpus-per-task": "cluster.slurm.cpus_per_node instead",
 }
 _HERE = Path(__file__).parent
 _LINE = "\n# " + "-" * 136 + "\n"
@@ -80,10 +80,10 @@ def task_script(spec: Spec) -> str:
     if cluster.setup:
         lines.append("{  # what it prints is no answer of ddp-train's")
         lines += [*setup_lines(cluster.setup, refuse="refuse"), "} >&2", ""]
-    lines += [f"cd {quoted(spec.working_directory)} || refuse 'the folder where the run was submitted is not here'"]
+    lines += [f"cd {quoted(spec.working_directory)} || refuse 'the folder where the run was submitted does not exist on this machine'"]
     if spec.code is not None:
         lines += [f'export PYTHONSAFEPATH=1 PYTHONPATH={quoted(spec.code.python_path())}"${{PYTHONPATH:+:$PYTHONPATH}}"']
-    missing = f"{python} is not here: cluster.python names an interpreter that every machine has; cluster.setup can make it known"
+    missing = f"{python} is not on this machine; set cluster.python to one that every machine has, or load it in cluster.setup"
     lines += [f"command -v {quoted(python)} > /dev/null || refuse {quoted(missing)}", f'exec {quoted(python)} -m ddp_train "$@"', ""]
     return without_secrets("\n".join(lines))
 
@@ -106,14 +106,14 @@ def signal_s(spec: Spec) -> int:
 def sbatch_value(text: str, *, key: str) -> str:
     """Return a value as a line `#SBATCH --option=VALUE` has it: in double quotes, with a backslash before those and itself."""
     if not text.isprintable():
-        raise ConfigError(key=key, happened=f"is {text!r}", expected="text without line ends and control characters")
+        raise ConfigError(key=key, happened=f"is {text!r}", expected="text without line breaks and control characters")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def quoted(text: str) -> str:
     """Return text as one word of the shell, on one line: the scripts are read by people."""
     if "\n" in text or "\0" in text:
-        raise ConfigError(happened=f"{text!r} has a line end", expected="names and paths of one line")
+        raise ConfigError(happened=f"{text!r} contains a line break", expected="names and paths of one line")
     return shlex.quote(text)
 
 
@@ -130,7 +130,7 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     if cluster.walltime is not None:
         if cluster.walltime <= signal_s(spec):
             typed = value_at(spec.job.config.tree, "cluster.walltime")
-            happened = f"is {typed}, and SLURM is to warn the run {signal_s(spec)} s before: that would be as it begins"
+            happened = f"is {typed}, but SLURM has to warn the run {signal_s(spec)} s before the end"
             expected = f"more than cluster.grace_s ({cluster.grace_s}), a step and {_MARGIN_S} s"
             raise ConfigError(key="cluster.walltime", happened=happened, expected=expected)
         days, rest = divmod(cluster.walltime, 86_400)
@@ -150,16 +150,16 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         yield f"array=0-{len(specs) - 1}%{max(1, int(spec.engine_options['parallel']) // among)}"
     root = str(spec.job.run_folder.root)
     if any("\\" in str(run.job.run_folder.root) for run in specs):
-        raise ConfigError(key="hydra.run.dir", happened=f"{root} has a backslash", expected="a path without: SLURM could not name its log")
+        raise ConfigError(key="hydra.run.dir", happened=f"{root} contains a backslash", expected="a path that SLURM can use for its log")
     log = "/dev/null" if len(specs) > 1 else root.replace("%", "%%") + "/logs/slurm-%j.out"
     yield f"output={sbatch_value(log, key='hydra.run.dir')}"
     yield f"chdir={sbatch_value(spec.working_directory, key='hydra.run.dir')}"
     for name, value in slurm.options.items():
         key = f"cluster.slurm.options.{name}"
         if name in _OURS or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            raise ConfigError(key=key, happened="cannot be given here", expected=_OURS.get(name, "the long name of an option of sbatch"))
+            raise ConfigError(key=key, happened="cannot be set here", expected=_OURS.get(name, "the long name of an sbatch option"))
         if isinstance(value, (list, dict)):
-            raise ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true; null or false for nothing")
+            raise ConfigError(key=key, happened=f"is {value!r}", expected="text, a number or true; null or false leaves the option out")
         if value is True:
             yield name
         elif value is not None and value is not False:
@@ -187,7 +187,7 @@ def container(spec: Spec, *, folder: Path) -> tuple[list[str], list[str]]:
     folders = list(dict.fromkeys([spec.working_directory, str(folder)]))
     folders += [spec.code.folder] if spec.code is not None and not Path(spec.code.folder).is_relative_to(folders[-1]) else []
     if wrong := [folder for folder in folders if "," in folder or ":" in folder]:
-        happened = f"{wrong[0]} cannot be named to a container"
+        happened = f"{wrong[0]} cannot be mounted in a container"
         raise ConfigError(key="cluster.slurm.container", happened=happened, expected="paths without , and :")
     more = [_plain(mount, key="cluster.slurm.container_mounts") for mount in slurm.container_mounts]
     mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *more])
@@ -203,8 +203,8 @@ def without_secrets(script: str) -> str:
     """Return a script as it is; refuse one that holds a secret of this process's environment."""
     for line, hidden in zip(script.splitlines(), redact(script).splitlines(), strict=False):
         if line != hidden:
-            happened = f"a script for SLURM would hold a secret of your environment: {hidden}"
-            raise ConfigError(key="cluster", happened=happened, expected="its variable: ${oc.env:NAME} in cluster.setup")
+            happened = f"the SLURM script would contain a secret from your environment: {hidden}"
+            raise ConfigError(key="cluster", happened=happened, expected="${oc.env:NAME} in cluster.setup")
     return script
 
 
@@ -212,7 +212,7 @@ def _plain(value: object, *, key: str) -> str:
     """Return a value for a line that no shell reads; refuse a secret."""
     if names := references(str(value)):
         happened = f"takes the secret {names[0]} from the environment"
-        fix = f"`export ...=${{oc.env:{names[0]}}}` in cluster.setup, for what reads its secret from the environment"
+        fix = f"`export ...=${{oc.env:{names[0]}}}` in cluster.setup, if the program reads it from the environment"
         raise ConfigError(key=key, happened=happened, expected="a value that may be written into a script", fix=fix)
     return str(value)
 

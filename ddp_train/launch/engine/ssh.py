@@ -36,7 +36,7 @@ OPTIONS = (
 
 _SETUP = """\
 failed() {{ echo "$1" >&2; exit 1; }}
-trap "no 'failed in a line of cluster.setup; fix: try them with ssh HOST bash'" EXIT    # also by a line that exits
+trap "no 'failed in a line of cluster.setup; fix: try these lines with ssh HOST bash'" EXIT    # also by a line that exits
 {}
 trap - EXIT
 """
@@ -60,7 +60,7 @@ class Ssh:
 
     def submit(self, rendered: Rendered) -> str:
         if len(rendered.run_folders) != 1:
-            raise ConfigError(key="cluster", happened="is ssh, which takes one run at a time", expected="several runs one after the other")
+            raise ConfigError(key="cluster", happened="is ssh, which runs one job at a time", expected="one run in each command")
         run_folder = RunFolder(rendered.run_folders[0])
         rendered.write()
         spec = Spec.read(run_folder.spec)
@@ -100,7 +100,7 @@ class Ssh:
         """Tell the client, which tells the machines. EnvironmentRefuses: it is on another machine."""
         host, pid, start = _client(id)
         if host != socket.gethostname():
-            fix = f"the same command on {host}; where that machine is gone, the run saves and ends by itself"
+            fix = f"run the same command on {host}; if that machine is down, the run saves and stops by itself"
             raise EnvironmentRefuses(happened=f"the run's client is on {host}", fix=fix)
         if start_of(pid) == start:
             with suppress(ProcessLookupError):

@@ -78,7 +78,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
         print(f"\n{problem}", file=sys.stderr)
     if problems:
         again = run_folder.resume_command() if is_run else "the same command"
-        print(f"\nnothing was started; when that is mended: {again}", file=sys.stderr)
+        print(f"\nnothing was started; after the fix, run: {again}", file=sys.stderr)
     is_off = bool(problems or received)
     for line in lines:
         if is_off:
@@ -143,10 +143,10 @@ class _Line:
         code, said = self.exit_code(), "; ".join(self._printed)
         reason, _, fix = self._refuses.partition("; fix: ")
         if not reason and code in (None, _BROKEN):
-            reason = f"was not ready in {_READY_WITHIN_S} s" if code is None else "cannot be reached by ssh"
-            fix = f"`ssh -o BatchMode=yes {self.host} true` has to succeed here; the machine's name, user and key stand in ~/.ssh/config"
+            reason = f"was not ready within {_READY_WITHIN_S} s" if code is None else "cannot be reached by ssh"
+            fix = f"`ssh -o BatchMode=yes {self.host} true` must succeed here; set the machine's name, user and key in ~/.ssh/config"
         elif not reason:
-            reason, fix = f"ended with {code} before the run began", f"`ssh {self.host}`, and what is missing there; or cluster.setup"
+            reason, fix = f"exited with code {code} before the run began", f"`ssh {self.host}`, install what is missing; or cluster.setup"
         return EnvironmentRefuses(key="cluster.hosts", happened=f"{self.host} {reason}" + (f": {said}" if said else ""), fix=fix)
 
     def _speak(self, stream: IO[bytes]) -> None:

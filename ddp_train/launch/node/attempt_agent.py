@@ -82,7 +82,7 @@ class AttemptAgent:
         self.kill()
         await asyncio.wait({task}, timeout=_GIVES_UP_S)
         if not task.done():
-            print("the agent of this machine does not end, although it was killed: the kernel holds it", file=sys.stderr, flush=True)
+            print("the agent of this machine was killed, but the kernel does not end it", file=sys.stderr, flush=True)
         return task.done()
 
     async def _run(self) -> None:
@@ -92,7 +92,7 @@ class AttemptAgent:
             self.kill()
             self._agent = None
             report = failure.from_exception(error, rank=0, step=None)
-            code, why = FAILED, f"its agent could not be run: {report.line(SHOWN)}"
+            code, why = FAILED, f"its agent could not run: {report.line(SHOWN)}"
             self._record(report)
         finally:
             if self._listener is not None:
@@ -173,6 +173,6 @@ async def _unreachable_store(host: str, port: int) -> str | None:
         async with asyncio.timeout(_STORE_S):
             _, writer = await asyncio.open_connection(host, port)
     except OSError as error:
-        return f"cannot reach {host}:{port}, where the ranks are to meet: {reason(error)}; open all ports between the machines"
+        return f"cannot reach {host}:{port}, where the ranks meet: {reason(error)}; open all ports between the machines"
     writer.close()
     return None

@@ -182,7 +182,7 @@ class Attempts:
                 attempt.kill_at = min(attempt.kill_at, now)
             if now >= attempt.kill_at + _DIES_WITHIN_S:
                 for node in attempt.open:
-                    self._registry.drop(node, "has an agent that does not end")
+                    self._registry.drop(node, "has an agent that cannot be killed")
             elif now >= attempt.kill_at and not attempt.is_killed:
                 attempt.is_killed = True
                 for node in attempt.open:
@@ -203,7 +203,7 @@ class Attempts:
             self._report_loss(node, message["why"], attempt)
             attempt.end(_Ending.FAILURE, within_s=0.0)
         elif kind == "came" and not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
-            self._registry.say(f"{node.name} has come: the run saves, and goes on with {len(self._registry.nodes)} machines")
+            self._registry.say(f"{node.name} joined: the run saves, and continues with {len(self._registry.nodes)} machines")
             attempt.end(_Ending.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
             for other in attempt.open:
                 other.line.send("stop", signal=int(signal.SIGTERM))
@@ -216,7 +216,7 @@ class Attempts:
         self._is_final = self._is_final or message["is_final"]
         if self._stop_signal is None:
             self._stop_signal = number
-            self._registry.say(f"{signal.Signals(number).name} on {node.name}: all machines save and end")
+            self._registry.say(f"{signal.Signals(number).name} on {node.name}: all machines save and stop")
             for other in self._registry.nodes:
                 if other is not node:
                     other.line.send("stop", signal=number)
@@ -237,7 +237,7 @@ class Attempts:
         is_last = self._stop_signal is not None or self._restarts >= self._this_node.max_restarts
         if folder is not None and failure.ended_since(folder, self.before) is None and report.record(folder) and is_last:
             print(report.screen(folder), file=sys.stderr, flush=True)
-        self._registry.say(f"{report.message}; the ranks of all machines are ended")
+        self._registry.say(f"{report.message}; the ranks of all machines are stopped")
 
     def _judge(self, attempt: _Attempt) -> int | None:
         """Return the exit code of the run, or None where another attempt is to follow."""
@@ -265,7 +265,7 @@ class Attempts:
             why = ""
             if folder is not None and (report := failure.load_report(folder.failure)) is not None:
                 why = f": {report.who}: {report.line(200)}; {folder.as_typed()}/{folder.failure.name}"
-            self._registry.say(f"the run has failed{why}")
+            self._registry.say(f"the run failed{why}")
             return code
         self._restarts += 1
         return None
@@ -285,8 +285,8 @@ class Attempts:
 
     def _end_with_too_few(self) -> NoReturn:
         within_s = self._this_node.cluster.join_timeout_s
-        happened = f"fewer than {self._rendezvous.min_nodes} machines came in {within_s} s: {self._registry.missing()}"
-        fix = "start the run there too, or a longer cluster.join_timeout_s for machines that start late"
+        happened = f"fewer than {self._rendezvous.min_nodes} machines joined within {within_s} s: {self._registry.missing()}"
+        fix = "start the run there too, or raise cluster.join_timeout_s if machines start late"
         error = ConfigError(key="cluster.join_timeout_s", happened=happened, expected="the same command on every machine", fix=fix)
         self._registry.say(f"\n{error}")
         if self._number == 0:

@@ -25,7 +25,7 @@ def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     """
     names = _names(first, other)
     if first.launch_id and other.launch_id and first.launch_id != other.launch_id:
-        return [f"it is of another run: {other.launch_id} on {names[1]}, {first.launch_id} on {names[0]}"]
+        return [f"it belongs to another run: {other.launch_id} on {names[1]}, {first.launch_id} on {names[0]}"]
     sentences = []
     if first.spec != other.spec:
         sentences.append(_sentence("spec.json", first.spec or _ABSENT, other.spec or _ABSENT, names))
@@ -37,7 +37,7 @@ def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
         if ours is None:
             continue  # the first machine may download it
         if (theirs := other.data.get(key)) is None:
-            sentences.append(f"{key}: is missing on {names[1]}, is there on {names[0]}")
+            sentences.append(f"{key}: is missing on {names[1]}, exists on {names[0]}")
         else:
             sentences += _first_of(list(_files(key, ours, theirs, names)), f"files of {key}")
     return [*sentences, *_values(first.versions, other.versions, "version of ", names)]
@@ -75,7 +75,7 @@ def _config(first: NodeFacts, other: NodeFacts, names: tuple[str, str]) -> Itera
     ours, theirs = ({key: value for key, value in facts.config.items() if key not in left_out} for facts in (first, other))
     for sentence in _values(ours, theirs, "", names):
         # All ranks get the first machine's: it is what the run records.
-        own = "; a variable that differs by machine is exported there, and null here" if sentence.startswith("cluster.env.") else ""
+        own = "; export a variable that differs by machine there, and set null here" if sentence.startswith("cluster.env.") else ""
         yield sentence + own
 
 
@@ -86,13 +86,13 @@ def _files(what: str, ours: FileList, theirs: FileList, names: tuple[str, str]) 
     for name in sorted(here.keys() | there.keys()):
         shown, hash_here, hash_there = f"{what}: {name or 'the file'}", ours.hashes.get(name), theirs.hashes.get(name)
         if name not in there:
-            yield f"{shown} is missing on {names[1]}, is there on {names[0]}"
+            yield f"{shown} is missing on {names[1]}, exists on {names[0]}"
         elif name not in here:
-            yield f"{shown} is on {names[1]}, is missing on {names[0]}"
+            yield f"{shown} exists on {names[1]}, is missing on {names[0]}"
         elif here[name] != there[name]:
             yield _sentence(shown, here[name], there[name], names)
         elif hash_here and hash_there and hash_here != hash_there:
-            yield f"{shown} has other bytes: sample {hash_there[:8]} on {names[1]}, {hash_here[:8]} on {names[0]}; equal in size"
+            yield f"{shown} has the same size but different content: sample {hash_there[:8]} on {names[1]}, {hash_here[:8]} on {names[0]}"
 
 
 def _described(files: FileList) -> dict[str, str]:

@@ -175,7 +175,7 @@ def interface_problems(environment: Mapping[str, str], interfaces: Mapping[str, 
     there = f"this machine has {', '.join(interfaces)}"
     for name in filter(None, environment.get(GLOO, "").split(",")):
         if name not in interfaces:
-            yield f"{GLOO}={environment[GLOO]} names {name}, which is not there; {there}"
+            yield f"{GLOO}={environment[GLOO]} names {name}, which does not exist; {there}"
         elif not interfaces[name]:
             yield f"{GLOO}={environment[GLOO]} names {name}, which has no address"
     wanted = environment.get(NCCL, "")

@@ -112,7 +112,7 @@ class _Program:
             before = None if self._attempts is None else self._attempts.before
             if folder is not None and failure.ended_since(folder, before) is None:
                 report.record(folder)
-            registry.say(f"the node program of {self._this_node.facts.host}, the first machine, has failed: {report.line(SHOWN)}")
+            registry.say(f"the node program of {self._this_node.facts.host}, the first machine, failed: {report.line(SHOWN)}")
             traceback.print_exception(error)
             return report.exit_code
 
@@ -125,12 +125,12 @@ class _Program:
             client.left = "" if left is None else str(left.root)
             line = await client.join(is_back=self._agent is not None, has_closed=has_closed)
             if line is None:
-                self._end_without_it("has ended its node program")
+                self._end_without_it("ended its node program")
             try:
                 last = await self._follow(line)
                 if last["kind"] == "over":
                     return int(last["code"])
-                why = f"{client.first_host} has dropped this machine: it {last['why']}"
+                why = f"{client.first_host} dropped this machine: it {last['why']}"
                 has_closed = False  # who drops a machine is still there
             except LineLost as lost:
                 why = f"{client.first_host} {lost}"
@@ -165,7 +165,7 @@ class _Program:
     async def _be_lost(self, why: str) -> None:
         """End the ranks of this machine, which is cut off; return where this machine is to join again, else end the program."""
         is_at_work = self._agent is not None and self._agent.is_at_work
-        here = "the ranks of this machine are ended" if is_at_work else "no ranks are at work here"
+        here = "the ranks of this machine are stopped" if is_at_work else "no ranks run here"
         print(f"{why}; {here}", file=sys.stderr, flush=True)
         has_ended = await self._end_agent()  # before anything else: what looks at the run's folder may wait for a network that is gone
         if not has_ended or self._rendezvous.is_first:  # it has no place in another attempt; and without the first machine there is none
@@ -175,10 +175,10 @@ class _Program:
             return
         if self._rendezvous.is_elastic or self._agent.has_restarts:
             within_s = self._this_node.cluster.join_timeout_s
-            print(f"this machine tries to come back, for {within_s} s at most", file=sys.stderr, flush=True)
+            print(f"this machine tries to rejoin for at most {within_s} s", file=sys.stderr, flush=True)
             return
         await asyncio.sleep(_OTHERS_SAY_S)
-        self._end_without_it("is lost to this machine")
+        self._end_without_it("cannot be reached from this machine")
 
     def _end_without_it(self, why: str) -> NoReturn:
         """End as the run has ended, which the first machine could not say; name it in the run's folder if no report is there."""
@@ -186,7 +186,7 @@ class _Program:
         agent = self._agent
         if agent is not None and (folder := agent.folder) is not None:
             if failure.ended_since(folder, agent.before) is not None:
-                print(f"{text}; the run itself has ended as it should", file=sys.stderr, flush=True)
+                print(f"{text}; the run itself ended normally", file=sys.stderr, flush=True)
                 raise End(conclude(folder, FAILED, before=agent.before))
             report = failure.from_machine(host=self._client.first_host, ranks=agent.ranks_of_first, why=why)
             if report.record(folder):

@@ -103,11 +103,11 @@ class Registry:
         line.send("challenge", nonce=own_nonce)
         hello = await line.receive(silent_s=_HELLO_WITHIN_S)
         if hello["kind"] != "hello":
-            raise LineLost("is not one of ours")
+            raise LineLost("is not a machine of this run")
         name = shown(hello.get("name"), _MAX_NAME)
         their_nonce = str(hello.get("nonce"))
         if not is_proven(hello.get("proof"), proof(self._rendezvous.token, by="node", over=own_nonce, own=their_nonce)):
-            self._refuse(line, name, ["it is of another run"], is_foreign=True)
+            self._refuse(line, name, ["it belongs to another run"], is_foreign=True)
         if (facts := _facts(hello)) is None:
             self._refuse(line, name, ["it speaks another version of ddp_train"])
         if is_first:
@@ -117,7 +117,7 @@ class Registry:
         elif facts.run not in (self._first.run, self._folder):
             # Equal configs say nothing: two runs that are resumed at one endpoint have them.
             there = self._first.run or self._folder or "a new one"
-            self._refuse(line, name, [f"another run is there: {there}; {facts.host} came for {facts.run or 'a new one'}"], is_foreign=True)
+            self._refuse(line, name, [f"another run is there: {there}; {facts.host} wants {facts.run or 'a new one'}"], is_foreign=True)
         if any(node.name == name and node.program != hello["program"] for node in self.nodes):  # two programs of one machine
             name = f"{name} (pid {hello['pid']})"
         reasons: list[str] = []
@@ -154,14 +154,14 @@ class Registry:
         try:
             answer = await line.receive(silent_s=_HELLO_WITHIN_S)
         except LineSilent:  # it may have a file system that hangs, and come again
-            self._name_once(f"{name} does not answer whether it sees {self._folder}: not taken in for now")
+            self._name_once(f"{name} does not say whether it sees {self._folder}: it cannot join now")
             raise
         if not isinstance(answer.get("utc"), (int, float)) or "sees" not in answer:
             return ["it speaks another version of ddp_train"]
         if self.takes_all:
             return []
         if not answer["sees"]:
-            return [f"it does not see {self._folder}: the run folder has to lie where every machine sees it"]
+            return [f"it does not see {self._folder}: put the run folder where every machine sees it"]
         if skew := clock(self._first.now(), replace(facts, utc=answer["utc"]), round_trip_s=time.monotonic() - sent):
             self.say(f"warning: {skew}")
         return []
@@ -172,7 +172,7 @@ class Registry:
                 message = await node.line.receive(silent_s=None if node.is_first else SILENT_S)
                 types = {name: type(value) for name, value in message.items()}
                 if types != _SENT_BY_MEMBERS.get(str(message["kind"])) or message.get("signal", LISTENED[0]) not in LISTENED:
-                    raise LineLost(f"has sent a message that is none of ours: {shown(message, _MAX_NAME)}")
+                    raise LineLost(f"sent an unknown message: {shown(message, _MAX_NAME)}")
                 self.messages.put_nowait((node, message))
         except LineLost as lost:
             self.drop(node, str(lost))
@@ -183,11 +183,11 @@ class Registry:
             is_same = node.program == program
             has_its_place = node_rank is not None and node.facts.node_rank == node_rank
             if is_same or (has_its_place and not node.is_fresh):
-                self.drop(node, "has come again")
+                self.drop(node, "has joined again")
             elif has_its_place:
                 return [f"machine {node_rank} is here already: {node.name}"]
         if len(self.nodes) >= self._rendezvous.max_nodes:
-            return [f"the run has its {self._rendezvous.max_nodes} machines: {', '.join(node.name for node in self.nodes)}"]
+            return [f"the run has all {self._rendezvous.max_nodes} machines: {', '.join(node.name for node in self.nodes)}"]
         return []
 
     def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> NoReturn:

@@ -71,8 +71,8 @@ class RegistryClient:
             if refused_since is not None and now > refused_since + _GONE_AFTER_S:
                 return None
             if now > deadline:
-                happened = f"the first machine was not there in {self._this_node.cluster.join_timeout_s} s: {problem}"
-                fix = "start the run there too; or another host and port that is open; or a longer cluster.join_timeout_s"
+                happened = f"the first machine did not answer within {self._this_node.cluster.join_timeout_s} s: {problem}"
+                fix = "start the run there too; or use another open host and port; or raise cluster.join_timeout_s"
                 error = UserError(key="cluster.rendezvous_endpoint", happened=happened, fix=fix)
                 self._end(str(error), FAILED if is_back else ENVIRONMENT_REFUSES)
             if now > report_at:
@@ -92,14 +92,14 @@ class RegistryClient:
             with suppress(LineLost):  # who reads from the line next learns it
                 await self._introduce(line, "this process", deadline)
             return line, ""
-        problem = "it has not said yet where it is"
+        problem = "it has not published its address yet"
         addresses = self._rendezvous.registry_addresses()
         for host, port in addresses:
             self.leave_if_told()
             try:
                 line = await connect(host, port, within_s=_CONNECT_S)
             except OSError as error:
-                problem = f"{host}:{port} could not be reached: {reason(error)}"
+                problem = f"cannot reach {host}:{port}: {reason(error)}"
                 continue
             is_only_one = len(addresses) == 1  # else silence at one address must not delay the next
             until = deadline if is_only_one else min(deadline, time.monotonic() + _ANSWERS_WITHIN_S)
@@ -146,7 +146,7 @@ class RegistryClient:
             if not is_only_one:
                 raise LineLost("does not know this run's token")
             happened = f"{listener} does not know this run's token; nothing that it sends is run"
-            fix = "look who listens there; the same cluster.rendezvous_id on all machines, or another port"
+            fix = "check which program listens there; use the same cluster.rendezvous_id on all machines, or another port"
             self._end(str(UserError(key="cluster.rendezvous_id", happened=happened, fix=fix)))
         self.first_host = shown(message["first"])
         self.has_joined = True

@@ -99,12 +99,12 @@ def rendezvous_under_an_engine(
         node_rank = step.node_rank if step is not None else int(text) if text.isdigit() else None
     launch_id = launch_id or (step.id if step is not None else None)
     if node_rank is None or node_rank >= spec.max_nodes:
-        happened = "it is not said which machine this is" if node_rank is None else f"this would be machine {node_rank} of {spec.max_nodes}"
+        happened = "this machine's number is unknown" if node_rank is None else f"this would be machine {node_rank} of {spec.max_nodes}"
         fix = "ddp-train node SPEC --index=0 --launch=WORD"
         raise ConfigError(happened=happened, expected="a step of SLURM, NODE_RANK, or --index", fix=fix)
     if launch_id is None:
         expected = "a step of SLURM, or --launch=WORD, the same on each machine and new each time"
-        raise ConfigError(happened="it is not said which launch of the run this is", expected=expected)
+        raise ConfigError(happened="the launch of the run is unknown", expected=expected)
     host, _, port = (meeting or "").rpartition(":")
     return NodeRendezvous(
         node_rank=node_rank,

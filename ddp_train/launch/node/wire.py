@@ -106,7 +106,7 @@ class Line:
             except (OSError, ValueError, RecursionError, LookupError, TypeError):  # cut, longer than anything of ours, or no message
                 if patience.expired():
                     raise LineSilent(f"has been silent for {silent_s:.0f} s") from None
-                raise LineLost("has ended its node program, or the line to it was cut") from None
+                raise LineLost("ended its node program, or the connection was lost") from None
             self._heard = time.monotonic()
             if not is_beat:
                 return message

@@ -54,7 +54,7 @@ def report(spec: Spec) -> failure.Failure | None:
 
 
 def test_who_does_not_know_which_machine_it_is_writes_nothing(spec: Spec) -> None:
-    with pytest.raises(ConfigError, match="which machine"):
+    with pytest.raises(ConfigError, match="this machine's number is unknown"):
         node(spec)
     assert report(spec) is None and spec.job.run_folder.read_result() is None
 

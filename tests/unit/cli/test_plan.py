@@ -228,10 +228,10 @@ def test_a_job_of_slurm_is_shown_as_it_would_be_submitted(plan: Plan, tmp_path: 
 
 
 def test_what_slurm_would_refuse_is_refused(plan: Plan, tmp_path: Path) -> None:
-    assert "cluster.slurm.options.nodes: cannot be given here" in plan(*SLURM, "+cluster.slurm.options.nodes=3", code=WRONG_INPUT)
+    assert "cluster.slurm.options.nodes: cannot be set here" in plan(*SLURM, "+cluster.slurm.options.nodes=3", code=WRONG_INPUT)
     assert "cluster.processes_per_node" in plan("cluster=slurm", code=WRONG_INPUT)
     past_run(tmp_path / "first")
-    assert "is not done, and no job of slurm" in plan(*SLURM, "after=first", code=WRONG_INPUT)
+    assert "is not done, and is not a job of slurm" in plan(*SLURM, "after=first", code=WRONG_INPUT)
 
 
 def test_in_an_allocation_nothing_is_submitted(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

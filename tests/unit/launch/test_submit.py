@@ -59,7 +59,7 @@ def before(tmp_path: Path) -> RunFolder:
 
 def test_a_run_waits_for_the_jobs_of_those_before_it_that_are_not_done(tmp_path: Path, before: RunFolder) -> None:
     after = a_job(tmp_path, f"after={before.root}")
-    with pytest.raises(ConfigError, match="no job of slurm"):
+    with pytest.raises(ConfigError, match="not a job of slurm"):
         submit.freeze(after, None)
     Submission(engine="slurm", id="17_3").write(before)
     assert submit.freeze(after, None).engine_options["after"] == ["17_3"]
@@ -86,7 +86,7 @@ def test_a_run_after_one_whose_job_has_ended_is_refused(
     monkeypatch.setattr(slurm_client, "allocation", lambda: "17")
     assert submit.run(after) == 2
     said = capsys.readouterr().err
-    assert "job 17 is not done, and allocation 17 would be held for nothing" in said and "ddp-train ... && ddp-train resume" in said
+    assert "job 17 is not done, and allocation 17 would wait idle" in said and "ddp-train ... && ddp-train resume" in said
     after.run_folder.environment.touch()  # it has begun once
     assert submit.freeze(after, None).engine_options["after"] == []
 
@@ -105,7 +105,7 @@ def test_a_run_that_is_queued_is_not_submitted_again(before: RunFolder, monkeypa
         raise EnvironmentRefuses(happened="SLURM does not answer")
 
     monkeypatch.setattr(slurm_client, "state", away)
-    with pytest.raises(ConfigError, match="nobody knows"):
+    with pytest.raises(ConfigError, match="cannot find out whether"):
         submit.require_ended(before.root)
 
 

@@ -65,7 +65,7 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
         assert started_again == [restarts is None] and failure.load_report(run_folder.failure) is not None
         return
     assert started_again == [False] and failure.load_report(run_folder.failure) is None
-    assert "rank 1 on" in (said := capfd.readouterr().err) and "has died after the run had ended: the process was ended by SIGSEGV" in said
+    assert "rank 1 on" in (said := capfd.readouterr().err) and "died after the run had ended: the process was ended by SIGSEGV" in said
     result = run_folder.read_result()
     assert result is not None and (result.status, result.step) == (status, 8) and not run_folder.starts.exists()
     assert conclude(run_folder, code, before=before) == (0 if status is Status.COMPLETED else 75)

@@ -52,7 +52,7 @@ def test_its_last_status_counts_over_ssh_and_on_slurm(tmp_path: Path, line: str,
         assert done.returncode == (78 if fails else 0), done.stderr
         assert (f"cluster.setup failed: {line}" in done.stderr) == fails
         assert not overrides or done.stdout == (
-            f"{MARK}no failed in a line of cluster.setup; fix: try them with ssh HOST bash\n" if fails else ""
+            f"{MARK}no failed in a line of cluster.setup; fix: try these lines with ssh HOST bash\n" if fails else ""
         )
 
 
@@ -71,5 +71,5 @@ def test_a_secret_is_a_variable_of_the_shell(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_line_end_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has a line end"):
+    with pytest.raises(ConfigError, match="contains a line break"):
         list(setup_lines(["true\nfalse"], refuse="no"))

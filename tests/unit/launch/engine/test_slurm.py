@@ -104,7 +104,7 @@ def test_ctrl_c_asks_first_then_saves_then_ends(
     monkeypatch.setattr(slurm.Slurm, "stop", lambda self, id, at_once=False: stopped.append((run_folder.cancelled.exists(), at_once)))
     assert ENGINE.follow(run_folder, "7") == 130
     assert stopped == [(True, False), (True, True)]
-    assert "goes on without this command" in capsys.readouterr().err
+    assert "continues without this command" in capsys.readouterr().err
 
 
 def test_who_is_told_to_end_is_told_again_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_it_is_one_step_on_the_machines_of_the_allocation(commands: Path, tmp_pa
 
 
 def test_an_allocation_that_is_too_small_is_told(commands: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is 4, and the allocation \(job 7\) has 3"):
+    with pytest.raises(ConfigError, match=r"is 4, but the allocation \(job 7\) has 3"):
         slurm.run_in_allocation(inside(tmp_path, "cluster.nodes=4"), "7")
 
 

@@ -56,7 +56,7 @@ def test_a_submission_that_was_not_answered_is_looked_for(answers: Path, monkeyp
     answer(answers, "squeue", out="16|/runs/other/launch/slurm.sbatch\n17|/runs/a b/launch/slurm.sbatch\n")
     assert slurm_client.submit(command) == "17"
     answer(answers, "squeue", out="16|/runs/other/launch/slurm.sbatch\n")
-    with pytest.raises(EnvironmentRefuses, match=r"SLURM has not taken the job: .*timed out"):
+    with pytest.raises(EnvironmentRefuses, match=r"SLURM did not accept the job: .*timed out"):
         slurm_client.submit(command)
     answer(answers, "squeue", err="Unable to contact slurm controller", code=1)
     with pytest.raises(slurm_client.NoAnswer, match="SLURM does not answer"):
@@ -102,7 +102,7 @@ def test_what_sbatch_says_is_shown(answers: Path) -> None:
     with pytest.raises(ConfigError, match="invalid partition specified"):
         slurm_client.submit(["sbatch", "--parsable", "x"])
     answer(answers, "sbatch", err="sbatch: error: QOSMaxSubmitJobPerUserLimit", code=1)
-    with pytest.raises(EnvironmentRefuses, match="takes no job now"):
+    with pytest.raises(EnvironmentRefuses, match="accepts no jobs now"):
         slurm_client.submit(["sbatch", "--parsable", "x"])
 
 

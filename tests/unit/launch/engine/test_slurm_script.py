@@ -173,14 +173,14 @@ def test_a_time_limit_that_is_all_warning_is_refused() -> None:
 
 
 def test_a_path_with_which_slurm_would_name_its_log_otherwise_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has a backslash"):
+    with pytest.raises(ConfigError, match="contains a backslash"):
         batch_script([spec(Path("/runs/a\\b"))])
 
 
 def test_a_setup_line_that_fails_and_a_missing_interpreter_are_named(tmp_path: Path) -> None:
     for overrides, said in (
         (["cluster.setup=['true','false || module load x','true']"], "cluster.setup failed: false || module load x"),
-        (["cluster.python=/no/python"], "/no/python is not here: cluster.python"),
+        (["cluster.python=/no/python"], "/no/python is not on this machine; set cluster.python"),
     ):
         one = Spec(**{**vars(spec(tmp_path, *overrides)), "working_directory": str(tmp_path)})
         ran = subprocess.run(["bash", "-c", task_script(one)], capture_output=True, text=True)
@@ -218,5 +218,5 @@ def test_a_secret_is_a_variable_of_the_shell_or_refused(monkeypatch: pytest.Monk
     for word in ("cluster.slurm.account='${oc.env:HF_TOKEN}'", "+cluster.slurm.options.comment='${oc.env:HF_TOKEN}'"):
         with pytest.raises(ConfigError, match="takes the secret HF_TOKEN"):
             batch_script([spec(RUN, word)])
-    with pytest.raises(ConfigError, match="would hold a secret"):
+    with pytest.raises(ConfigError, match="would contain a secret"):
         task_script(replace(spec(RUN), working_directory="/home/hf_0123456789"))

@@ -60,10 +60,10 @@ def test_paths_are_exact(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("directory", "has not the folder in which the command stands; fix: cd to"),
-        ("folder", "does not see the run's folder, or may not write into it; fix: cd to"),
-        ("setup", "failed in a line of cluster.setup; fix: try them"),
-        ("python", "has not the interpreter of this command; fix: cluster.python=PATH"),
+        ("directory", "does not have the current folder; fix: cd to"),
+        ("folder", "does not see the run folder, or cannot write to it; fix: cd to"),
+        ("setup", "failed in a line of cluster.setup; fix: try these lines"),
+        ("python", "does not have the Python of this command; fix: cluster.python=PATH"),
     ],
 )
 def test_a_machine_says_what_it_lacks(tmp_path: Path, missing: str, said: str) -> None:

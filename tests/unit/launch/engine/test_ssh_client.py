@@ -70,7 +70,7 @@ def test_a_second_stop_ends_the_node_programs_at_once(tmp_path: Path) -> None:
         (f"printf '{MARK}no does not see it; fix: cd\\n'; exit 78", "host1 does not see it\n  fix: cd"),
         (f"echo oh dear >&2; printf '{MARK}no failed in setup; fix: try\\n'; exit 78", "host1 failed in setup: oh dear"),
         ("echo no route to host >&2; exit 255", "host1 cannot be reached by ssh: no route to host"),
-        ("echo 'a word of the day'; exit 3", "host1 ended with 3 before the run began: a word of the day"),
+        ("echo 'a word of the day'; exit 3", "host1 exited with code 3 before the run began: a word of the day"),
     ],
 )
 def test_nothing_begins_where_one_machine_cannot_take_part(tmp_path: Path, script: str, said: str) -> None:
@@ -86,7 +86,7 @@ def test_what_to_type_when_it_is_mended(tmp_path: Path, capfd: pytest.CaptureFix
     folder.launch.mkdir(parents=True)
     child = fork(lambda: run_client(folder, [remote("a", "exit 3")], least=1, is_run=is_run))
     assert child.wait() == ENVIRONMENT_REFUSES
-    said = capfd.readouterr().err.rstrip().rpartition("mended: ")[2]
+    said = capfd.readouterr().err.rstrip().rpartition("run: ")[2]
     assert said == (f"ddp-train resume '{folder.root}'" if is_run else "the same command")
 
 

@@ -30,30 +30,30 @@ def test_machines_that_differ_only_in_what_may_differ_agree() -> None:
 def test_a_variable_of_the_ranks_that_differs_is_refused_with_the_way_to_have_it_differ() -> None:
     key = "cluster.env.NCCL_SOCKET_IFNAME"
     (sentence,) = differences(replace(FIRST, config={**FIRST.config, key: "eth0"}), facts("node1", config={**FIRST.config, key: "eth1"}))
-    assert sentence == f"{key}: 'eth1' on node1, 'eth0' on node0; a variable that differs by machine is exported there, and null here"
+    assert sentence == f"{key}: 'eth1' on node1, 'eth0' on node0; export a variable that differs by machine there, and set null here"
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"launch_id": "l2", "nodes": "3"}, ["it is of another run: l2 on node1, l1 on node0"]),
+        ({"launch_id": "l2", "nodes": "3"}, ["it belongs to another run: l2 on node1, l1 on node0"]),
         ({"spec": "abc"}, ["spec.json: abc on node1, absent on node0"]),
         ({"nodes": "3"}, ["cluster.nodes: 3 on node1, 2 on node0"]),
         ({"config": {**FIRST.config, "optimizer.lr": 0.5}}, ["optimizer.lr: 0.5 on node1, 0.1 on node0"]),
         ({"config": {**FIRST.config, "model.width": 1}}, ["model.width: 1 on node1, absent on node0"]),
         ({"versions": {**FIRST.versions, "torch": "2.12"}}, ["version of torch: '2.12' on node1, '2.13.0' on node0"]),
-        ({"data": {"data.root": None}}, ["data.root: is missing on node1, is there on node0"]),
+        ({"data": {"data.root": None}}, ["data.root: is missing on node1, exists on node0"]),
         (
             {"data": {"data.root": replace(DATA, sizes={**DATA.sizes, "a.bin": 11})}},
             ["data.root: a.bin: 11 bytes on node1, 10 bytes on node0"],
         ),
         (
             {"data": {"data.root": replace(DATA, hashes={**DATA.hashes, "a.bin": "5" * 16})}},
-            ["data.root: a.bin has other bytes: sample 55555555 on node1, 33333333 on node0; equal in size"],
+            ["data.root: a.bin has the same size but different content: sample 55555555 on node1, 33333333 on node0"],
         ),
         (
             {"data": {"data.root": replace(DATA, sizes={"a.bin": 10, "b": -1, "b/d.bin": 1})}},
-            ["data.root: b/c.bin is missing on node1, is there on node0", "data.root: b/d.bin is on node1, is missing on node0"],
+            ["data.root: b/c.bin is missing on node1, exists on node0", "data.root: b/d.bin exists on node1, is missing on node0"],
         ),
         (
             {"source": FileList(sizes={}, hashes={**HASHES, "mine.py": "6" * 16}, listed_by="git", is_whole=True)},
@@ -61,7 +61,7 @@ def test_a_variable_of_the_ranks_that_differs_is_refused_with_the_way_to_have_it
         ),
         (
             {"source": FileList(sizes={}, hashes={"ddp_train/errors.py": "1" * 16, "new.py": "7" * 16}, listed_by="git", is_whole=True)},
-            ["code: mine.py is missing on node1, is there on node0", "code: new.py is on node1, is missing on node0"],
+            ["code: mine.py is missing on node1, exists on node0", "code: new.py exists on node1, is missing on node0"],
         ),
     ],
 )

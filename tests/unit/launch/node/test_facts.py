@@ -94,7 +94,7 @@ def test_a_machine_names_what_is_wrong_with_itself(tmp_path: Path) -> None:
     facts = told({"root": "data"}, env={"GLOO_SOCKET_IFNAME": "eth99"})
     assert [problem.partition(";")[0] for problem in facts.problems] == [
         "data.root: dangling cannot be read: No such file or directory",
-        "GLOO_SOCKET_IFNAME=eth99 names eth99, which is not there",
+        "GLOO_SOCKET_IFNAME=eth99 names eth99, which does not exist",
     ]
 
 
@@ -121,8 +121,8 @@ def test_which_interfaces_nccl_may_take(wanted: str, taken: list[str]) -> None:
     [
         ({}, True, []),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, True, []),
-        ({"GLOO_SOCKET_IFNAME": "eth7"}, False, ["GLOO_SOCKET_IFNAME=eth7 names eth7, which is not there; this machine has lo, eth0"]),
-        ({"GLOO_SOCKET_IFNAME": "eth"}, False, ["names eth, which is not there"]),  # gloo wants the whole name
+        ({"GLOO_SOCKET_IFNAME": "eth7"}, False, ["GLOO_SOCKET_IFNAME=eth7 names eth7, which does not exist; this machine has lo, eth0"]),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, False, ["names eth, which does not exist"]),  # gloo wants the whole name
         ({"GLOO_SOCKET_IFNAME": "eth0,ib0"}, False, ["names ib0, which has no address"]),
         ({"NCCL_SOCKET_IFNAME": "bond"}, True, ["NCCL_SOCKET_IFNAME=bond leaves no interface with an address"]),
         ({"NCCL_SOCKET_IFNAME": "bond"}, False, []),  # nobody asks it

@@ -229,7 +229,7 @@ def test_an_agent_that_outlives_a_kill_holds_nobody(
 
     store(monkeypatch)
     assert asyncio.run(story()) == FAILED
-    assert "does not end" in capsys.readouterr().err
+    assert "the kernel does not end it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_lost_machine_ends_as_the_run_has_ended(
     async def lose(program: _Program) -> None:
         await program._be_lost("node0 is silent")
         assert await program._client.join(is_back=True, has_closed=False) is None
-        program._end_without_it("has ended its node program")
+        program._end_without_it("ended its node program")
 
     store(monkeypatch)
     assert asyncio.run(story()) == code
@@ -287,7 +287,7 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
             found.registry.send("attempt", **an_attempt(tmp_path, max_restarts=3))
             await until(lambda: agents)
             if is_dropped:
-                found.registry.send("dropped", why="has an agent that does not end")
+                found.registry.send("dropped", why="has an agent that cannot be killed")
             found.registry.cut()
             with pytest.raises(End) as ended:
                 await end
@@ -299,8 +299,8 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
     store(monkeypatch)
     assert asyncio.run(story()) == FAILED
     said = capsys.readouterr().err
-    assert ("has dropped this machine: it has an agent that does not end" in said) == is_dropped
-    assert ("was not there in 1 s" in said) == is_dropped and ("has ended its node program; lost" in said) != is_dropped
+    assert ("dropped this machine: it has an agent that cannot be killed" in said) == is_dropped
+    assert ("did not answer within 1 s" in said) == is_dropped and ("ended its node program; lost" in said) != is_dropped
 
 
 def test_a_line_that_is_gone_at_once_and_a_silent_stranger_end_nothing(

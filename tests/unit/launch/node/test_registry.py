@@ -42,7 +42,7 @@ def test_who_disagrees_is_refused_alone_and_named_on_all_terminals(tmp_path: Pat
             assert "optimizer.lr" in refused["reasons"][0] and "0.5 on node2" in refused["reasons"][0]
             await good.hears("say")
             assert "node2 is refused:\n  optimizer.lr" in good.said()
-            broken = await found.comes("node3", problems=["GLOO_SOCKET_IFNAME=eth7 names eth7, which is not there"])
+            broken = await found.comes("node3", problems=["GLOO_SOCKET_IFNAME=eth7 names eth7, which does not exist"])
             assert "eth7" in (await broken.hears("refused"))["reasons"][0]
             blind = await found.comes("node4", sees=False)
             assert "does not see" in (await blind.hears("refused"))["reasons"][0]
@@ -66,7 +66,7 @@ def test_another_run_is_refused_and_a_strangers_words_are_not_listened_to(tmp_pa
         async with bed(tmp_path, token="ours", first=FIRST) as found:
             foreign = await found.comes("node1", token="theirs")
             refused = await foreign.hears("refused")
-            assert refused["is_foreign"] and refused["reasons"] == ["it is of another run"]
+            assert refused["is_foreign"] and refused["reasons"] == ["it belongs to another run"]
             stranger = await connect("127.0.0.1", found.port, within_s=5)
             stranger.send("over", code=0)
             assert (await stranger.receive())["kind"] == "challenge"
@@ -123,13 +123,13 @@ def test_a_node_that_sends_what_is_no_message_is_dropped_by_name(
             await second.hears("attempt")
             await found.first.hears("attempt")
             second.line.send(**fields)  # type: ignore[arg-type]
-            assert "a message that is none of ours" in (await second.hears("dropped"))["why"]
+            assert "sent an unknown message" in (await second.hears("dropped"))["why"]
             await found.first.hears("kill")
             found.first.ends(137)
             return await found.code()
 
     assert asyncio.run(story()) == 1
-    assert "node1 has sent a message that is none of ours: {'kind': " in capsys.readouterr().err
+    assert "node1 sent an unknown message: {'kind': " in capsys.readouterr().err
 
 
 def test_a_machine_that_does_not_answer_is_named_and_may_come_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,7 @@ def test_a_machine_that_does_not_answer_is_named_and_may_come_again(tmp_path: Pa
             await (await found.comes("node1")).hears("attempt")
 
     asyncio.run(story())
-    assert f"node1 does not answer whether it sees {tmp_path}" in capsys.readouterr().err
+    assert f"node1 does not say whether it sees {tmp_path}" in capsys.readouterr().err
 
 
 def test_what_strangers_say_is_spelled_out_cut_and_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_what_strangers_say_is_spelled_out_cut_and_not_repeated(tmp_path: Path, 
     asyncio.run(story())
     said = capsys.readouterr().err
     assert "\x1b" not in said and "\\x1b[2J0xxx" in said and "x" * 200 not in said
-    assert said.count("it is of another run") == 1 and "(127.0.0.1) is refused" in said
+    assert said.count("it belongs to another run") == 1 and "(127.0.0.1) is refused" in said
 
 
 def test_a_run_that_has_its_machines_takes_no_other(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_run_that_has_its_machines_takes_no_other(tmp_path: Path) -> None:
             again = await found.comes("node7", node_rank=1)
             assert (await again.hears("refused"))["reasons"] == ["machine 1 is here already: node1"]
             third = await found.comes("node2")
-            assert (await third.hears("refused"))["reasons"] == ["the run has its 2 machines: node0, node1"]
+            assert (await third.hears("refused"))["reasons"] == ["the run has all 2 machines: node0, node1"]
 
     asyncio.run(story())
 
@@ -198,7 +198,7 @@ def test_missing_machines_are_named_and_the_end_says_so(tmp_path: Path, capsys: 
     assert asyncio.run(story()) == 78
     said = capsys.readouterr().err
     assert missing in said
-    assert "fewer than 3 machines came in 1 s" in said
+    assert "fewer than 3 machines joined within 1 s" in said
 
 
 def test_who_came_for_another_run_is_refused_and_who_comes_back_to_this_one_is_not(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_who_came_for_another_run_is_refused_and_who_comes_back_to_this_one_is_n
 
     async def story() -> None:
         async with bed(tmp_path, nodes=(2, 2), first=replace(FIRST, run="/runs/a")) as found:
-            for run, said in (("/runs/b", "node1 came for /runs/b"), ("", "node1 came for a new one")):
+            for run, said in (("/runs/b", "node1 wants /runs/b"), ("", "node1 wants a new one")):
                 refused = await (await found.comes("node1", run=run)).hears("refused")
                 assert refused["is_foreign"] and refused["reasons"] == [f"another run is there: /runs/a; {said}"]
             back = await found.comes("node1", run=str(found.run_folder.root))  # it has been a node of this very run

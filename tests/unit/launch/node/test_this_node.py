@@ -44,11 +44,11 @@ def test_elsewhere_the_engine_says_it(spec: Spec) -> None:
     assert place.hosts == ()
     job = replace(spec.job, config=checked("cluster=ssh", "cluster.device=cpu", "cluster.processes_per_node=2", "cluster.hosts=[a,b:2]"))
     assert rendezvous_under_an_engine(replace(spec, job=job), {}, node_rank=1, launch_id="monday").hosts == ("a", "b")
-    with pytest.raises(ConfigError, match="which machine"):
+    with pytest.raises(ConfigError, match="this machine's number is unknown"):
         rendezvous_under_an_engine(spec, {}, launch_id="monday")
     with pytest.raises(ConfigError, match="machine 2 of 2"):
         rendezvous_under_an_engine(spec, {}, node_rank=2, launch_id="monday")
-    with pytest.raises(ConfigError, match="which launch"):
+    with pytest.raises(ConfigError, match="the launch of the run is unknown"):
         rendezvous_under_an_engine(spec, {}, node_rank=0)
 
 

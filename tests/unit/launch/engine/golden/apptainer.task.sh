@@ -10,7 +10,7 @@ unset DDP_TRAIN_HOLDS
 
 refuse() { echo "$(uname -n): $1" >&2; exit 78; }
 
-cd /work || refuse 'the folder where the run was submitted is not here'
+cd /work || refuse 'the folder where the run was submitted does not exist on this machine'
 export PYTHONSAFEPATH=1 PYTHONPATH=/runs/mnist/launch/code/src:/runs/mnist/launch/code"${PYTHONPATH:+:$PYTHONPATH}"
-command -v python > /dev/null || refuse 'python is not here: cluster.python names an interpreter that every machine has; cluster.setup can make it known'
+command -v python > /dev/null || refuse 'python is not on this machine; set cluster.python to one that every machine has, or load it in cluster.setup'
 exec python -m ddp_train "$@"

@@ -17,7 +17,7 @@ source /venv/bin/activate
 [ $? = 0 ] || refuse 'cluster.setup failed: source /venv/bin/activate'
 } >&2
 
-cd /work || refuse 'the folder where the run was submitted is not here'
+cd /work || refuse 'the folder where the run was submitted does not exist on this machine'
 export PYTHONSAFEPATH=1 PYTHONPATH=/runs/mnist/launch/code/src:/runs/mnist/launch/code"${PYTHONPATH:+:$PYTHONPATH}"
-command -v /opt/python > /dev/null || refuse '/opt/python is not here: cluster.python names an interpreter that every machine has; cluster.setup can make it known'
+command -v /opt/python > /dev/null || refuse '/opt/python is not on this machine; set cluster.python to one that every machine has, or load it in cluster.setup'
 exec /opt/python -m ddp_train "$@"
