@@ -144,16 +144,16 @@ class TrainLoader(Loader):
         slices = cache(self._slices)
         while True:
             batch = self.order.batch_at(samples)
-            for low, high, counts in slices(batch.size):
-                yield TrainRequest(batch.epoch, batch.start + low, batch.start + high, counts)
+            for low, high, is_stand_in in slices(batch.size):
+                yield TrainRequest(batch.epoch, batch.start + low, batch.start + high, is_stand_in)
             samples += batch.size
 
     def _slices(self, size: int) -> list[tuple[int, int, bool]]:
-        """Return which samples of a global batch each micro-batch of this rank has, and whether they count: a stand-in does not."""
+        """Return which samples of a global batch each micro-batch of this rank has, and whether it is a stand-in."""
         micro_steps = self._micro_steps(size)
         low, high = share(0, size, self._rank, self._world_size)
         bounds = [share(low, high, number, micro_steps) for number in range(micro_steps)]
-        return [(start, stop, True) if stop > start else (0, 1, False) for start, stop in bounds]
+        return [(start, stop, False) if stop > start else (0, 1, True) for start, stop in bounds]
 
 
 class OneBatch(Loader):

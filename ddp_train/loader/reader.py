@@ -29,11 +29,11 @@ class BadSample(NamedTuple):
 class MicroBatch(NamedTuple):
     """What one rank feeds to one forward.
 
-    A rank without a sample runs a stand-in, of weight zero (`counts` is False), because all ranks must take part in the all-reduce.
+    A rank without a sample runs a stand-in, of weight zero (`is_stand_in`), because all ranks must take part in the all-reduce.
     """
 
     batch: Batch
-    counts: bool
+    is_stand_in: bool = False
     skipped: tuple[BadSample, ...] = ()
     on_device: Batch | None = None  # the same batch there, where it was copied ahead
     pieces: int = 1  # rows of the batch that are one sample: windows of tokens may be cut (`LengthPlan`)
@@ -43,12 +43,12 @@ class MicroBatch(NamedTuple):
         return self._replace(batch=pin_memory(self.batch))
 
 
-def as_micro_batch(batch: Batch | Counted, asked: int, *, counts: bool = True, skipped: tuple[BadSample, ...] = ()) -> MicroBatch:
+def as_micro_batch(batch: Batch | Counted, asked: int, *, is_stand_in: bool = False, skipped: tuple[BadSample, ...] = ()) -> MicroBatch:
     """Return a batch with its number of samples: as many as were asked for, unless its collate says another."""
     batch, num_samples = batch if isinstance(batch, Counted) else (batch, asked)
     first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
     tells = first is not None and len(first) == num_samples
-    return MicroBatch(batch, counts, skipped, num_samples=None if tells else num_samples)
+    return MicroBatch(batch, is_stand_in, skipped, num_samples=None if tells else num_samples)
 
 
 class TrainRequest(NamedTuple):
@@ -57,7 +57,7 @@ class TrainRequest(NamedTuple):
     epoch: int
     start: int
     stop: int
-    counts: bool
+    is_stand_in: bool = False
 
 
 class EvalRequest(NamedTuple):
@@ -86,12 +86,12 @@ class TrainReader:
         if self._blend is not None:
             others, _, _ = self._read(request.epoch, *self._order.partners(request.epoch, positions))
             batch = self._blend(batch, others, self._order.sample_keys(request.epoch, wanted, positions=positions))
-        return as_micro_batch(batch, len(wanted), counts=request.counts, skipped=skipped if request.counts else ())
+        return as_micro_batch(batch, len(wanted), is_stand_in=request.is_stand_in, skipped=() if request.is_stand_in else skipped)
 
     def of_size(self, size: int) -> MicroBatch:
         lengths = self.samples.source.lengths
         if lengths is None:
-            return self(TrainRequest(0, 0, size, True))
+            return self(TrainRequest(0, 0, size))
         longest = np.sort(np.argpartition(lengths, -size)[-size:])
         return as_micro_batch(self._read(0, longest, longest)[0], size)
 
@@ -123,12 +123,12 @@ class EvalReader:
         if not self._skips:
             is_empty = request.start == request.stop
             indices = np.zeros(1, np.int64) if is_empty else self.indices(request)
-            return as_micro_batch(self.samples.read(indices), len(indices), counts=not is_empty)
+            return as_micro_batch(self.samples.read(indices), len(indices), is_stand_in=is_empty)
         batch, taken, skipped = self.samples.read_good(self.indices(request))
         if batch is not None:
             return as_micro_batch(batch, len(taken), skipped=skipped)
         stand_in, _, _ = self.samples.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples.source))))
-        return as_micro_batch(stand_in, 1, counts=False, skipped=skipped)
+        return as_micro_batch(stand_in, 1, is_stand_in=True, skipped=skipped)
 
 
 class Samples:

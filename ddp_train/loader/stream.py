@@ -118,7 +118,7 @@ class StreamLoader(Loader):
                         micro_batch = micro_batch.pin_memory()
                     yield micro_batch
                 for _ in range(self.grad_accum_steps - num_read):  # a rank has a sample of each step at least, not of each micro-step
-                    yield micro_batch._replace(counts=False)
+                    yield micro_batch._replace(is_stand_in=True)
         except WorkerDied as error:
             happened = f"a loader worker (pid {error.pid}) {error.how()} while it read its part of the stream"
             fix = "fewer loader.num_workers, if memory is the cause; loader.num_workers=0 shows an error of the data itself"
@@ -195,7 +195,7 @@ class StreamEvaluationLoader(EvaluationLoader):
             first = list(islice(self._samples(0), 1))
             if not first:
                 raise DataError(key="data.eval", happened="the stream gave no sample", expected="at least 1")
-            yield as_micro_batch(self._stream.collate(first), 1, counts=False)
+            yield as_micro_batch(self._stream.collate(first), 1, is_stand_in=True)
 
     def peek(self) -> MicroBatch | None:
         """Return this rank's first micro-batch, of a copy; None where a stream that cannot be copied gives its samples only once."""

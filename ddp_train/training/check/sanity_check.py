@@ -112,8 +112,8 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
             else:
                 with torch.no_grad():
                     scores, _, pair = components.evaluate_batch(batch, predicts=predicts)
-                _require_scores(objective, scores, world, counts=micro_batch.counts)
-                if pair is not None and micro_batch.counts:
+                _require_scores(objective, scores, world, is_stand_in=micro_batch.is_stand_in)
+                if pair is not None and not micro_batch.is_stand_in:
                     metric.update(components.metrics, pair)
                     metric.require_numbers(components.metrics)
     except (UserError, OSError, DistError):
@@ -128,7 +128,7 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
     return f"{name} {one_line(describe(trial.batch), _MAX_CHARACTERS)} on {device}{one_line(gives, _MAX_CHARACTERS)}{loss_text}"
 
 
-def _require_scores(objective: AnyObjective, scores: object, world: World, *, counts: bool) -> None:
+def _require_scores(objective: AnyObjective, scores: object, world: World, *, is_stand_in: bool) -> None:
     if not isinstance(scores, Mapping):
         raise TypeError(f"score gives {describe(scores)}, and not a dict of sums")
     for name, value in scores.items():
@@ -136,7 +136,7 @@ def _require_scores(objective: AnyObjective, scores: object, world: World, *, co
             raise TypeError(f"score's {name!r} is {describe(value)}, and neither one number nor a row of them: a tensor of shape [] or [K]")
         if value.device.type != world.device.type:
             raise TypeError(f"score's {name!r} is on {value.device}, and not on {world.device}")
-    if not counts:
+    if is_stand_in:
         return
     try:
         metrics = objective.metrics({name: value.tolist() for name, value in scores.items()})
@@ -232,7 +232,7 @@ def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
 
 def _growth_of_numbers(components: Components, trial: _Trial, world: World) -> Iterator[tuple[str, float, float, float]]:
     """Yield the numbers of an objective that are neither random, NaN nor 0: name, ratio, of some samples, of the same samples twice."""
-    if not trial.micro_batch.counts:
+    if trial.micro_batch.is_stand_in:
         return
     objective, model = components.objective, components.model.eval()  # no dropout
     numbers = []
@@ -265,7 +265,7 @@ def _some_samples_and_twice(trial: _Trial, batch: Batch) -> list[MicroBatch]:
         return torch.cat([tensor[:half]] * times)
 
     try:
-        return [MicroBatch(map_tensors(partial(rows, times=times), batch), counts=True) for times in (1, 1, 2)]
+        return [MicroBatch(map_tensors(partial(rows, times=times), batch)) for times in (1, 1, 2)]
     except ValueError:
         if trial.ids is None or trial.source is None:
             raise

@@ -37,7 +37,7 @@ def predict(components: EvaluationParts, world: World, folder: Path, *, begins_b
             with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
                 rows = infer(components.objective, model, inputs_of(batch))
             skips = [bad.sample for bad in micro_batch.skipped]
-            files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
+            files.add({name: row[:0] for name, row in rows.items()} if micro_batch.is_stand_in else rows, skips=skips)
             begins_batch()
     files.close(keep=True)
     return loader.num_samples

@@ -92,13 +92,13 @@ def _evaluate_set(
             scores, rows, pair = components.evaluate_batch(batch, predicts=files is not None)
         if files is not None:
             skips = [bad.sample for bad in micro_batch.skipped]
-            files.add(rows if micro_batch.counts else {name: row[:0] for name, row in rows.items()}, skips=skips)
-        if pair is not None and micro_batch.counts:
+            files.add({name: row[:0] for name, row in rows.items()} if micro_batch.is_stand_in else rows, skips=skips)
+        if pair is not None and not micro_batch.is_stand_in:
             metric.update(components.metrics, pair)
         skipped += len(micro_batch.skipped)
         for name, value in scores.items():
             value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
-            totals[name] = totals.get(name, torch.zeros_like(value)) + (value if micro_batch.counts else 0)
+            totals[name] = totals.get(name, torch.zeros_like(value)) + (0 if micro_batch.is_stand_in else value)
         gave_up = is_stopping()
         if gave_up:
             break  # only after the first batch: all ranks need the same names for the reduction
@@ -148,7 +148,7 @@ def in_lockstep(batches: Iterator[MicroBatch], world: World) -> Iterator[MicroBa
     while _is_any((batch := next(batches, None)) is not None, world):
         if batch is None:
             assert newest is not None  # each rank has at least one
-            batch = newest._replace(counts=False, skipped=())
+            batch = newest._replace(is_stand_in=True, skipped=())
         newest = batch
         yield batch
 

@@ -126,7 +126,7 @@ class TrainStep:
         components, world = self.components, self.world
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
             loss_sum = self.loss(batch)
-        if not micro_batch.counts:
+        if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0
         weight = total_weight.get()  # not needed before
         # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
@@ -151,7 +151,9 @@ class TrainStep:
             every = chain(iter([first]), rest)  # given the list itself, `chain` would hold its memory to the end
             return TotalWeight(lambda: known, self.world.size), every
         all_batches = [first, *rest]
-        weights = [torch.as_tensor(self._weight(micro_batch), dtype=torch.float64) * micro_batch.counts for micro_batch in all_batches]
+        weights = [
+            torch.as_tensor(self._weight(micro_batch), dtype=torch.float64) * (not micro_batch.is_stand_in) for micro_batch in all_batches
+        ]
         rank_weight = torch.stack(weights).sum()
         # Reduced where the data is, mostly on the CPU: no wait for the device.
         wait: Callable[[], Tensor] = (lambda: rank_weight) if self.has_local_steps else self.world.start_sum(rank_weight)

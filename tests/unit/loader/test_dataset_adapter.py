@@ -93,7 +93,7 @@ def drawn(dataset, *, world_size, num_workers=0, accumulation=1):
         parts = {"rank": rank, "world_size": world_size, "grad_accum_steps": accumulation, "num_workers": num_workers}
         stream = TrainLoader(DatasetSource(dataset), order, **parts, pin_memory=False).micro_batches(0)
         for number, micro_batch in enumerate(islice(stream, 6 * accumulation)):
-            if micro_batch.counts:
+            if not micro_batch.is_stand_in:
                 for index, *draws in zip(*(column.tolist() for column in micro_batch.batch), strict=True):
                     found[number // accumulation // 3, index] = draws
         stream.close()

@@ -66,7 +66,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Tensor]
 
 def test_all_copies_to_a_device_go_through_one_stream(copies: list[Any]) -> None:
     for _ in range(3):
-        batches = [MicroBatch((torch.zeros(1), torch.zeros(1)), counts=True) for _ in range(4)]
+        batches = [MicroBatch((torch.zeros(1), torch.zeros(1))) for _ in range(4)]
         assert len(list(device_copy.copied_ahead(iter(batches), CUDA))) == 4
     assert (len(copies), FakeStream.made) == (12, 1)
 
@@ -142,7 +142,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 def _train_and_evaluate(gpu: Gpu) -> None:
     """Read each batch as a step does, with evaluations between them; somebody keeps a batch for longer, and reads it again."""
-    batches = iter([MicroBatch((torch.tensor(number),), counts=True) for number in range(100)])
+    batches = iter([MicroBatch((torch.tensor(number),)) for number in range(100)])
     kept = None
     for number, micro_batch in enumerate(device_copy.copied_ahead((next(batches) for _ in range(20)), CUDA)):
         gpu.read(micro_batch)
@@ -171,7 +171,7 @@ def test_torch_sees_the_race_if_the_copies_do_not_wait(gpu: Gpu, monkeypatch: py
 
 def test_what_is_on_the_device_already_stays_on_its_own_stream(gpu: Gpu) -> None:
     meta = torch.device("meta")  # a device that is not the host
-    there = MicroBatch((torch.tensor(1, device=meta),), counts=True)
+    there = MicroBatch((torch.tensor(1, device=meta),))
     assert [each.on_device for each in device_copy._copied_ahead(iter([there, there]), meta)] == [None, None]
 
 

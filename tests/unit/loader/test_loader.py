@@ -44,7 +44,7 @@ def step_ids(length: int, *, world_size: int, parts: int, batch: int, steps: int
     found = []
     for _ in range(steps):
         micro_batches = [micro_batch for stream in streams for micro_batch in islice(stream, parts)]
-        found.append([int(value) for micro_batch in micro_batches if micro_batch.counts for value in micro_batch.batch])
+        found.append([int(value) for micro_batch in micro_batches if not micro_batch.is_stand_in for value in micro_batch.batch])
     return found
 
 
@@ -76,7 +76,7 @@ def test_a_rank_without_a_sample_gets_a_stand_in() -> None:
         pin_memory=False,
     )
     micro_batch = next(loader.micro_batches(0))
-    assert not micro_batch.counts
+    assert micro_batch.is_stand_in
     assert len(micro_batch.batch) == 1
 
 
@@ -100,7 +100,7 @@ def test_evaluation_reads_every_sample_once(world_size: int) -> None:
     found: list[int] = []
     for rank in range(world_size):
         for micro_batch in PositionedEvaluationLoader(Numbers(10), rank=rank, world_size=world_size, batch_size=3):
-            found += micro_batch.batch.tolist() if micro_batch.counts else []
+            found += [] if micro_batch.is_stand_in else micro_batch.batch.tolist()
     assert found == list(range(10))
 
 
@@ -111,7 +111,7 @@ def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> Non
     for rank in range(world_size):
         loader = PositionedEvaluationLoader(source, rank=rank, world_size=world_size, batch_size=3, num_workers=workers, skips=True)
         for micro_batch in loader:
-            found += micro_batch.batch.tolist() if micro_batch.counts else []
+            found += [] if micro_batch.is_stand_in else micro_batch.batch.tolist()
             skipped += [bad.sample for bad in micro_batch.skipped]
     assert (found, skipped) == ([3, 4, 5, 6, 8, 9], [0, 1, 2, 7])
 
@@ -122,7 +122,7 @@ def test_an_evaluation_takes_the_first_samples_alone_on_any_number_of_ranks(worl
     loaders = [
         PositionedEvaluationLoader(Numbers(20), rank=rank, world_size=world_size, batch_size=3, most=most) for rank in range(world_size)
     ]
-    found = [int(value) for loader in loaders for each in loader if each.counts for value in each.batch]
+    found = [int(value) for loader in loaders for each in loader if not each.is_stand_in for value in each.batch]
     assert sorted(found) == list(range(taken))
     assert {loader.num_samples for loader in loaders} == {taken}
 
@@ -147,7 +147,7 @@ def test_every_step_has_the_first_steps_tensors(source: str, world_size: int, sa
         found = list(islice(OneBatch(given).micro_batches(samples), 6))
         for number, micro_batch in enumerate(found):
             torch.testing.assert_close(micro_batch.batch, first[number % 2].batch, rtol=0, atol=0)
-            assert micro_batch.counts == first[number % 2].counts
+            assert micro_batch.is_stand_in == first[number % 2].is_stand_in
 
 
 def test_a_model_that_changes_its_inputs_changes_its_own() -> None:

@@ -68,13 +68,13 @@ def test_a_sample_looks_the_same_whatever_it_is_read_with() -> None:
         source.sampler(seed=3, sampling="shuffled", sample_weights=None, multiple_of=1), global_batch_size=16, drop_last=False
     )
     read = TrainReader(source, order, skips=False)
-    whole = read(TrainRequest(0, 0, 16, True)).batch
-    parts = [read(TrainRequest(0, start, start + 4, True)).batch for start in range(0, 16, 4)]
+    whole = read(TrainRequest(0, 0, 16)).batch
+    parts = [read(TrainRequest(0, start, start + 4)).batch for start in range(0, 16, 4)]
     assert torch.equal(whole["x"], torch.cat([part["x"] for part in parts]))
     is_changed = whole["x"][:, 0] != whole["y"]
     assert is_changed[whole["y"] < 100].all() and not is_changed[whole["y"] >= 200].any()  # Drawing's, and the second's
     assert is_changed[(whole["y"] >= 100) & (whole["y"] < 200)].all()
-    assert not torch.equal(whole["x"], read(TrainRequest(1, 0, 16, True)).batch["x"])
+    assert not torch.equal(whole["x"], read(TrainRequest(1, 0, 16)).batch["x"])
 
 
 def test_facts_are_those_of_all_and_may_not_differ() -> None:

@@ -75,7 +75,7 @@ def test_the_ranks_read_the_slices_of_the_order_through_any_stops_and_changes_of
         for _ in range(steps):
             size = order.batch_at(samples).size
             micro_batches = [micro_batch for stream in streams for micro_batch in islice(stream, parts)]
-            read = list(chain.from_iterable(micro_batch.batch.tolist() for micro_batch in micro_batches if micro_batch.counts))
+            read = list(chain.from_iterable(micro_batch.batch.tolist() for micro_batch in micro_batches if not micro_batch.is_stand_in))
             assert read == alone[samples : samples + size].tolist()
             samples += size
 
@@ -221,7 +221,7 @@ def test_any_number_of_ranks_reads_the_same_global_batches_from_anywhere(
         for step in range(first, steps):
             assert loader.micro_steps(samples) == by_size(batches[step].size)  # of a short last batch, fewer: batch norm needs two samples
             for micro_batch in islice(stream, loader.micro_steps(samples)):
-                read[step] += micro_batch.batch.tolist() if micro_batch.counts else []
+                read[step] += [] if micro_batch.is_stand_in else micro_batch.batch.tolist()
             samples += batches[step].size
     for step in range(first, steps):
         batch = batches[step]

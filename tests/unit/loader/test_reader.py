@@ -37,7 +37,7 @@ def test_bad_samples_are_replaced_alike_whatever_the_split() -> None:
     def ids(**how: int) -> list[int]:
         found = read(source, skips=True, epochs=2, **how)
         assert sum(len(micro_batch.skipped) for micro_batch in found) == 2 * 3
-        return sorted(chain.from_iterable(micro_batch.batch.tolist() for micro_batch in found if micro_batch.counts))
+        return sorted(chain.from_iterable(micro_batch.batch.tolist() for micro_batch in found if not micro_batch.is_stand_in))
 
     alone = ids(workers=0)
     assert ids(workers=2) == ids(workers=0, world_size=3) == ids(workers=0, world_size=2, parts=3) == alone
@@ -69,7 +69,7 @@ def test_a_step_has_the_length_of_its_number() -> None:
 
 def test_pieces_follow_each_other_and_nothing_is_lost() -> None:
     tokens = torch.arange(48).view(3, 16)
-    whole = MicroBatch({"tokens": tokens, "targets": tokens + 1}, counts=True, on_device=(tokens,))
+    whole = MicroBatch({"tokens": tokens, "targets": tokens + 1}, on_device=(tokens,))
     found = LengthPlan(16, [(0, 4)]).cut(whole, 0)
     assert found.batch["tokens"].tolist() == torch.arange(48).view(12, 4).tolist()
     assert found.on_device[0].tolist() == found.batch["tokens"].tolist()  # type: ignore[index]
@@ -77,7 +77,7 @@ def test_pieces_follow_each_other_and_nothing_is_lost() -> None:
     assert found.pieces == 4
     for other in ((tokens, torch.zeros(3)), (torch.zeros(3, 15),)):
         with pytest.raises(DataError, match="whole windows of 16 tokens"):
-            LengthPlan(16, [(4, 4)]).cut(MicroBatch(other, counts=True), 0)
+            LengthPlan(16, [(4, 4)]).cut(MicroBatch(other), 0)
 
 
 def gradient(parts: Components) -> Tensor:

@@ -40,13 +40,15 @@ def test_a_global_batch_has_its_size_on_any_number_of_ranks_and_a_stream_that_en
     for world_size in (1, 2, 3, 5):
         streams = [loader(Counting(24), rank=rank, world_size=world_size, batch=10, parts=2).micro_batches(0) for rank in range(world_size)]
         for _ in range(12):
-            assert sum(len(micro_batch.batch) for stream in streams for micro_batch in islice(stream, 2) if micro_batch.counts) == 10
+            assert (
+                sum(len(micro_batch.batch) for stream in streams for micro_batch in islice(stream, 2) if not micro_batch.is_stand_in) == 10
+            )
     assert ids(list(islice(loader(Counting(24), batch=10).micro_batches(0), 4)))[2] == [20, 21, 22, 23, *range(24, 30)]  # set_epoch(1)
 
 
 def test_a_rank_with_fewer_samples_than_micro_batches_gets_a_stand_in() -> None:
     found = list(islice(loader(Counting(24), rank=3, world_size=4, batch=10, parts=3).micro_batches(0), 6))
-    assert [micro_batch.counts for micro_batch in found] == [True, True, False, True, True, False]
+    assert [micro_batch.is_stand_in for micro_batch in found] == [False, False, True, False, False, True]
     assert ids(found) == [[3], [7], [7], [11], [15], [15]]  # what stands in is no sample of the stream
 
 
@@ -147,7 +149,7 @@ def test_evaluation_reads_every_sample_once(world_size: int) -> None:
     loaders = [StreamEvaluationLoader(Stream(Stateful(10)), rank=rank, world_size=world_size, batch_size=3) for rank in range(world_size)]
     for _ in range(2):
         found = [micro_batch for each in loaders for micro_batch in each]
-        assert sorted(chain.from_iterable(ids([micro_batch for micro_batch in found if micro_batch.counts]))) == list(range(10))
+        assert sorted(chain.from_iterable(ids([micro_batch for micro_batch in found if not micro_batch.is_stand_in]))) == list(range(10))
         assert len({id(each) for each in loaders}) == world_size <= len(found)
 
 
@@ -169,4 +171,4 @@ def test_epochs_are_those_of_a_length_in_whole_batches(tmp_path: Path) -> None:
 def test_an_evaluation_takes_as_many_samples_as_it_is_told_to_over_all_ranks(world_size: int) -> None:
     stream = Stream(Counting(20), None)
     loaders = [StreamEvaluationLoader(stream, rank=rank, world_size=world_size, batch_size=3, most=7) for rank in range(world_size)]
-    assert sum(len(each.batch) for loader in loaders for each in loader if each.counts) == 7
+    assert sum(len(each.batch) for loader in loaders for each in loader if not each.is_stand_in) == 7

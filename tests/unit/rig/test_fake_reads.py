@@ -113,7 +113,7 @@ def batches(*, pinned: bool = True) -> list[MicroBatch]:
     """Return some as the loader gives them: one of bytes, one of numbers."""
     place = pin if pinned else lambda values: values
     as_bytes = Pixels(place(torch.zeros(SAMPLES, 3, 32, 32, dtype=torch.uint8)), place(labels(SAMPLES)), (1.0,) * 3, (0.0,) * 3)
-    return [MicroBatch(as_bytes, counts=True), MicroBatch((place(images()), place(labels(SAMPLES))), counts=True, num_samples=SAMPLES)] * 2
+    return [MicroBatch(as_bytes), MicroBatch((place(images()), place(labels(SAMPLES))), num_samples=SAMPLES)] * 2
 
 
 def copy_batches(*, pinned: bool = True) -> None:

@@ -144,14 +144,14 @@ def world(*others: int) -> World:
 
 
 def test_a_rank_that_is_through_goes_on_with_its_last_batch_which_does_not_count() -> None:
-    batches = [MicroBatch(torch.tensor([1.0]), True), MicroBatch(torch.tensor([2.0]), True)]
+    batches = [MicroBatch(torch.tensor([1.0])), MicroBatch(torch.tensor([2.0]))]
     found = list(in_lockstep(iter(batches), world(1, 1, 1, 1, 0)))
     assert [float(each.batch) for each in found] == [1, 2, 2, 2]
-    assert [each.counts for each in found] == [True, True, False, False]
+    assert [each.is_stand_in for each in found] == [False, False, True, True]
 
 
 def test_a_rank_with_more_goes_on_when_the_others_are_through() -> None:
-    batches = [MicroBatch(torch.tensor([float(number)]), True) for number in range(3)]
+    batches = [MicroBatch(torch.tensor([float(number)])) for number in range(3)]
     assert list(in_lockstep(iter(batches), world(1, 0, 0, 0))) == batches
 
 

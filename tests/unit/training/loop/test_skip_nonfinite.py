@@ -62,7 +62,7 @@ def run(parts: Components, spoiled: set[int], *, without: bool, clip: float | No
             if without:
                 continue
             inputs, targets = micro_batches[0].batch
-            micro_batches[0] = MicroBatch((torch.full_like(inputs, float("nan")), targets), counts=True)
+            micro_batches[0] = MicroBatch((torch.full_like(inputs, float("nan")), targets))
         one_run.train_step(micro_batches, global_batch_size=32)
     return one_run.window
 

@@ -56,7 +56,7 @@ def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
 
 def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_weight() -> None:
     one_run = trainer(ragged_components("trainer.global_batch_size=2"))
-    nothing, five = (MicroBatch(Ragged().batch(np.asarray([sample])), counts=True) for sample in (0, 5))
+    nothing, five = (MicroBatch(Ragged().batch(np.asarray([sample]))) for sample in (0, 5))
     norms = [one_run.train_step([batch], global_batch_size=1, measures_norm=True) for batch in (nothing, five)]
     assert norms[0] == 0
     assert norms[1] > 0

@@ -155,7 +155,7 @@ def test_skipped_samples_count_in_no_metric(monkeypatch: pytest.MonkeyPatch) -> 
         "evaluation.batch_size=16", f"+evaluation.metrics.seen._target_={HERE}.number", "+evaluation.metrics.seen._partial_=true"
     )
     assert parts.eval_loader is not None
-    batches = [micro_batch._replace(counts=place > 0) for place, micro_batch in enumerate(parts.eval_loader)]
+    batches = [micro_batch._replace(is_stand_in=place == 0) for place, micro_batch in enumerate(parts.eval_loader)]
     monkeypatch.setattr(type(parts.eval_loader), "__iter__", lambda self: iter(batches))
     found = evaluate(parts, alone())
     assert found is not None and found["seen"] == 101 - 16
