@@ -84,15 +84,15 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             peers = Peers.connect(world)
             stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
             with stop.listening():
-                code = _work(job, world, state, stop, phases)
+                code = _run_attempt(job, world, state, stop, phases)
                 if watchdog is not None and watchdog.stdin is not None:
                     watchdog.stdin.close()
         except BaseException as error:  # sys.exit in a component is no way to leave either
-            is_a_peers = _comes_from_a_peer(error)
-            report = _describe(error, job, state, peers, rank=rank)
+            is_by_peer = _comes_from_a_peer(error)
+            report = _find_cause(error, job, state, peers, rank=rank, is_by_peer=is_by_peer)
             if not job.in_sweep and (file := torchrun_env.error_file()):
-                report.tell_torchrun(file, is_a_peers=is_a_peers)
-            _show(report, job, terminal, seconds=time.monotonic() - started, is_a_peers=is_a_peers)
+                report.tell_torchrun(file, is_by_peer=is_by_peer)
+            _show(report, job, terminal, seconds=time.monotonic() - started, is_by_peer=is_by_peer)
             first = failure.load_report(job.run_folder.failure) or report  # on another machine there is an agent that knows no other reason
             os._exit(first.exit_code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
     if code in EXIT_CODE_OF_STOP.values():
@@ -166,7 +166,7 @@ def _record_untrained_stop(run_folder: RunFolder, number: signal.Signals) -> Non
     print(summary.stopped(run_folder, None), flush=True)
 
 
-def _work(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
+def _run_attempt(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
     if world.size != job.config.batch.world_size:
         raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
     if world.is_main:
@@ -188,17 +188,19 @@ def _comes_from_a_peer(error: BaseException) -> bool:
     return is_a_collectives and _PEER_IS_GONE.search(str(error)) is not None and _IS_OWN.search(str(error)) is None
 
 
-def _describe(error: BaseException, job: Job, state: TrainState, peers: Peers | None, *, rank: int) -> failure.Failure:
-    """Find out who is to blame for an error on this rank, and what the others were doing."""
-    is_a_peers = _comes_from_a_peer(error)
+def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers | None, *, rank: int, is_by_peer: bool) -> failure.Failure:
+    """Log an error of this rank, tell the other ranks, and return who is to blame and what the others were doing.
+
+    Where it `is_by_peer`, this waits up to 3 s for the report of whoever broke the connection.
+    """
     if peers is not None:
-        peers.report_activity(lambda: failure.describe_error(error, is_a_peers=is_a_peers), has_lost_rank=is_a_peers)
+        peers.report_activity(lambda: failure.describe_error(error, is_by_peer=is_by_peer), has_lost_rank=is_by_peer)
     logger.exception("rank %d failed", rank)
-    if is_a_peers:
+    if is_by_peer:
         error.add_note(f"{LOST}: see the logs of the other ranks.")
         if (gone := _wait_for_a_report(job, peers)) is not None and peers is not None:
             departed, pid = gone
-            doing = peers.ask_others() | {rank: failure.describe_error(error, is_a_peers=True)}
+            doing = peers.ask_others() | {rank: failure.describe_error(error, is_by_peer=True)}
             message = f"rank {departed} left with exit code 0 after step {state.step} while the others were still training"
             fix = "look for os._exit in the code that this run uses"
             left = failure.Failure(rank=departed, pid=pid, step=state.step, error="EarlyExit", message=message, fix=fix)
@@ -231,11 +233,11 @@ def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
     return None
 
 
-def _show(report: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0, is_a_peers: bool = False) -> None:
+def _show(report: failure.Failure, job: Job, terminal: TextIO, *, seconds: float = 0.0, is_by_peer: bool = False) -> None:
     """Record a failure, and show it unless another one was earlier. A sweep shows its jobs' failures itself.
 
-    Where it `is_a_peers` and no report can be written, as on a full disk, that rank has shown its own.
+    Where it `is_by_peer` and no report can be written, as on a full disk, that rank has shown its own.
     """
-    is_first = report.record(job.run_folder, seconds=seconds) and not (is_a_peers and not job.run_folder.failure.exists())
+    is_first = report.record(job.run_folder, seconds=seconds) and not (is_by_peer and not job.run_folder.failure.exists())
     if is_first and not job.in_sweep and (is_last_attempt() or report.exit_code in FINAL):
         print(report.screen(job.run_folder), file=terminal, flush=True)

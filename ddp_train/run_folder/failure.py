@@ -98,9 +98,9 @@ class Failure:
             print(f"{run_folder.as_typed()} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
         return is_first
 
-    def tell_torchrun(self, file: str, *, is_a_peers: bool) -> None:
+    def tell_torchrun(self, file: str, *, is_by_peer: bool) -> None:
         """Write `error.json` in torch's form, which torchrun's page shows and TorchX and operators pass on."""
-        second = math.ceil(self.time) if is_a_peers else int(self.time)  # torch takes the earliest second for the cause
+        second = math.ceil(self.time) if is_by_peer else int(self.time)  # torch takes the earliest second for the cause
         more = {"py_callstack": self.traceback or self.message, "timestamp": str(second)}
         with suppress(OSError):
             create_json(Path(file), {"message": {"message": f"{self.error}: {self.message}", "extraInfo": more}})
@@ -195,10 +195,10 @@ def user_line(error: BaseException) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
 
 
-def describe_error(error: BaseException, *, is_a_peers: bool) -> str:
+def describe_error(error: BaseException, *, is_by_peer: bool) -> str:
     """Describe in one line what a rank was doing when it failed, by itself or because another rank had ended."""
     where = describe(traceback.extract_tb(error.__traceback__))
-    return where if is_a_peers else f"failed with {type(error).__name__}, {where}"
+    return where if is_by_peer else f"failed with {type(error).__name__}, {where}"
 
 
 def native_error(run_folder: RunFolder, rank: int, pid: int) -> str:

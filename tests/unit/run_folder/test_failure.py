@@ -38,7 +38,7 @@ def test_a_stack_is_described_by_what_goes_on_and_the_innermost_line_that_is_no_
     leaf.register_hook(lambda gradient: stacks.append(traceback.extract_stack()))
     with pytest.raises(ZeroDivisionError) as caught:
         _ = 1 // 0
-    assert failure.describe_error(caught.value, is_a_peers=False).startswith("failed with ZeroDivisionError, test_failure.py:")
+    assert failure.describe_error(caught.value, is_by_peer=False).startswith("failed with ZeroDivisionError, test_failure.py:")
     leaf.backward()  # type: ignore[no-untyped-call]
     assert failure.describe(stacks[1]).startswith("in backward, test_failure.py:")
 
