@@ -59,7 +59,7 @@ def main(load_cli: Callable[[], Any], words: Sequence[str]) -> int:
 
         run_fresh_rank()
     try:
-        group = Group.meet(os.environ, words)
+        group = WorkerGroup.meet(os.environ, words)
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
@@ -74,7 +74,7 @@ def main(load_cli: Callable[[], Any], words: Sequence[str]) -> int:
 
 
 @dataclass(kw_only=True)
-class Group:
+class WorkerGroup:
     """The worker group of an attempt, as seen from one of its processes.
 
     An agent of ours says what they are for: a job, or the jobs of a launcher. Otherwise rank 0 says it in the store: one run, a sweep, or
@@ -95,7 +95,7 @@ class Group:
         self._leaves_within_s = LEAVE_WITHIN_S
 
     @classmethod
-    def meet(cls, environment: Mapping[str, str], words: Sequence[str]) -> Group:
+    def meet(cls, environment: Mapping[str, str], words: Sequence[str]) -> WorkerGroup:
         """Meet the other ranks, and make way for what this attempt writes. Collective. Raises UserError: a rank did not come."""
         job = Job.from_json(environment[handover.JOB]) if handover.JOB in environment else None
         sweep_group = Path(environment[handover.GROUP]) if handover.GROUP in environment else None
