@@ -79,7 +79,15 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
     components = Components(
-        **vars(replace(evaluated, compiled=compiled, callbacks=_callbacks(config.callbacks))),
+        model=model,
+        trained=trained,
+        objective=objective,
+        amp=amp,
+        eval_loaders=evaluated.eval_loaders,
+        callbacks=_callbacks(config.callbacks),
+        metrics=evaluated.metrics,
+        forward_is_collective=evaluated.forward_is_collective,
+        compiled=compiled,
         module=module,
         turns=turns,
         strategy=strategy,
