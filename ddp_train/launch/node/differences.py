@@ -14,7 +14,7 @@ _MAY_DIFFER = (  # by machine
     "cluster.nodes",  # told by itself, with what the environment says
     "trainer.grad_accum_steps",  # follows from the global batch and from how many ranks there are
 )
-_BATCH = "trainer.global_batch_size"  # each machine reckons as if all had as many processes as it has
+_BATCH = "trainer.global_batch_size"  # each machine computes it as if all had as many processes as it has
 _ABSENT = "absent"
 
 
