@@ -88,4 +88,9 @@ def one_line(text: str, most: int) -> str:
 
 def join_few(texts: list[str], most: int = 8) -> str:
     """Return the first texts of a list, and dots for the others."""
-    return ", ".join(texts[:most] + ["..."] * (len(texts) > most))
+    return ", ".join(texts if len(texts) <= most else [*texts[:most], "..."])
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number and its noun: `1 job`, `2 jobs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -26,9 +26,10 @@ def needs_whole_matrices(kind: type) -> bool:
 
 def require_rows(strategy: object, optimizer: object) -> None:
     """Raise a ConfigError for an optimizer (or one within `Several`) that needs whole matrices, where each rank steps rows of them."""
-    for part in getattr(optimizer, "optimizers", (optimizer,)) if getattr(strategy, "shards_optimizer", False) else ():
-        if needs_whole_matrices(type(part)):
-            raise whole_matrices_error("optimizer", type(part).__name__)
+    if getattr(strategy, "shards_optimizer", False):
+        for part in getattr(optimizer, "optimizers", (optimizer,)):
+            if needs_whole_matrices(type(part)):
+                raise whole_matrices_error("optimizer", type(part).__name__)
 
 
 def whole_matrices_error(key: str, name: str) -> ConfigError:

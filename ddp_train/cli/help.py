@@ -217,7 +217,9 @@ def _read_option(file: Path, group: str) -> Option:
 
 
 def _keys(node: Any, prefix: str, lines: Sequence[str], file: Path) -> Iterator[Key]:
-    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, value in node.value:
         key, line = f"{prefix}{name.value}", name.start_mark.line
         if name.value in _NO_KEYS or key.startswith("hydra."):
             continue

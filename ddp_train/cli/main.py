@@ -164,8 +164,9 @@ def _in_words(error: Exception) -> str:
         return str(error)
     named = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0] if error.errno == errno.EFBIG else resource.RLIM_INFINITY
-    limited = f": `ulimit -f` allows a file {limit:,} bytes; raise it, as with `ulimit -f unlimited`"
-    return named + limited * (limit != resource.RLIM_INFINITY)
+    if limit == resource.RLIM_INFINITY:
+        return named
+    return f"{named}: `ulimit -f` allows a file {limit:,} bytes; raise it, as with `ulimit -f unlimited`"
 
 
 def _require_readable_names() -> None:

@@ -83,8 +83,9 @@ class Screen:
         """Print it for a person."""
         console = Console(file=sys.stdout, highlight=False)
         for part in self._headings:
-            for line in ("", part.heading) if part.heading else ():
-                console.print(Text(line, style="bold"), soft_wrap=True)
+            if part.heading:
+                for line in ("", part.heading):
+                    console.print(Text(line, style="bold"), soft_wrap=True)
             for fact in part.facts:
                 for number, line in enumerate(fact.lines):
                     label = (f"{'' if number else fact.label:<{_LABEL}}", "bold")

@@ -124,11 +124,12 @@ def is_locked(run_folder: RunFolder) -> bool:
 def _details(run_folder: RunFolder) -> Iterator[str]:
     config: dict[str, Any] = saved_config(run_folder.root) if run_folder.config.exists() else {}
     has_begun = run_folder.environment.exists() or run_folder.is_completed()
-    for folder in run_folders(config["after"]) if config.get("after") and not has_begun else ():
-        before = RunFolder(Path(folder))
-        if (verdict := verdict_of(before)).outcome is Outcome.NEVER:
-            why = f"it comes after {before.as_typed()}, which does not get done: {verdict.reason}"
-            yield printable(f"{why}; then `{run_folder.resume_command()}`")
+    if config.get("after") and not has_begun:
+        for folder in run_folders(config["after"]):
+            before = RunFolder(Path(folder))
+            if (verdict := verdict_of(before)).outcome is Outcome.NEVER:
+                why = f"it comes after {before.as_typed()}, which does not get done: {verdict.reason}"
+                yield printable(f"{why}; then `{run_folder.resume_command()}`")
     if run_folder.task.exists():  # an evaluation takes no steps
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
             yield line

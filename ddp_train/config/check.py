@@ -210,7 +210,7 @@ def _check_value(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[Conf
         except ValueError as error:
             yield ConfigError(key=key, happened=f"is {value!r}", expected=str(error))
     if missed := missed_range(value, rule):
-        yield ConfigError(key=key, happened=f"is {value}", expected=missed + ", or null" * ("above" in rule))
+        yield ConfigError(key=key, happened=f"is {value}", expected=f"{missed}, or null" if "above" in rule else missed)
     if "one_of" in rule and value not in rule["one_of"]:
         close, options = nearest(str(value), rule["one_of"]), ", ".join(rule["one_of"])
         yield ConfigError(key=key, happened=f"is {value!r}", expected=f"one of {options}", fix=f"{key}={close}" if close else "")
@@ -238,9 +238,10 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
         for key, inner in dotted_items({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
                 yield inner, key
-        for split, changes in evaluation_sets(tree).items() if name == "data" else ():
-            if changes and ("_target_" in node or "_target_" in changes):
-                yield from _nodes_of_evaluation(node, split_at(tree, split), split)
+        if name == "data":
+            for split, changes in evaluation_sets(tree).items():
+                if changes and ("_target_" in node or "_target_" in changes):
+                    yield from _nodes_of_evaluation(node, split_at(tree, split), split)
 
 
 def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: str) -> Iterator[tuple[dict[str, Any], str]]:

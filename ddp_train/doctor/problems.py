@@ -82,8 +82,9 @@ def problems(report: ClusterReport) -> list[UserError]:
     """Return everything that is wrong, with the host as the key; []: the machines are fit."""
     silent = [number for number in range(report.count) if number not in report.machines]
     findings: list[_Finding] = [(number, "sent no report", "its terminal or its log says why") for number in silent]
-    for check in (_differences, _data, _limits, _folder, _clock, _network, _outliers, _sums, _speed) if report.machines else ():
-        findings += check(report)
+    if report.machines:
+        for check in (_differences, _data, _limits, _folder, _clock, _network, _outliers, _sums, _speed):
+            findings += check(report)
     return [UserError(key=report.name(where), happened=what, fix=advice) for where, what, advice in findings]
 
 

@@ -181,10 +181,11 @@ def collate(samples: list[Any], fields: Sequence[str] | None, by: Collate | None
     Raises ConfigError: a sample does not have them.
     Raises DataError: the samples differ in shape or type.
     """
-    for sample in samples if fields is not None else ():
-        if not isinstance(sample, Mapping) or not all(name in sample for name in fields or ()):
-            what = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
-            raise ConfigError(key="loader.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields or ())}")
+    if fields is not None:
+        for sample in samples:
+            if not isinstance(sample, Mapping) or not all(name in sample for name in fields or ()):
+                what = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
+                raise ConfigError(key="loader.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields or ())}")
     chosen = samples if fields is None else [tuple(sample[name] for name in fields) for sample in samples]
     batch = by(chosen) if by else _together(chosen)
     return dict(batch) if isinstance(batch, Mapping) else batch  # others have mappings of their own, as transformers' BatchEncoding

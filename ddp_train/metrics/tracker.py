@@ -206,9 +206,10 @@ class Tracker(ABC):
         if newest_step is not None:
             self._sent = newest_step
         missed: dict[int, Row] = {}  # by step
-        for record in read_records(self.folder) if self._sent < self.step else ():
-            if self._sent < record["step"] <= self.step:
-                missed.setdefault(record["step"], Row(step=record["step"])).add(record)
+        if self._sent < self.step:
+            for record in read_records(self.folder):
+                if self._sent < record["step"] <= self.step:
+                    missed.setdefault(record["step"], Row(step=record["step"])).add(record)
         self._rows.extendleft(reversed(missed.values()))
 
     def _send_rows(self, rows: list[Row]) -> None:

@@ -119,10 +119,11 @@ class Multirun:
                 self._screen.say(f"job {entry.number} cannot be run: {error}")
         if problems := schedule.problems([job.config for _, job in jobs], self._settings, plans_all=self._plans_all):
             raise config_check.ConfigErrors(problems)
-        for entry, job in jobs if is_asked else ():
-            if entry.number not in self._engines.alive:
-                job.run_folder.cancelled.unlink(missing_ok=True)
-                job.run_folder.archive_failure()
+        if is_asked:
+            for entry, job in jobs:
+                if entry.number not in self._engines.alive:
+                    job.run_folder.cancelled.unlink(missing_ok=True)
+                    job.run_folder.archive_failure()
         self.run(jobs)
         self._earlier = list(self.sweep.jobs)
 

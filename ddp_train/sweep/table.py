@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_train.errors import INTERRUPTED, UserError
+from ddp_train.errors import INTERRUPTED, UserError, plural
 from ddp_train.launch.engine.engine import Stage, Submission
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -149,7 +149,7 @@ def _conclusion(sweep: Sweep, folder: str) -> list[str]:
     spread = {settings: f", standard deviation {stdev(values):.2g}" if len(values) > 1 else "" for settings, values in best_first}
     return [
         f"mean     {settings + ': ' if settings else ''}{sweep.metric} {fmean(values):.6g}{spread[settings]}"
-        f" over {len(values)} job{'s' * (len(values) != 1)} ({', '.join(repeats)})"
+        f" over {plural(len(values), 'job')} ({', '.join(repeats)})"
         for settings, values in best_first
     ]
 

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ddp_train.errors import plural
+
 CPU_PROCESSES = 2  # processes on a machine without a GPU: enough to run the distributed code on a laptop
 
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
@@ -72,7 +74,7 @@ def gpus() -> list[str]:
 def why_none() -> str:
     """Return why no GPU can be used although the machine has an NVIDIA driver; "" where it has none, or it was chosen so."""
     machine, visible = _machine(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = f"{len(machine.gpus)} GPU{'s' if len(machine.gpus) > 1 else ''}"
+    count = plural(len(machine.gpus), "GPU")
     if machine.gpus and visible in ("", "-1"):
         return ""
     if gpus():

@@ -85,17 +85,18 @@ def check_copies(cluster: ClusterConfig, environment: Mapping[str, str]) -> Iter
     step, is_alone = slurm_step(environment), False
     with suppress(ConfigError):  # told where it is looked for
         is_alone = cluster.launcher == "local" or (cluster.launcher == "machines" and rendezvous_of(cluster, environment).is_alone)
-    for variable, second, says, meant in _SIGNS if is_alone else ():
-        is_task = step is not None and not step.is_typed_in  # no batch script, and no shell in which one command is typed
-        if (second and second not in environment) or (second == "SLURM_PROCID" and not is_task):
-            continue
-        with suppress(ValueError):
-            if (count := node_range(environment.get(variable, "")).most) > 1:
-                happened = f"{variable}={environment[variable]} says that {says.format(count)}; each would train a run of its own"
-                expected = "one command for each machine of a run; on one machine it starts a process per GPU itself"
-                fix = f"{meant}\n  on purpose: env -u {variable} ddp-train ..."
-                yield ConfigError(key="cluster", happened=happened, expected=expected, fix=fix)
-                return
+    if is_alone:
+        for variable, second, says, meant in _SIGNS:
+            is_task = step is not None and not step.is_typed_in  # no batch script, and no shell in which one command is typed
+            if (second and second not in environment) or (second == "SLURM_PROCID" and not is_task):
+                continue
+            with suppress(ValueError):
+                if (count := node_range(environment.get(variable, "")).most) > 1:
+                    happened = f"{variable}={environment[variable]} says that {says.format(count)}; each would train a run of its own"
+                    expected = "one command for each machine of a run; on one machine it starts a process per GPU itself"
+                    fix = f"{meant}\n  on purpose: env -u {variable} ddp-train ..."
+                    yield ConfigError(key="cluster", happened=happened, expected=expected, fix=fix)
+                    return
     if step is not None and step.most_tasks > 1 and not step.is_typed_in:
         happened = f"srun starts {step.most_tasks} tasks on a node, and each of them would start all processes of the node"
         fix = "srun --ntasks-per-node=1 ddp-train ..., with cluster.processes_per_node where it has to be said"

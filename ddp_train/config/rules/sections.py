@@ -53,17 +53,18 @@ def check_evaluation(config: PartialConfig) -> Iterator[ConfigError]:
 def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse a class that would never be called, and one that waits for evaluations which never are."""
     callbacks = config.tree.get("callbacks")
-    for name, node in callbacks.items() if isinstance(callbacks, Mapping) else ():
-        path = node.get("_target_") if isinstance(node, Mapping) else None
-        is_ours = str(path).startswith("ddp_train.")  # a callback, and importing it would import torch
-        target = None if is_ours else look_up_or_none(path)
-        if inspect.isclass(target) and not any(hasattr(target, event) for event in schema.EVENTS):
-            happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
-            expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
-            yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
-        if path == _EARLY_STOPPING and not config.is_evaluated and "data" in config.tree:
-            happened = "follows a metric of the evaluation, and data.eval is null: there is none"
-            yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
+    if isinstance(callbacks, Mapping):
+        for name, node in callbacks.items():
+            path = node.get("_target_") if isinstance(node, Mapping) else None
+            is_ours = str(path).startswith("ddp_train.")  # a callback, and importing it would import torch
+            target = None if is_ours else look_up_or_none(path)
+            if inspect.isclass(target) and not any(hasattr(target, event) for event in schema.EVENTS):
+                happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
+                expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
+                yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
+            if path == _EARLY_STOPPING and not config.is_evaluated and "data" in config.tree:
+                happened = "follows a metric of the evaluation, and data.eval is null: there is none"
+                yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 
 
 def check_debug(config: PartialConfig) -> Iterator[ConfigError]:

@@ -7,7 +7,7 @@ from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.targets.locate import class_of
 from ddp_train.config.tree import dotted_items
-from ddp_train.errors import ConfigError, conflict
+from ddp_train.errors import ConfigError, conflict, plural
 from ddp_train.system import devices
 from ddp_train.traits import needs_whole_matrices, whole_matrices_error
 
@@ -27,9 +27,10 @@ def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
         expected = "a number that divides that of the ranks"
         yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
     named = [(key, str(value)) for key, value in dotted_items({"optimizer": config.optimizer}) if key.endswith("._target_")]
-    for key, path in named if class_constant(strategy, "shards_optimizer") else ():
-        if needs_whole_matrices(class_of(path)):
-            yield whole_matrices_error(key.removesuffix("._target_"), path.rpartition(".")[2])
+    if class_constant(strategy, "shards_optimizer"):
+        for key, path in named:
+            if needs_whole_matrices(class_of(path)):
+                yield whole_matrices_error(key.removesuffix("._target_"), path.rpartition(".")[2])
 
 
 def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
@@ -44,8 +45,9 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
     micro_steps, world_size = config.micro_steps, config.batch.world_size
     in_buckets = world_size > 1 and strategy.get("gradient_as_bucket_view") and not strategy.get("find_unused_parameters")
     if micro_steps > 1 and not in_buckets:
-        ranks = f"{world_size} rank{'s' * (world_size != 1)}"
-        happened = f"is {mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step on {ranks}"
+        happened = (
+            f"is {mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step on {plural(world_size, 'rank')}"
+        )
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from ddp_train.errors import ENVIRONMENT_REFUSES
+from ddp_train.errors import ENVIRONMENT_REFUSES, plural
 from ddp_train.launch.node.differences import clock, differences
 from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.this_node import ThisNode
@@ -93,7 +93,7 @@ class Registry:
         absent = [rank for rank in range(num_nodes) if rank not in node_ranks] if None not in node_ranks else []
         names = [f"machine {rank}" + (f" ({hosts[rank]})" if hosts else "") for rank in absent]
         lost = [f"{name} ({why})" for name, why in self.lost.items()]
-        who = ", ".join(lost or names) or f"{count} machine{'s' if count > 1 else ''}"
+        who = ", ".join(lost or names) or plural(count, "machine")
         present = ", ".join(node.name for node in self.nodes) or "none"
         return f"of {num_nodes} machines {who} {'is' if count == 1 else 'are'} missing; here: {present}"
 

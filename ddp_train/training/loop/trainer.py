@@ -149,8 +149,9 @@ class Trainer:
         micro_batches = copied_ahead(components.train_loader.micro_batches(state.samples), self.world.device)
         if hooks.before_training and state.step < components.total_steps:
             first = list(islice(micro_batches, 1))  # of the loader itself: its workers start once, and nothing is read twice
-            for prepare in hooks.before_training if first else ():
-                prepare(first[0])
+            if first:
+                for prepare in hooks.before_training:
+                    prepare(first[0])
             micro_batches = chain(iter(first), micro_batches)  # given the list itself, `chain` would hold its memory to the end
         for change in hooks.wrap_micro_batches:
             micro_batches = change(micro_batches)

@@ -23,7 +23,7 @@ from torch import nn
 
 from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World
-from ddp_train.errors import ConfigError, RunError, join_few, one_line
+from ddp_train.errors import ConfigError, RunError, join_few, one_line, plural
 from ddp_train.interfaces import blocks_of
 from ddp_train.system.folder_lock import is_shared
 
@@ -108,9 +108,9 @@ class Compiled:
         """Return it for a person."""
         self._count()
         again = f", {self.recompiles} of them for other shapes or types" if self.recompiles else ""
-        text = f"compile  {self.graphs} graph{'s' * (self.graphs != 1)} in {self.seconds:.1f} s{again}"
+        text = f"compile  {plural(self.graphs, 'graph')} in {self.seconds:.1f} s{again}"
         if number := sum(self.breaks.values()):
-            text += f"; {number} graph break{'s' * (number != 1)}, the first: {next(iter(self.breaks))}"
+            text += f"; {plural(number, 'graph break')}, the first: {next(iter(self.breaks))}"
         return text + (f"; {self.given_up} regions run as written, the log says why" if self.given_up else "")
 
     def end_warm_up(self) -> None:
@@ -234,8 +234,7 @@ def compile_note(compiled: Compiled, config: CompileConfig) -> str:
     if not compiled:
         return ""
     classes = join_few(sorted({type(module).__name__ for module in compiled.regions.values()}))
-    number = len(compiled.regions)
-    return f"compile  {config.mode} ({config.backend}): {number} region{'s' * (number != 1)} ({classes}); the first step waits for it"
+    return f"compile  {config.mode} ({config.backend}): {plural(len(compiled.regions), 'region')} ({classes}); the first step waits for it"
 
 
 def _is_of_a_signal(error: BaseException | None) -> bool:

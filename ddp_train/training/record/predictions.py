@@ -58,8 +58,9 @@ class PredictionFiles:
         self._layouts = layouts
         num_rows = next(iter(lengths.values())) + len(skips)
         with self._noting_problems():
-            for name, array in arrays.items() if num_rows and not self._problem else ():
-                self._write(name, _with_gaps(array, [sample - self._row for sample in skips]) if skips else array)
+            if num_rows and not self._problem:
+                for name, array in arrays.items():
+                    self._write(name, _with_gaps(array, [sample - self._row for sample in skips]) if skips else array)
         self._row += num_rows
 
     def name_samples(self, names: Iterable[str]) -> None:

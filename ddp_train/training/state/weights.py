@@ -100,7 +100,8 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
     """Put what `read_weights` gave into modules: `model`, and `objective` where it has a state. Raises UserError: of another model."""
     problems = [problem for name, module in modules.items() for problem in compare_model(module, weights.get(name, {}))]
     if problems:
-        happened = "\n    ".join([f"{checkpoint} does not fit the model:", *problems[:_MAX_LINES], *["..."] * (len(problems) > _MAX_LINES)])
+        shown = problems if len(problems) <= _MAX_LINES else [*problems[:_MAX_LINES], "..."]
+        happened = "\n    ".join([f"{checkpoint} does not fit the model:", *shown])
         fix = "the code of that time; environment.json of the run has its commit and its packages"
         raise UserError(key="model", happened=happened, expected="the model that the run has trained", fix=fix)
     for name, module in modules.items():
