@@ -2,7 +2,7 @@
 
 `compose` gives the command to Hydra as a `HydraSession`. What Hydra calls, in this order:
 
-    a single run   `claim_run`, before it makes the folder; then the session itself: the job, which the launcher runs
+    a single run   `claim_run`, before it makes the folder; then `run_composed`, whose job the launcher runs
     a sweep        `claim_sweep`; then `launch` with each batch of jobs that the sweeper asks for
 """
 
@@ -12,9 +12,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,22 +24,20 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.check_process import check_in_torch_process
+from ddp_train.cli.location import location_of, location_of_sweep, typed_run_folder
 from ddp_train.cli.pipeline import check_pipeline
-from ddp_train.config.check import CONF, ConfigErrors, check_folder, section
+from ddp_train.config.check import CONF, ConfigErrors, section
 from ddp_train.config.command.command_line import options_of, refuse_unknown_options
 from ddp_train.config.hydra_internals import MAIN, composing_once
 from ddp_train.config.rules.machines import check_copies
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.saved import changes, config_text
+from ddp_train.config.saved import config_text
 from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
-from ddp_train.run_folder.claim import claim_new, claim_typed
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
-from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
@@ -54,37 +51,39 @@ def compose(words: list[str], launcher: Launcher, *, change: Callable[[Job], Job
     """Let Hydra compose a command line, run what comes of it, and return the exit code; `change`: makes of the job the one that is run."""
     refuse_unknown_options(words)
     sys.argv[1:] = words  # Hydra reads them there alone
-    session = HydraSession.current = HydraSession(launcher, change)
+    session = ClaimBeforeFolder.session = HydraSession(launcher, change)
     # With that variable Hydra raises its errors, and prints none.
     with suppress(_LeaveHydra), env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(session):
-        hydra.main(**MAIN, config_path=str(CONF), config_name="config")(session)()
-    return session.ending()
+        hydra.main(**MAIN, config_path=str(CONF), config_name="config")(session.run_composed)()
+    if session.error is not None:
+        raise session.error
+    return session.exit_code
 
 
 class HydraSession:
-    """A command while Hydra has it: what is claimed, what Hydra runs, and what comes instead where a callback leaves Hydra."""
-
-    current: ClassVar[HydraSession]  # for `Checked`, which Hydra makes
+    """A command while Hydra has it: what is claimed, what Hydra runs, and how it has ended."""
 
     def __init__(self, launcher: Launcher, change: Callable[[Job], Job]) -> None:
         self._launcher, self._change = launcher, change
         self._claimed: _ClaimedRun | None = None
         self._multirun: Multirun | None = None
-        self.ending: Callable[[], int] = lambda: DONE  # returns the exit code, or raises what a callback has raised
+        self.exit_code = DONE
+        self.error: Exception | None = None  # of a callback: Hydra would turn it into a warning, and go on
 
     def before_folder(self, claim: Callable[[DictConfig], None], composed: DictConfig) -> None:
-        """Call `claim_run` or `claim_sweep`. An error leaves Hydra, which would turn it into a warning, and go on."""
+        """Call `claim_run` or `claim_sweep`. Leaves Hydra where that fails."""
         try:
             claim(composed)
         except Exception as error:
-            self._leave(partial(_raise, error))
+            self.error = error
+            raise _LeaveHydra from None
 
     def claim_run(self, composed: DictConfig) -> None:
         """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
         checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
         rendezvous = self._meet(composed, checked)
         location = location_of(composed, checked)
-        folder = _continue(location.folder, checked, key=location.key) if location.is_continued else _claim(location)
+        folder = location.take_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.run.dir = str(folder)
             if location.is_continued:
@@ -92,30 +91,35 @@ class HydraSession:
         self._claimed = _ClaimedRun(_without_hydra(composed), checked, rendezvous)
 
     def _meet(self, composed: DictConfig, checked: RunConfig) -> NodeRendezvous | None:
-        """Meet the other machines, where others take part. Leaves Hydra on each but the first, which alone claims."""
+        """Meet the other machines, where others take part. Each but the first, which alone claims, takes its part here and leaves Hydra."""
         if checked.cluster.launcher != "machines":
             return None
         from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
 
-        rendezvous = machines.meet(checked.cluster, run=_typed_run_folder(composed))
+        rendezvous = machines.meet(checked.cluster, run=typed_run_folder(composed))
         if rendezvous is not None and not rendezvous.is_first:
-            self._leave(partial(machines.take_part, rendezvous, checked))
+            self.exit_code = machines.take_part(rendezvous, checked)
+            raise _LeaveHydra
         return rendezvous
 
-    def __call__(self, composed: DictConfig) -> None:
-        """Run a single run, in the folder that is claimed for it."""
+    def run_composed(self, composed: DictConfig) -> None:
+        """Run a single run, in the folder that is claimed for it.
+
+        It is checked again where `claim_run` has not checked just this: our callback was deleted, a value refers to the folder, which is
+        known by now, or another callback has changed a value.
+        """
         hydra_config: Any = HydraConfig.get()
-        config, checked, rendezvous = self._claimed or (None, None, None)
-        if checked is None or config is None or config != _without_hydra(composed):
-            # Our callback was deleted, a value refers to the folder, which is known by now, or another callback has changed a value.
+        claimed = self._claimed
+        if claimed is not None and claimed.still_holds(composed):
+            checked = claimed.checked
+        else:
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-        code = self._launcher.begin(self._change(job), rendezvous)
-        self.ending = lambda: code
+        self.exit_code = self._launcher.begin(self._change(job), claimed.rendezvous if claimed is not None else None)
 
     def claim_sweep(self, composed: DictConfig) -> None:
-        """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed. Leaves Hydra where machines meet."""
+        """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed. Where machines meet, see `_meet`."""
         from ddp_train.launch import machines
         from ddp_train.sweep import sweeper
 
@@ -124,13 +128,9 @@ class HydraSession:
         if errors := list(check_copies(cluster, os.environ)):
             raise ConfigErrors(errors)  # before anything is claimed
         if (rendezvous := machines.meet(cluster)) is not None:
-            # Global rank 0 composes and claims.
-            self._leave(partial(machines.take_part, rendezvous, cluster, arguments=sys.argv[1:]))
-        location = location_of_sweep(composed)
-        if location.is_continued:
-            require_trust(location.folder, key=location.key, accept=f"ddp-train resume {location.folder} --trust")
-            hold(location.folder, key=location.key)
-        folder = location.folder if location.is_continued else _claim(location)
+            self.exit_code = machines.take_part(rendezvous, cluster, arguments=sys.argv[1:])  # global rank 0 composes and claims
+            raise _LeaveHydra
+        folder = location_of_sweep(composed).take_for_sweep()
         fix_sweep_folder(composed, folder)
         sweeper.prepare_optuna(composed, folder)
 
@@ -145,27 +145,25 @@ class HydraSession:
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
             self._multirun = Multirun(sweep, section(base, SweepConfig), self._launcher.begin_sweep, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
-            self.ending = self._multirun.exit_code
         return self._multirun.launch(context, base, job_overrides)
 
     def close(self) -> None:
         """End a sweep, however it ends."""
         if self._multirun is not None:
             self._multirun.close()
-
-    def _leave(self, instead: Callable[[], int]) -> NoReturn:
-        self.ending = instead
-        raise _LeaveHydra
+            self.exit_code = self._multirun.exit_code()  # an engine may have told of a failure only then
 
 
-class Checked(Callback):
-    """Calls the session before Hydra makes a folder (Hydra itself takes any that exists). conf/config.yaml names this callback."""
+class ClaimBeforeFolder(Callback):
+    """Claims before Hydra makes a folder (Hydra itself takes any that exists). Hydra makes this callback, which conf/config.yaml names."""
+
+    session: ClassVar[HydraSession]
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        HydraSession.current.before_folder(HydraSession.current.claim_run, config)
+        self.session.before_folder(self.session.claim_run, config)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        HydraSession.current.before_folder(HydraSession.current.claim_sweep, config)
+        self.session.before_folder(self.session.claim_sweep, config)
 
 
 class _LeaveHydra(BaseException):
@@ -175,13 +173,13 @@ class _LeaveHydra(BaseException):
 class _ClaimedRun(NamedTuple):
     """A single run that is checked, and whose folder is claimed."""
 
-    config: Any  # as it was checked, to be compared with what the job gets (`_without_hydra`)
+    config: Any  # as it was checked (`_without_hydra`)
     checked: RunConfig
     rendezvous: NodeRendezvous | None  # with `cluster=machines`, where others take part: this machine leads
 
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
+    def still_holds(self, composed: DictConfig) -> bool:
+        """Tell whether what was checked is what the job gets."""
+        return self.config is not None and self.config == _without_hydra(composed)
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
@@ -229,54 +227,6 @@ def _without_hydra(config: DictConfig) -> Any:
     return None if any("${" in str(value) and "hydra" in str(value) for _, value in leaves(plain)) else plain
 
 
-class Location(NamedTuple):
-    """Where a run or a sweep goes."""
-
-    folder: Path
-    key: str  # the config key that says so
-    is_new: bool  # nobody has typed it: it is made, under another name where it exists
-    is_continued: bool  # there is a run or a sweep in it, which goes on
-
-
-def location_of(composed: DictConfig, checked: RunConfig) -> Location:
-    """Return where a run goes. Looks, and touches nothing."""
-    if checked.resume not in ("auto", "never"):
-        from ddp_train.cli.saved_run import run_of  # with what changes a saved configuration
-
-        return Location(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
-    return _location(composed, "run", is_there=lambda folder: checked.resume == "auto" and (folder / "config.yaml").exists())
-
-
-def location_of_sweep(composed: DictConfig) -> Location:
-    """Return where a sweep goes. Looks, and touches nothing."""
-    return _location(composed, "sweep", is_there=is_sweep)
-
-
-def _location(composed: DictConfig, name: str, *, is_there: Callable[[Path], bool]) -> Location:
-    """Return the folder that the pattern hydra.NAME.dir comes to; no value in it, and no link below its first folders, leads out."""
-    key, node = f"hydra.{name}.dir", composed.hydra[name]
-    is_typed, folder = bool(_typed(composed, key)), str(node.dir)
-    pattern = str(OmegaConf.to_container(node, resolve=False)["dir"])  # type: ignore[call-overload, index]
-    problems = [*check_pattern(pattern, folder, key=key), *check_folder(folder, key=key)]
-    fixed, path = os.path.dirname(pattern.partition("${")[0]), Path(folder).absolute()
-    if not problems and not is_typed and fixed:
-        problems = check_below(Path(fixed).absolute(), path, key=key)
-    if problems:
-        raise ConfigErrors(problems)
-    return Location(folder=path, key=key, is_new=not is_typed, is_continued=is_typed and is_there(path))
-
-
-def _claim(location: Location) -> Path:
-    return claim_new(location.folder) if location.is_new else claim_typed(location.folder, key=location.key)
-
-
-def _typed_run_folder(composed: DictConfig) -> str:
-    """Return the run folder that was typed; "" where none was: each machine would make a name of its own, by its clock."""
-    if not (typed := _typed(composed, "hydra.run.dir")):
-        return ""
-    return typed[-1] if "${" in typed[-1] else str(Path(composed.hydra.run.dir).absolute())
-
-
 def require_our_launcher(composed: DictConfig) -> None:
     """Refuse a launcher of Hydra's, or of a plugin, for the jobs of a sweep. ConfigError: it is not ours."""
     if composed.hydra.launcher._target_ != _OUR_LAUNCHER:
@@ -288,31 +238,3 @@ def fix_sweep_folder(composed: DictConfig, folder: Path) -> None:
     with read_write(composed.hydra), open_dict(composed.hydra):
         composed.hydra.sweep.dir = str(folder)
         composed.hydra.overrides.hydra.append(f"hydra.sweep.dir='{folder}'")  # jobs compose again, from these overrides
-
-
-def _continue(folder: Path, checked: RunConfig, *, key: str) -> Path:
-    """Take the folder of a run, refusing to continue it under a configuration that would give other results than its own."""
-    if not is_torchrun_worker():
-        from ddp_train.launch.submit import require_ended
-
-        require_ended(folder)
-    hold(folder, key=key)
-    require_same(folder, checked, key=key)
-    RunFolder(folder).archive_failure()
-    if not is_torchrun_worker():
-        RunFolder(folder).cancelled.unlink(missing_ok=True)
-    return folder
-
-
-def require_same(folder: Path, checked: RunConfig, *, key: str) -> None:
-    """Refuse (ConfigError) to continue a run that is not the user's own, or under a configuration that would give other results."""
-    require_trust(folder, key=key, accept=f"ddp-train resume {folder} --trust")
-    if changed := changes(checked, folder):
-        happened = f"the run in {folder} has another configuration:\n    " + "\n    ".join(changed[:12])
-        fix = f"`ddp-train resume {folder}` takes the saved one (and overrides after it); or start a new run in another folder"
-        raise ConfigError(key=key, happened=happened, expected="the configuration that it was started with", fix=fix)
-
-
-def _typed(composed: DictConfig, key: str) -> list[str]:
-    """Return the values that were typed for a key of the node `hydra`; the last one counts."""
-    return [text.partition("=")[2] for text in texts(composed.hydra.overrides.hydra) if text.lstrip("+").startswith(f"{key}=")]

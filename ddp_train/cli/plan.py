@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from ddp_train.checkpoint.schedule import in_units
 from ddp_train.cli import compose, plan_text
+from ddp_train.cli.location import Location, location_of, location_of_sweep
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.plan_text import Screen, as_typed, shell_command
 from ddp_train.config.check import section
@@ -72,10 +73,10 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
 
 def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
     checked = compose.check_composed(composed, composed.hydra)
-    location = compose.location_of(composed, checked)
+    location = location_of(composed, checked)
     _require_free(location)
     if location.is_continued:
-        compose.require_same(location.folder, checked, key=location.key)
+        location.require_same(checked)
     job = compose.job_of(checked, composed.hydra, location.folder)
     kind = f"the run there continues {job.run_folder.continues()}" if location.is_continued else "a new run"
     named = "; the name is that of the moment when it starts" if location.is_new else ""
@@ -86,7 +87,7 @@ def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
 def _plan_sweep(screen: Screen, loader: Any, base: DictConfig) -> None:
     """Show the jobs of a sweep, and the plan of its first job."""
     compose.require_our_launcher(base)
-    location = compose.location_of_sweep(base)
+    location = location_of_sweep(base)
     _require_free(location)
     compose.fix_sweep_folder(base, folder := location.folder)
     overrides = planned_overrides(loader, base)
@@ -102,7 +103,7 @@ def _plan_sweep(screen: Screen, loader: Any, base: DictConfig) -> None:
     _show(screen, loader, composed[0], jobs, sweep=folder)
 
 
-def _require_free(location: compose.Location) -> None:
+def _require_free(location: Location) -> None:
     """Refuse a typed folder in which another run works, or in which something lies that is not continued."""
     folder, key, is_new, is_continued = location
     if not is_new and folder.is_dir() and is_held(folder):

@@ -18,12 +18,12 @@ class DdpTrainLauncher(Launcher):
     """Hands every batch of jobs that a sweeper asks for to `ddp_train.sweep.hydra_jobs`."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
-        """Take what Hydra gives to every launcher; `task_function` is ours, and knows the sweep."""
-        if not hasattr(task_function, "launch"):
+        """Take what Hydra gives to every launcher; `task_function` is a method of our session, which knows the sweep."""
+        self._context, self._session, self._config = hydra_context, getattr(task_function, "__self__", None), config
+        if not hasattr(self._session, "launch"):
             raise RuntimeError("hydra/launcher=ddp_train starts jobs of ddp-train only")
-        self._context, self._command, self._config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run the jobs and return what came of each, in their order."""
-        returns: Sequence[JobReturn] = self._command.launch(self._context, self._config, [list(overrides) for overrides in job_overrides])
+        returns: Sequence[JobReturn] = self._session.launch(self._context, self._config, [list(overrides) for overrides in job_overrides])
         return returns

@@ -13,7 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from ddp_train.cli import compose as cli_compose
+from ddp_train.cli import location
 from ddp_train.cli import main as app
 from ddp_train.config.check import ConfigErrors, check_config, check_frozen
 from ddp_train.config.cluster import environment_of, rendezvous_of
@@ -442,7 +442,7 @@ def test_before_the_start_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     def full(*given: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cli_compose, "claim_typed", full)
+    monkeypatch.setattr(location, "claim_typed", full)
     assert command_line(monkeypatch, tmp_path, "cluster=cpu", "hydra.run.dir=there") == (78, [])
     assert "nothing was started" in capsys.readouterr().err
 

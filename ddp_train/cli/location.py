@@ -1,0 +1,105 @@
+"""Where a run or a sweep goes: a new folder, a typed one, or that of a run or sweep that is continued; and taking it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from ddp_train.config.check import ConfigErrors, check_folder
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.saved import changes
+from ddp_train.config.tree import texts
+from ddp_train.errors import ConfigError
+from ddp_train.run_folder.claim import claim_new, claim_typed
+from ddp_train.run_folder.paths import RunFolder, is_sweep
+from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
+from ddp_train.system.folder_lock import hold
+from ddp_train.system.torchrun_env import is_torchrun_worker
+
+
+class Location(NamedTuple):
+    """Where a run or a sweep goes."""
+
+    folder: Path
+    key: str  # the config key that says so
+    is_new: bool  # nobody has typed it: it is made, under another name where it exists
+    is_continued: bool  # there is a run or a sweep in it, which goes on
+
+    def take_for_run(self, checked: RunConfig) -> Path:
+        """Claim the folder for a run, or hold that of the run which goes on; return which one it is."""
+        if not self.is_continued:
+            return self._claim()
+        if not is_torchrun_worker():
+            from ddp_train.launch.submit import require_ended
+
+            require_ended(self.folder)
+        hold(self.folder, key=self.key)
+        self.require_same(checked)
+        RunFolder(self.folder).archive_failure()
+        if not is_torchrun_worker():
+            RunFolder(self.folder).cancelled.unlink(missing_ok=True)
+        return self.folder
+
+    def take_for_sweep(self) -> Path:
+        """Claim the folder for a sweep, or hold that of the sweep which goes on; return which one it is."""
+        if not self.is_continued:
+            return self._claim()
+        self._require_trust()
+        hold(self.folder, key=self.key)
+        return self.folder
+
+    def require_same(self, checked: RunConfig) -> None:
+        """Refuse (ConfigError) to continue a run that is not the user's own, or under a configuration that would give other results."""
+        self._require_trust()
+        if changed := changes(checked, self.folder):
+            happened = f"the run in {self.folder} has another configuration:\n    " + "\n    ".join(changed[:12])
+            fix = f"`ddp-train resume {self.folder}` takes the saved one (and overrides after it); or start a new run in another folder"
+            raise ConfigError(key=self.key, happened=happened, expected="the configuration that it was started with", fix=fix)
+
+    def _require_trust(self) -> None:
+        require_trust(self.folder, key=self.key, accept=f"ddp-train resume {self.folder} --trust")
+
+    def _claim(self) -> Path:
+        return claim_new(self.folder) if self.is_new else claim_typed(self.folder, key=self.key)
+
+
+def location_of(composed: DictConfig, checked: RunConfig) -> Location:
+    """Return where a run goes. Looks, and touches nothing."""
+    if checked.resume not in ("auto", "never"):
+        from ddp_train.cli.saved_run import run_of  # with what changes a saved configuration
+
+        return Location(folder=run_of(Path(checked.resume)), key="resume", is_new=False, is_continued=True)
+    return _location(composed, "run", is_there=lambda folder: checked.resume == "auto" and (folder / "config.yaml").exists())
+
+
+def location_of_sweep(composed: DictConfig) -> Location:
+    """Return where a sweep goes. Looks, and touches nothing."""
+    return _location(composed, "sweep", is_there=is_sweep)
+
+
+def _location(composed: DictConfig, name: str, *, is_there: Callable[[Path], bool]) -> Location:
+    """Return the folder that the pattern hydra.NAME.dir comes to; no value in it, and no link below its first folders, leads out."""
+    key, node = f"hydra.{name}.dir", composed.hydra[name]
+    is_typed, folder = bool(_typed(composed, key)), str(node.dir)
+    pattern = str(OmegaConf.to_container(node, resolve=False)["dir"])  # type: ignore[call-overload, index]
+    problems = [*check_pattern(pattern, folder, key=key), *check_folder(folder, key=key)]
+    fixed, path = os.path.dirname(pattern.partition("${")[0]), Path(folder).absolute()
+    if not problems and not is_typed and fixed:
+        problems = check_below(Path(fixed).absolute(), path, key=key)
+    if problems:
+        raise ConfigErrors(problems)
+    return Location(folder=path, key=key, is_new=not is_typed, is_continued=is_typed and is_there(path))
+
+
+def typed_run_folder(composed: DictConfig) -> str:
+    """Return the run folder that was typed; "" where none was: each machine would make a name of its own, by its clock."""
+    if not (typed := _typed(composed, "hydra.run.dir")):
+        return ""
+    return typed[-1] if "${" in typed[-1] else str(Path(composed.hydra.run.dir).absolute())
+
+
+def _typed(composed: DictConfig, key: str) -> list[str]:
+    """Return the values that were typed for a key of the node `hydra`; the last one counts."""
+    return [text.partition("=")[2] for text in texts(composed.hydra.overrides.hydra) if text.lstrip("+").startswith(f"{key}=")]
