@@ -52,6 +52,11 @@ class Job:
         """Whether its folder keeps how it goes; else it is another program, of which nothing is counted or continued."""
         return not self.program
 
+    @property
+    def begins_at(self) -> Path:
+        """The checkpoint that it continues from, or its run folder."""
+        return Path(self.checkpoint) if self.checkpoint else self.run_folder.root
+
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
         """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""
         typed = (text.lstrip("+").partition("=") for text in self.overrides if not text.startswith(("~", "hydra.", "hydra/")))

@@ -17,6 +17,8 @@ from typing import TextIO
 from torch.distributed import DistError, Store
 
 from ddp_train.config import cluster
+from ddp_train.config.targets.locate import locate
+from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL, UserError
@@ -28,7 +30,7 @@ from ddp_train.rank.log import rank_log
 from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
-from ddp_train.run_folder import failure
+from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, status_of
 from ddp_train.run_folder.starts import count_attempt, end_attempt
@@ -60,6 +62,14 @@ _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL a
 )
 _IS_OWN = re.compile(r"CUDA (error|failure|[cm]alloc)|out of memory", re.IGNORECASE)  # in whatever they are wrapped
 _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit code 0
+
+
+def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> int:
+    """Train as one of a job's ranks, or do what it does in the place of training; return the exit code."""
+    if job.program:
+        return int(locate(job.program)(attempt, job))
+    restart_note.remember_run(job.begins_at)
+    return run_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
 
 
 def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.rank.main import restart_line
 from ddp_train.rank.rank import LOST
+from ddp_train.rank.restart import restart_line
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.torchrun_env import is_last_attempt
@@ -58,7 +58,7 @@ def test_only_the_last_attempt_shows_its_failure(run_folder: RunFolder, monkeypa
 
 def test_a_rank_of_a_plain_run_imports_what_it_needs() -> None:
     """What a feature adds is imported by the run that asks for it. `ddp_train.rank.forked` is what the fork server imports."""
-    names = "sweep_member evaluate_job fault_injection finished_run predict replica_check other_steps micro_batch dry_build"
+    names = "sweep_member command_group evaluate_job fault_injection finished_run predict replica_check other_steps micro_batch dry_build"
     names += " activation_checkpointing initial_weights"
     code = (
         "import sys, ddp_train.rank.main, ddp_train.rank.forked; "

@@ -1,0 +1,154 @@
+"""The ranks that get a command line from their agent, and no job: under a user's own torchrun, or of a sweep on several machines.
+
+Global rank 0 alone lets Hydra compose, and announces in the store what the processes are for: one run, a sweep, or nothing (`--help`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import Store
+
+from ddp_train.distributed.attempt import Attempt
+from ddp_train.distributed.store import wait_for
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, ConfigError, EnvironmentRefuses
+from ddp_train.launch.job import Job
+from ddp_train.launch.launcher import Launcher
+from ddp_train.rank.rank import serve_job
+from ddp_train.rank.restart import make_way
+from ddp_train.rank.stop import end_agent
+from ddp_train.run_folder import failure, restart_note
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_last_attempt
+from ddp_train.system import handover, torchrun_env
+from ddp_train.system.process import command_line
+
+if TYPE_CHECKING:
+    from ddp_train.rank.sweep_member import Leader, Member
+
+_LOOK_WITHIN_S = 60.0  # at a machine, which takes a second and a half where it does nothing else
+_COMMAND_KEY = "command"  # where rank 0 says what the processes are for
+
+
+class CommandGroup:
+    """The ranks of an attempt that have a command line, `words`, as seen from one of them."""
+
+    def __init__(self, attempt: Attempt, words: Sequence[str]) -> None:
+        self._attempt, self._words = attempt, words
+        self._is_users_torchrun = handover.NODE not in os.environ  # a person started the agent
+        self._leader: Leader | None = None
+        self._member: Member | None = None  # of a sweep; on rank 0 the leader
+        self._is_announced = False
+        self.job: Job | None = None  # the run that was announced
+
+    def serve(self, load_cli: Callable[[], Any]) -> int:
+        """Do what the command line asks for, to its end, and return the exit code."""
+        code = self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
+        if code in EXIT_CODE_OF_STOP.values() and (member := self._member) is not None and self._is_users_torchrun:
+            end_agent(lambda: member.is_stopping)
+        return code
+
+    def _lead(self, load_cli: Callable[[], Any]) -> int:
+        """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
+        remembered = self._attempt.remembered
+        if remembered is not None and (final_code := make_way(remembered, self._attempt.size)) is not None:
+            self._announce({"exit_code": final_code})
+            return final_code
+        launcher = Launcher(run=self._run, slots=self._slots)
+        try:
+            return int(load_cli().resume(remembered, launcher) if remembered else load_cli().run(self._words, launcher))
+        finally:
+            if self._leader is not None:
+                self._leader.leave()
+            elif not self._is_announced:
+                self._announce({})
+
+    def _run(self, job: Job) -> int:
+        """Announce a run to the other ranks and run it with them (rank 0)."""
+        counts_anew = job.checkpoint is not None and not self._attempt.remembered
+        if no_progress := close_last_attempt(job.run_folder, counts_anew=counts_anew):
+            screen = no_progress.screen(job.run_folder)
+            print(screen, file=sys.stderr, flush=True)
+            report = failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=screen.strip(), exit_code=NO_PROGRESS)
+            report.record(job.run_folder)
+            restart_note.remember_run(job.run_folder.root)
+            self._announce({"exit_code": NO_PROGRESS})
+            return NO_PROGRESS
+        if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):
+            print("warning  a machine that joins would wait for ever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
+        text = job.to_json()
+        self._announce({"job": text})
+        return self._serve_job(Job.from_json(text))  # what the others receive, to the letter
+
+    def _slots(self, folder: Path, count: int) -> list[Leader]:
+        """Announce a sweep, and return the one place where its jobs run: these processes (rank 0)."""
+        if count > 1:
+            happened = f"is {count}, but torchrun started one group of processes"
+            fix = f"ddp-train -m ... sweep.parallel_jobs={count}"
+            raise ConfigError(key="sweep.parallel_jobs", happened=happened, expected="1 under torchrun", fix=fix)
+        from ddp_train.rank.sweep_member import Leader
+
+        restart_note.remember_run(folder)
+        self._announce({"sweep": str(folder)})
+        self._member = self._leader = Leader(self._attempt)
+        return [self._leader]
+
+    def _follow(self) -> int:
+        """Take part in what rank 0 announces (other ranks)."""
+        announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
+        if "sweep" in announced:
+            from ddp_train.rank.sweep_member import Member
+
+            restart_note.remember_run(Path(announced["sweep"]))
+            self._member = Member(self._attempt)
+            return self._member.follow()
+        return self._serve_job(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
+
+    def _announce(self, command: Mapping[str, Any]) -> None:
+        self._is_announced = True
+        self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
+
+    def _serve_job(self, job: Job) -> int:
+        self.job = job
+        if self._is_users_torchrun and not job.program and torchrun_env.num_nodes() > 1:
+            restart_note.remember_run(job.begins_at)
+            if not _compare_machines(self._attempt.store, job, self._words):
+                return ENVIRONMENT_REFUSES
+        return serve_job(job, self._attempt, is_users_agent=self._is_users_torchrun)
+
+
+def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
+    """Compare the machines of a user's own torchrun, as `launch/node` does for ours; return whether they can train together. Collective.
+
+    What is wrong is printed on each. The words that were typed are compared, too: those of other machines than the first have no effect.
+    """
+    from ddp_train.config.cluster import Rendezvous
+    from ddp_train.launch.node.differences import differences  # these look at a machine, which no other run needs
+    from ddp_train.launch.node.facts import NodeFacts, collect, of_a_command_line
+
+    rank, node, nodes = torchrun_env.rank(), torchrun_env.node_rank(), torchrun_env.num_nodes()
+    if torchrun_env.local_rank() == 0:
+        here = Rendezvous(min_nodes=nodes, max_nodes=nodes, node_rank=node)
+        facts = collect(job.config, here, processes=torchrun_env.local_world_size())
+        store.set(f"machine/{node}", of_a_command_line(facts, words).to_json())
+    if rank == 0:
+        first, *others = (NodeFacts.from_json(wait_for(store, f"machine/{number}", within_s=_LOOK_WITHIN_S)) for number in range(nodes))
+        problems = [f"{facts.host}: {problem}" for facts in (first, *others) for problem in facts.problems]
+        store.set("compared", "\n    ".join(problems + [sentence for other in others for sentence in differences(first, other)]))
+    text = wait_for(store, "compared", within_s=2 * _LOOK_WITHIN_S)
+    error = EnvironmentRefuses(
+        key="cluster",
+        happened=f"the machines cannot train together:\n    {text}",
+        expected="the same command, code, data and versions on each machine",
+        fix="mend what is named, and start torchrun again on all machines",
+    )
+    if text and torchrun_env.local_rank() == 0:
+        print(error, file=sys.stderr, flush=True)
+    if text and rank == 0:
+        failure.from_exception(error, rank=rank, step=None).record(job.run_folder)
+    return not text

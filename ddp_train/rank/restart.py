@@ -1,0 +1,48 @@
+"""What an attempt does about the one before it: one line says why the ranks have started again, and its report makes way."""
+
+from pathlib import Path
+
+from ddp_train.checkpoint.catalog import is_checkpoint
+from ddp_train.errors import FINAL
+from ddp_train.rank.rank import LOST
+from ddp_train.run_folder import failure, restart_note
+from ddp_train.run_folder.paths import RunFolder, is_sweep
+from ddp_train.system import torchrun_env
+
+_SHOWN = 160  # characters of an error in the one line of a restart
+
+
+def make_way(remembered: Path, size: int) -> int | None:
+    """Say why the run starts again, and move what the attempt before has left out of the way (rank 0).
+
+    Returns the exit code of a failure after which there is nothing to try again, and makes no way: a user's torchrun starts all again.
+    """
+    run_folder = RunFolder(remembered.parent.parent if is_checkpoint(remembered) else remembered)
+    note = restart_note.recall_run()
+    follows_failure = note is not None and torchrun_env.restart_count() > note.restarts  # here, and no machine that came or went
+    report = failure.load_report(run_folder.failure)
+    if report is not None and report.exit_code in FINAL and follows_failure:
+        return report.exit_code
+    print(restart_line(run_folder, size=size, has_failed=follows_failure), flush=True)
+    run_folder.archive_failure()
+    return None
+
+
+def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
+    """Say in one line why the ranks have started again, and where they continue. To be asked before the earlier failure makes way.
+
+    The failure's screen is for the last failure. The ones before it stay as failure.1.json, failure.2.json, ...
+
+    Args:
+        has_failed: whether a failure on this machine is the reason.
+    """
+    place = "continues the sweep" if is_sweep(run_folder.root) else run_folder.continues()
+    report = failure.load_report(run_folder.failure)
+    if report is None and not has_failed:
+        return f"the machines have changed; {size} ranks continue {place.removeprefix('continues ')}"
+    reason = "a rank ended without a report"
+    if report is not None and report.error == failure.MACHINE_LOST:
+        reason = report.message
+    elif report is not None and LOST not in report.traceback:
+        reason = f"rank {report.rank} failed ({report.error if report.error.startswith('SIG') else report.line(_SHOWN)})"
+    return f"{reason}; restart {torchrun_env.restart_count()} of {torchrun_env.max_restarts()} {place}"
