@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from ddp_train.config import values as forms
+from ddp_train.system.phase import Phase
 
 _Schema = TypeVar("_Schema")
 
@@ -182,7 +183,6 @@ FAULTS = (
     *("worker_kill", "worker_stop", "worker_raise", "no_space", "read_only", "truncate", "bit_flip", "missing_file"),
     *("nan", "spike", "drift", "slow"),
 )
-PHASES = ("start", "data", "step", "evaluation", "save", "end")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ class FaultConfig:
 
     kind: str = field(default="exception", metadata={"one_of": FAULTS})
     rank: int = field(default=0, metadata={"min": 0})
-    phase: str = field(default="step", metadata={"one_of": PHASES})
+    phase: str = field(default="step", metadata={"one_of": tuple(phase.value for phase in Phase)})
     step: int | None = field(default=None, metadata={"min": 0})  # steps taken before it; None: the first time in this phase
     attempt: int | str = field(default=0, metadata={"parse": forms.attempt_number})  # a number or every
     seconds: float | None = field(default=None, metadata={"above": 0})

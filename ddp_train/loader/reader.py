@@ -74,7 +74,10 @@ class TrainReader:
     """
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool, blend: Blend | None = None) -> None:
-        self.samples, self._order, self._skips, self._blend = Samples(source), order, skips, blend
+        self.samples = Samples(source)
+        self._order = order
+        self._skips = skips
+        self._blend = blend
         self._augments = source.augments
 
     def indices(self, request: TrainRequest) -> Indices:

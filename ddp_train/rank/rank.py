@@ -23,7 +23,7 @@ from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL, UserError
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import stops_at
+from ddp_train.launch.walltime import stops_at
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.rank import summary
 from ddp_train.rank.log import rank_log

@@ -65,12 +65,10 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         _RUN_OBJECTS.reset(token)
     if node.get("_partial_") and first is None:
         return functools.partial(make, **filled)
-    has_first = first is None or next(iter(parameters_of(make.func) or ()), "") in {
-        *make.keywords,
-        *filled,
-    }  # an optimizer around another one
+    given = {*make.keywords, *filled}  # of an optimizer around another one also its first argument
+    is_complete = first is None or next(iter(parameters_of(make.func) or ()), "") in given
     try:
-        return make(*([] if has_first else [first]), **filled)
+        return make(*([] if is_complete else [first]), **filled)
     except UserError:
         raise
     except Exception as error:

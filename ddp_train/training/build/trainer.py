@@ -1,20 +1,17 @@
 """Put the trainer of a run together. Its features are chosen here, once, from what was built and what the config asks for."""
 
-from collections import deque
 from functools import partial
-
-import torch
 
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
-from ddp_train.system.phase import Phases
 from ddp_train.training.check import memory
 from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
 from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.callbacks import Callbacks
+from ddp_train.training.loop.device_queue import DeviceQueue
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.loop.train_step import TrainStep
@@ -24,9 +21,6 @@ from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.state.saved_state import hashes
 from ddp_train.training.train_state import TrainState
-
-STEPS_AHEAD = 8
-"""Two would keep the device busy; eight outlast what holds a host up for a moment (a slow batch, a collection of garbage)."""
 
 
 def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
@@ -180,35 +174,3 @@ def _print_memory_use_once(trainer: Trainer) -> None:
         memory.print_memory_use(trainer.components, trainer.world)
 
     after_step.append(print_and_leave)
-
-
-class DeviceQueue:
-    """Marks the end of each step on the current stream, and waits for the oldest mark where there are too many.
-
-    On a GPU the host only puts work into a queue. Without a bound one rank's host could be many steps ahead of another's, a stop would come
-    late, and the batches of all these steps would lie in the device's memory. `Phases` is told which step the device has finished,
-    whenever a look was taken, and while the host waits for the next one.
-    """
-
-    def __init__(self, phases: Phases) -> None:
-        self._phases = phases
-        self._under_way: deque[tuple[int, torch.cuda.Event]] = deque()
-        self._spare = [torch.cuda.Event(blocking=True) for _ in range(STEPS_AHEAD + 1)]  # blocking: the host sleeps while it waits
-
-    def after_step(self, step: int) -> None:
-        """Called when all work of a step is in the queue; wait while the device has more than `STEPS_AHEAD` steps to finish."""
-        event = self._spare.pop()
-        event.record()
-        self._under_way.append((step, event))
-        while self._under_way and self._under_way[0][1].query():
-            self._spare.append(self._under_way.popleft()[1])
-        is_full = len(self._under_way) > STEPS_AHEAD
-        self._tell(step, is_awaited=is_full)
-        if is_full:
-            self._under_way[0][1].synchronize()
-            self._spare.append(self._under_way.popleft()[1])
-            self._tell(step, is_awaited=False)
-
-    def _tell(self, step: int, *, is_awaited: bool) -> None:
-        finished = self._under_way[0][0] - 1 if self._under_way else step
-        self._phases.see_device(finished, is_awaited=is_awaited)

@@ -88,7 +88,8 @@ class Throughput:
     def __post_init__(self) -> None:
         self._counts_tokens = isinstance(self.objective, HasUnit) and self.objective.unit in ("token", "next_token")
         self._batch: Batch = None  # shapes of the first micro-batch, until its operations are counted
-        self._num_samples, self._units = 0, 0.0  # in it; units are tokens or samples
+        self._num_samples = 0  # of the first micro-batch
+        self._units = 0.0  # the tokens of the first micro-batch where `_counts_tokens`, else its samples
         self._flops_per_unit: float | None = None
         if self.world.device.type == "cuda" and torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats(self.world.device)  # of an earlier job

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.launch.launcher import stops_at
+from ddp_train.launch.walltime import stops_at
 from ddp_train.run_folder import restart_note
 from tests.unit.config.clusters import cluster_with
 

@@ -9,8 +9,8 @@ import torch
 
 from ddp_train.distributed.world import alone
 from ddp_train.system.phase import Phases
-from ddp_train.training.build.trainer import STEPS_AHEAD, DeviceQueue
 from ddp_train.training.check import memory
+from ddp_train.training.loop.device_queue import STEPS_AHEAD, DeviceQueue
 from ddp_train.training.loop.train_step import TrainStep
 from tests.unit.parts import components, trainer
 
