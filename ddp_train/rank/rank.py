@@ -27,6 +27,7 @@ from ddp_train.launch.walltime import stops_at
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.rank import summary
 from ddp_train.rank.log import rank_log
+from ddp_train.rank.out_of_memory import part_short_of_memory, settings_for_less_memory
 from ddp_train.rank.peers import Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
@@ -39,7 +40,7 @@ from ddp_train.system.devices import resolve_device
 from ddp_train.system.phase import Phases
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
 from ddp_train.system.torchrun_env import is_last_attempt
-from ddp_train.training.check.memory import is_out_of_memory, part_short_of_memory, settings_for_less_memory
+from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
 from ddp_train.watchdog.client import WatchRequest, collective_timeout, start_watchdog, write_heartbeats
