@@ -176,7 +176,7 @@ class Trainer:
         while not self._is_over():
             if hooks.before_step:
                 started = time.perf_counter()
-                for before_step in [*hooks.before_step]:  # which may leave
+                for before_step in [*hooks.before_step]:  # a copy: a hook may remove itself
                     before_step(state.step)
                 self.window.exclude_since(started)
             batch = order.batch_at(state.samples)
@@ -184,7 +184,7 @@ class Trainer:
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
             state.samples += batch.size
-            for after_step in [*hooks.after_step]:  # which may leave
+            for after_step in [*hooks.after_step]:  # a copy: a hook may remove itself
                 after_step(state.step)
             if is_log_step:
                 self._log(grad_norm)  # the ranks agree in it on a callback's stop, as they do in an evaluation
