@@ -29,7 +29,7 @@ class TotalWeight(NamedTuple):
     """The weight of a step's micro-batches. The weight of a batch is the number of units that its loss sums over: samples or tokens."""
 
     get: Callable[[], float | Tensor]  # a tensor of shape [] where the shapes do not tell it
-    num_ranks: int  # the micro-batches of so many ranks are counted: the strategy takes the mean of their gradients, and the sum is wanted
+    num_ranks: int  # whose micro-batches are counted: the strategy takes the mean of their gradients, and the sum is wanted
 
 
 @dataclass(kw_only=True)
