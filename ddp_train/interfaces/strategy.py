@@ -41,7 +41,11 @@ class Strategy:
     """Which rank keeps which weights, gradients and optimizer state, and when the ranks exchange them.
 
     A strategy has `prepare`, and overrides what else it needs: by default every rank has all of everything, and nothing is exchanged but in
-    backward.
+    backward. Its methods get the run's modules by these names:
+
+    - `model`: computes the loss and is not wrapped yet, a `Joint` of the user's model and the objective;
+    - `module`: what `prepare` has returned for it, whose forward the loop calls;
+    - `trained`: all that is trained, unwrapped: the user's model, or a `Joint` where the objective has a state of its own.
 
     A sharded tensor is a DTensor of which each rank has some rows (`is_sharded`): a parameter, its gradient, a tensor of the optimizer. All
     else is the same on all ranks after a step, unless `has_local_weights`. The gradients of a step are the mean over the ranks of what
@@ -56,10 +60,20 @@ class Strategy:
     has_local_weights = False  # ranks step weights of their own and synchronise now and then
     refuses_loss_scale = ""  # why it cannot train with fp16's loss scale on several ranks; "": it can
     period_argument = ""  # with `has_local_weights`: the argument that says how many steps the ranks take between two synchronisations
-    argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
 
+    # The same of single arguments, by their names.
+    argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
+    refuses_accumulation: tuple[str, ...] = ()  # they must be false where a step has several micro-batches
+    divides_ranks: tuple[str, ...] = ()  # numbers, each of which must divide that of the ranks
+    offloads: tuple[str, ...] = ()  # true: what is trained lies in the host's memory; refused on a CPU, and with a step in backward
+    needs_gpu: ClassVar[Mapping[str, tuple[object, str, str]]] = {}  # argument -> the value that GPUs alone allow, what a CPU does, why
+    gradients_stay_with: ClassVar[Mapping[str, bool]] = {}  # the values with which gradients stay in one place; {}: they never do
+
+    # What an instance says of itself, as its arguments are; the strategy keeps the last one up to date.
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
+    has_local_steps: bool = False  # in some steps the ranks exchange nothing: a rank does not know what the others' batches weigh
+    weights_are_equal: bool = True  # now, on all ranks, with the buffers
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Return the module to train, on `device`, with rank 0's weights. Collective.
@@ -68,9 +82,9 @@ class Strategy:
         no process group (`torch.distributed.is_initialized()`).
 
         Args:
-            model: what computes the loss: the model and the objective in one module (`Joint`), whose forward takes a batch and returns the
-                loss. For `ddp-train evaluate` the model alone. With `shards_parameters` it may have values on rank 0 alone, and be on
-                torch's meta device on the others.
+            model: its forward takes a batch and returns the loss. With `shards_parameters` its parameters are sharded in place, and it is
+                returned itself: evaluation and checkpoints go on with the modules in it. It may have values on rank 0 alone then, and be
+                on torch's meta device on the others; and `ddp-train evaluate`, which has no loss, gives `trained`.
         """
         raise NotImplementedError
 
@@ -121,9 +135,6 @@ class Strategy:
     # Ranks with weights of their own (`has_local_weights`): the ranks' gradients, averaged over the ranks, are the global batch's gradient.
     # Each rank's weights and optimizer are saved as its own. The mean of the weights (`mean_over_ranks`) is evaluated, and saved for
     # runs on another number of ranks.
-
-    has_local_steps: bool = False  # in some steps the ranks exchange nothing: a rank does not know what the others' batches weigh
-    weights_are_equal: bool = True  # now, on all ranks, with the buffers; the strategy keeps it up to date
 
     def after_step(self, step: int) -> None:
         """Called after each optimizer step. Collective where the ranks synchronise after it."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,12 @@ class DDP(Strategy):
     """
 
     has_buckets = True
+    refuses_accumulation = ("static_graph",)  # pytorch issue 143580
+    gradients_stay_with: ClassVar = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
+    needs_gpu: ClassVar = {
+        "sync_batchnorm": (True, "false", "and torch's SyncBatchNorm computes on GPUs alone"),
+        "reduce_dtype": ("bfloat16", "null or float16", "in which torch's DDP reduces on GPUs alone"),
+    }
 
     def __init__(
         self,

@@ -43,6 +43,8 @@ class FSDP(Strategy):
     shards_parameters = True
     shards_optimizer = True
     argument_ranges: ClassVar = {"prefetch": {"min": 1}}
+    divides_ranks = ("replicas",)
+    offloads = ("cpu_offload",)
 
     def __init__(
         self,

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from ddp_train.config import schema
 from ddp_train.config.cluster import most_nodes
-from ddp_train.config.rules.strategy import class_constant
+from ddp_train.config.rules.strategy import arguments
 from ddp_train.config.run_config import PartialConfig
-from ddp_train.config.targets.locate import look_up_or_none
+from ddp_train.config.targets.locate import class_constant, look_up_or_none
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices, handover
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -136,9 +136,10 @@ def check_device(config: PartialConfig) -> Iterator[ConfigError]:
     if device == "cpu" and config.amp.get("dtype") == "float16":
         happened = "fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows"
         yield conflict("amp", happened, "bf16", expected="amp=off or amp=bf16 on CPU")
-    if device == "cpu" and config.strategy.get("cpu_offload") is True:
-        happened = "is true for a run on CPU, where all lies in the host's memory"
-        yield conflict("strategy.cpu_offload", happened, "false", expected="GPUs, whose memory it spares")
+    for key, value in arguments(config.strategy, "offloads"):
+        if device == "cpu" and value is True:
+            happened = "is true for a run on CPU, where all lies in the host's memory"
+            yield conflict(key, happened, "false", expected="GPUs, whose memory it spares")
 
 
 def check_precision(config: PartialConfig) -> Iterator[ConfigError]:

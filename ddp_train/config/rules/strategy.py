@@ -1,31 +1,31 @@
 """Rules of the strategies: what each cannot do, with the keys of other sections. Each yields the problems that it finds."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import PartialConfig
-from ddp_train.config.targets.locate import class_of
+from ddp_train.config.targets.locate import class_constant, class_of
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, conflict, plural
 from ddp_train.system import devices
 from ddp_train.traits import needs_whole_matrices, whole_matrices_error
 
-_Constant = Literal["shards_parameters", "shards_optimizer", "has_buckets", "refuses_loss_scale", "period_argument"]
 _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
-    """Refuse what a strategy cannot do: DDP's static graph with accumulation (pytorch issue 143580), whole matrices where rows are kept."""
+    """Refuse what a strategy cannot do: arguments against accumulation or the number of ranks, whole matrices where rows are kept."""
     strategy, micro_steps, world_size = config.strategy, config.micro_steps, config.batch.world_size
     if world_size == 1:
         return
-    if micro_steps > 1 and strategy.get("static_graph"):
-        yield conflict("strategy.static_graph", f"is true, with {micro_steps} micro-batches a step", "false")
-    replicas = strategy.get("replicas", 1)
-    if isinstance(replicas, int) and (replicas < 1 or world_size % replicas):
-        expected = "a number that divides that of the ranks"
-        yield ConfigError(key="strategy.replicas", happened=f"is {replicas}, on {world_size} ranks", expected=expected)
+    for key, value in arguments(strategy, "refuses_accumulation"):
+        if micro_steps > 1 and value:
+            yield conflict(key, f"is true, with {micro_steps} micro-batches a step", "false")
+    for key, value in arguments(strategy, "divides_ranks"):
+        if isinstance(value, int) and (value < 1 or world_size % value):
+            expected = "a number that divides that of the ranks"
+            yield ConfigError(key=key, happened=f"is {value}, on {world_size} ranks", expected=expected)
     named = [(key, str(value)) for key, value in dotted_items({"optimizer": config.optimizer}) if key.endswith("._target_")]
     if class_constant(strategy, "shards_optimizer"):
         for key, path in named:
@@ -43,7 +43,8 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
     if mode not in _WITH_CUDA_GRAPHS:
         return
     micro_steps, world_size = config.micro_steps, config.batch.world_size
-    in_buckets = world_size > 1 and strategy.get("gradient_as_bucket_view") and not strategy.get("find_unused_parameters")
+    stays_with = class_constant(strategy, "gradients_stay_with")
+    in_buckets = world_size > 1 and stays_with and all(bool(strategy.get(name)) == value for name, value in stays_with.items())
     if micro_steps > 1 and not in_buckets:
         happened = (
             f"is {mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step on {plural(world_size, 'rank')}"
@@ -57,9 +58,9 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
 
 
-def class_constant(strategy: Mapping[str, Any], name: _Constant) -> Any:
-    """Return a constant of a strategy's class (`interfaces.Strategy`); None: the class lacks it."""
-    return getattr(class_of(str(strategy.get("_target_"))), name, None)
+def arguments(strategy: Mapping[str, Any], constant: str) -> Iterator[tuple[str, Any]]:
+    """Yield key and value of the arguments that a constant of the strategy's class names, as far as they are given."""
+    return ((f"strategy.{name}", strategy[name]) for name in class_constant(strategy, constant) or () if name in strategy)
 
 
 def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
@@ -85,19 +86,22 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
     if batch.world_size > 1 and not class_constant(strategy, "shards_parameters"):
         expected = "strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back"
         yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
-    if strategy.get("cpu_offload"):
-        yield conflict("strategy.cpu_offload", f"is true: gradients leave the device by themselves, {with_it}", "false")
+    for key, value in arguments(strategy, "offloads"):
+        if value:
+            yield conflict(key, f"is true: gradients leave the device by themselves, {with_it}", "false")
 
 
 def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to let the device decide on a micro-batch where results depend on it, or where it may need accumulation that cannot be."""
     batch = config.batch
-    if batch.is_open and getattr(class_of(str(config.objective.get("_target_"))), "compares_samples", False):
+    if not batch.is_open:
+        return
+    if class_constant(config.objective, "compares_samples"):
         happened = "is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device"
         yield conflict(MICRO_BATCH, happened, 32, expected="a number")
-    if batch.is_open and batch.world_size > 1 and config.strategy.get("static_graph"):
-        happened = f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step"
-        yield conflict("strategy.static_graph", happened, "false")
+    for key, value in arguments(config.strategy, "refuses_accumulation"):
+        if batch.world_size > 1 and value:
+            yield conflict(key, f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step", "false")
 
 
 def check_loss_scale(config: PartialConfig) -> Iterator[ConfigError]:
@@ -119,13 +123,10 @@ def check_local_weights(config: PartialConfig) -> Iterator[ConfigError]:
 
 
 def check_on_cpu(config: PartialConfig) -> Iterator[ConfigError]:
-    """Refuse on a CPU what torch's DDP does on GPUs alone."""
-    strategy = config.strategy
+    """Refuse on a CPU what a strategy does between GPUs alone."""
     if config.batch.world_size == 1 or devices.resolve_device(config.cluster.device) != "cpu":
         return
-    if strategy.get("sync_batchnorm") is True:
-        happened = "is true, and torch's SyncBatchNorm computes on GPUs alone"
-        yield conflict("strategy.sync_batchnorm", happened, "false", expected="false on a CPU")
-    if strategy.get("reduce_dtype") == "bfloat16" and class_constant(strategy, "has_buckets"):
-        happened = "is bfloat16, in which torch's DDP reduces on GPUs alone"
-        yield conflict("strategy.reduce_dtype", happened, "null", expected="null or float16 on a CPU")
+    for name, (value, allowed, why) in (class_constant(config.strategy, "needs_gpu") or {}).items():
+        if config.strategy.get(name) == value:
+            happened = f"is {'true' if value is True else value}, {why}"
+            yield conflict(f"strategy.{name}", happened, allowed.partition(" ")[0], expected=f"{allowed} on a CPU")

@@ -112,6 +112,11 @@ def class_of(path: str) -> type:
     return cls if inspect.isclass(cls) else object
 
 
+def class_constant(node: Mapping[str, Any], name: str) -> Any:
+    """Return a constant of the class that a node names (docs/components.md has all of them); None: the class lacks it, or is not known."""
+    return getattr(class_of(str(node.get("_target_"))), name, None)
+
+
 def parameters_of(target: Callable[..., Any], *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter] | None:
     """Return the parameters of a callable by name; None: it has no signature, as some C extensions."""
     try:

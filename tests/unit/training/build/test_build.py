@@ -11,6 +11,7 @@ import torch
 from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
+from ddp_train.interfaces import Strategy
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.local_sgd import LocalSGD
 from ddp_train.training.state import saved_state
@@ -81,6 +82,7 @@ def test_groups_change_nothing_where_they_say_the_same() -> None:
 PLATEAU = ["scheduler=plateau", "evaluation.every_steps=1", "scheduler.patience=0", "scheduler.threshold=10.0", "trainer.max_steps=4"]
 APART = ["strategy=local_sgd", "cluster.processes_per_node=2"]
 OWN_FSDP, OWN_LOCAL = (f"strategy._target_={__name__}.{name}" for name in ("OwnFSDP", "OwnLocalSGD"))
+PAIRS = [f"strategy._target_={__name__}.Pairs", "cluster.processes_per_node=2"]
 THIN = ["strategy=power_sgd", "cluster.processes_per_node=2"]
 
 
@@ -104,6 +106,20 @@ class OwnFSDP(FSDP):
 
 class OwnLocalSGD(LocalSGD):
     """Likewise."""
+
+
+class Meaning(Strategy):
+    """Another's, whose arguments are called as those of ours, and mean something else."""
+
+    def __init__(self, *, replicas: int, static_graph: bool, sync_batchnorm: bool, cpu_offload: bool, **others: object) -> None: ...
+
+
+class Pairs(Strategy):
+    """Another's, which says of its own arguments what it refuses."""
+
+    divides_ranks, refuses_accumulation, needs_gpu = ("pairs",), ("captures",), {"packs": (True, "false", "and a CPU has no packets")}
+
+    def __init__(self, *, pairs: int = 1, captures: bool = False, packs: bool = False) -> None: ...
 
 
 class Slow(torch.optim.LBFGS):
@@ -204,6 +220,9 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
             ],
             r"optimizer\.parts\.net: is Muon, which",
         ),
+        ([*PAIRS, "+strategy.pairs=3"], r"strategy\.pairs: is 3, on 2 ranks"),
+        ([*PAIRS, "+strategy.captures=true", "trainer.grad_accum_steps=2"], r"strategy\.captures: is true, with 2 micro-batches a step"),
+        ([*PAIRS, "+strategy.packs=true"], r"strategy\.packs: is true, and a CPU has no packets"),
         ([*APART, OWN_LOCAL, "strategy.every_steps=0"], r"strategy\.every_steps: is 0"),
         (["strategy=fsdp", "strategy.replicas=2", "cluster.processes_per_node=3"], r"strategy\.replicas: is 2, on 3 ranks"),
         (["strategy.sync_batchnorm=true", "cluster.processes_per_node=2"], r"strategy\.sync_batchnorm: is true, and torch's SyncBatchNorm"),
@@ -237,6 +256,12 @@ def test_sizes_and_strategies_that_cannot_be_are_refused(overrides: list[str], s
 )
 def test_what_is_derived_from_a_class_may_do_what_that_may(overrides: list[str]) -> None:
     assert checked("strategy=fsdp", OWN_FSDP, "cluster.processes_per_node=2", *overrides).batch.world_size == 2
+
+
+def test_rules_of_our_strategies_leave_those_of_others_alone() -> None:
+    given = ("+strategy.replicas=3", "strategy.static_graph=true", "strategy.sync_batchnorm=true", "+strategy.cpu_offload=true")
+    own = ("cluster=cpu", "cluster.processes_per_node=4", "trainer.grad_accum_steps=2", f"strategy._target_={__name__}.Meaning")
+    assert checked(*own, *given).strategy["replicas"] == 3
 
 
 def test_a_checkpoint_before_the_first_evaluation_has_no_best_value_yet(tmp_path: Path) -> None:
