@@ -18,6 +18,8 @@ class EarlyStopping:
         min_delta: a smaller change is no improvement; in the metric's unit.
     """
 
+    needs_evaluation = True
+
     def __init__(
         self, metric: str | None = None, *, goal: Literal["min", "max"] | None = None, patience: int = 5, min_delta: float = 0.0
     ) -> None:

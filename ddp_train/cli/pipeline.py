@@ -7,14 +7,13 @@ from ddp_train.checkpoint import catalog
 from ddp_train.config.check import ConfigErrors
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
+from ddp_train.config.targets.locate import constant_of_ours
 from ddp_train.errors import ConfigError, EnvironmentRefuses, conflict
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second command when the first is done"
-
-_IMAGES = "ddp_train.data.image_folder.ImageFolder"
 
 
 def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
@@ -60,10 +59,10 @@ def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
 
 def _label_errors(config: RunConfig) -> Iterator[ConfigError]:
     """Refuse images without labels for an objective of this library: all of them need labels. A user's own may not."""
-    is_without = config.data["_target_"] == _IMAGES and config.data.get("labelled") is False
-    if is_without and config.objective["_target_"].startswith("ddp_train.objective."):
+    argument = constant_of_ours(config.data, "labels_argument")
+    if argument and config.data.get(argument) is False and constant_of_ours(config.objective, "needs_labels"):
         happened = "is false: a batch is images alone, and the objective compares with labels"
-        yield conflict("data.labelled", happened, "true", expected="true; false is for `ddp-train predict`")
+        yield conflict(f"data.{argument}", happened, "true", expected="true; false is for `ddp-train predict`")
 
 
 def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Iterator[ConfigError]:

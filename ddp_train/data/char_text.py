@@ -35,6 +35,8 @@ class CharText(DataSource):
         val_fraction: of the file, between 0 and 1.
     """
 
+    gives_pairs = True
+
     def __init__(
         self,
         path: str,

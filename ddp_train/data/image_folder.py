@@ -34,6 +34,8 @@ class ImageFolder(ImageArray):
         labelled: False for root/split/*.jpg without class folders: a batch is images alone (`ddp-train predict`).
     """
 
+    labels_argument = "labelled"  # false: batches have no labels
+
     def __init__(
         self,
         root: str,

@@ -36,6 +36,8 @@ class SyntheticImages(DataSource):
         noise: standard deviation of each pixel's noise; the stripes' amplitude is 0.5 to 1.
     """
 
+    gives_pairs = True
+
     def __init__(
         self,
         num_samples: int,

@@ -17,6 +17,7 @@ from ddp_train.interfaces import DataSource, Indices
 class TokenSource(DataSource):
     """The facts, fingerprint and meaning of a data set of prepared tokens."""
 
+    gives_pairs = True
     _tokens: TokenShards
     _context_length: int
 

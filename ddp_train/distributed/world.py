@@ -37,11 +37,7 @@ class World:
     local_size: int
     device: torch.device
     store: dist.Store | None = None  # None: a world of one without a rendezvous
-
-    @property
-    def has_group(self) -> bool:
-        """Whether there is a process group, which a world of one rank has in tests alone."""
-        return self.size > 1 or os.environ.get(handover.ONE_GPU) == "group"
+    has_group: bool = False  # `open_world` has opened a process group; for one rank in tests alone
 
     @property
     def is_main(self) -> bool:
@@ -189,7 +185,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         expected = "a GPU for every process"
         raise UserError(key="cluster.processes_per_node", happened=happened, expected=expected, fix="fewer processes, or cluster=cpu")
     torch_device = torch.device("cuda", 0 if is_shared else local_rank) if device == "cuda" else torch.device("cpu")
-    world = World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store)
+    has_group = size > 1 or os.environ.get(handover.ONE_GPU) == "group"
     if device == "cuda":
         torch.cuda.set_device(torch_device)
     if local_size == size:
@@ -199,7 +195,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
         _reach_out(store)
     if size > _MOST_CONNECTED:
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read when the group opens
-    if world.has_group:
+    if has_group:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" and not is_shared else "gloo",
             store=dist.PrefixStore("process_group", store),
@@ -208,7 +204,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
             timeout=timeout,
             device_id=torch_device if device == "cuda" and not is_shared else None,
         )
-    return world
+    return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=torch_device, store=store, has_group=has_group)
 
 
 def _reach_out(store: dist.Store) -> None:

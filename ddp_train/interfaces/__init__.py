@@ -41,7 +41,7 @@ from ddp_train.interfaces.data import (
     own_weights,
     tensors_of,
 )
-from ddp_train.interfaces.run import Callback, MetricWriter, Run, SupportsState, overrides
+from ddp_train.interfaces.run import Callback, MetricWriter, Run, SupportsImages, SupportsState, SupportsTexts, overrides
 from ddp_train.interfaces.strategy import (
     MemoryKey,
     RankMemory,

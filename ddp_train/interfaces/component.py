@@ -129,7 +129,10 @@ class SupportsBindModel(Protocol):
     """An objective that has to know the model before the first batch."""
 
     def bind_model(self, model: nn.Module) -> None:
-        """Look at the model, before anything wraps it."""
+        """Look at the model, before anything wraps it.
+
+        It has values, which may be copied; a class that reads none may say `binds_without_values = True`, and spares a rank making them.
+        """
 
 
 class Scheduler(Protocol):

@@ -13,17 +13,29 @@ from ddp_train.interfaces.data import Batch
 
 
 class MetricWriter(Protocol):
-    """Where numbers go. Exists on global rank 0 only.
-
-    One that takes pictures has `write_image(name, image, step)`, too: [C, H, W] with C 1 or 3, on the CPU, floats in [0, 1] or uint8. One
-    that takes texts has `write_text(name, text, step)`; a text may be Markdown.
-    """
+    """Where numbers go. Exists on global rank 0 only."""
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one line of metrics.jsonl: `split`, `step`, `epoch`, `samples`, `time` and the values."""
 
     def close(self) -> None:
         """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""
+
+
+@runtime_checkable
+class SupportsImages(Protocol):
+    """A metric writer that takes pictures, too."""
+
+    def write_image(self, name: str, image: Tensor, step: int) -> None:
+        """Take a picture [C, H, W] with C 1 or 3, on the CPU, floats in [0, 1] or uint8."""
+
+
+@runtime_checkable
+class SupportsTexts(Protocol):
+    """A metric writer that takes texts, too."""
+
+    def write_text(self, name: str, text: str, step: int) -> None:
+        """Take a text, which may be Markdown."""
 
 
 class Run(Protocol):

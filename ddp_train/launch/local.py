@@ -3,6 +3,7 @@
 import sys
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
+from ddp_train.config.targets.locate import constant_of_ours
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
 from ddp_train.launch.fork_request import AgentOptions
@@ -10,8 +11,6 @@ from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.verdict import conclude
 from ddp_train.system import handover
-
-_ADAMW = "ddp_train.optimizer.adamw.AdamW"  # not imported: it imports torch
 
 
 def run(job: Job) -> int:
@@ -46,6 +45,6 @@ def _run_agent(job: Job) -> int:
     cluster = config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     # DDP and torch's own optimizers import the compiler.
-    uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None or config.optimizer["_target_"] != _ADAMW
+    is_spared = config.batch.world_size == 1 and config.compile.mode is None and constant_of_ours(config.optimizer, "spares_compiler")
     options = AgentOptions(grace_s=cluster.grace_s, run_folder=job.run_folder if job.is_run else None, is_plain=cluster.agent == "torch")
-    return run_agent(options, arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)
+    return run_agent(options, arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=not is_spared)

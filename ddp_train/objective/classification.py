@@ -24,6 +24,7 @@ class Classification(Supervised):
     Source: Szegedy et al. 2015, arXiv:1512.00567, section 7 (label smoothing).
     """
 
+    labels_are_classes = True
     goals: Mapping[str, Goal] = {"accuracy": "max", "accuracy_top5": "max", "loss": "min"}
 
     def __init__(self, *, label_smoothing: float = 0.0, aux_weight: float | None = None) -> None:

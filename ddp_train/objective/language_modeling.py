@@ -42,6 +42,7 @@ class LanguageModeling(CountsTargets):
 
     goals: Mapping[str, Goal] = {"loss": "min", "perplexity": "min"}
     unit = "token"  # that `weight` counts
+    binds_without_values = True
 
     def __init__(
         self,

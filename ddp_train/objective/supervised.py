@@ -34,6 +34,8 @@ _AUXILIARY = ("aux", "aux_logits", "aux_loss")
 class ByCompare:
     """An objective whose samples all weigh the same, and that measures with one method: `compare`."""
 
+    needs_labels = True
+
     compare: Callable[..., tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]]
 
     def weight(self, batch: Batch) -> int | Tensor:

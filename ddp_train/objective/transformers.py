@@ -26,6 +26,8 @@ class Transformers(ByCompare):
             precedes (GPT, Llama). "auto": by the model's class name.
     """
 
+    loss_is_models = True
+    binds_without_values = True
     goals: Mapping[str, Goal] = {"loss": "min", "accuracy": "max", "perplexity": "min"}
 
     def __init__(self, *, unit: Literal["auto", "sample", "token", "next_token"] = "auto") -> None:

@@ -33,6 +33,7 @@ class AdamW(TorchAdamW):
     saved_as = TorchAdamW
     """The class whose state this has: each reads the other's checkpoints."""
 
+    spares_compiler = True  # the launcher reads it
     # torch's methods without the wrapper that hides them from the compiler, which imports it: half a second before the first step.
     add_param_group = unwrap(Optimizer.add_param_group)
     load_state_dict = unwrap(Optimizer.load_state_dict)

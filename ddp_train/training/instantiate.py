@@ -28,7 +28,13 @@ _RUN_OBJECTS: ContextVar[Mapping[str, Any]] = ContextVar("run_objects")  # for t
 def build_writers(nodes: Mapping[str, Any], **run_facts: Any) -> list[MetricWriter]:
     """Build the metric writers of rank 0. An argument that is `auto` becomes the run's fact of the same name."""
     answers = auto.answer({"metrics": nodes}, run_facts)
-    return [instantiate(node, key=f"metrics.{name}", answers=answers) for name, node in nodes.items() if node]
+    writers = {name: instantiate(node, key=f"metrics.{name}", answers=answers) for name, node in nodes.items() if node}
+    for name, writer in writers.items():
+        if lacking := [method for method in ("write", "close") if not callable(getattr(writer, method, None))]:
+            happened = f"gave a {type(writer).__name__}, which lacks {' and '.join(lacking)}"
+            expected = "a metric writer (ddp_train.interfaces.MetricWriter)"
+            raise ConfigError(key=f"metrics.{name}._target_", happened=happened, expected=expected)
+    return [*writers.values()]
 
 
 def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any] | None = None, first: Any = None) -> Any:

@@ -14,8 +14,6 @@ from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices, handover
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
-_EARLY_STOPPING = "ddp_train.callbacks.early_stopping.EarlyStopping"
-
 
 def check_health(config: PartialConfig) -> Iterator[ConfigError]:
     """Check that there is a checkpoint where a run may have to go back to one, and that spikes which lead to it are looked for."""
@@ -62,7 +60,7 @@ def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
                 happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
                 expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
                 yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
-            if path == _EARLY_STOPPING and not config.is_evaluated and "data" in config.tree:
+            if not config.is_evaluated and "data" in config.tree and path and class_constant(node, "needs_evaluation"):
                 happened = "follows a metric of the evaluation, and data.eval is null: there is none"
                 yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 

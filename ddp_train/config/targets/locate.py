@@ -117,6 +117,11 @@ def class_constant(node: Mapping[str, Any], name: str) -> Any:
     return getattr(class_of(str(node.get("_target_"))), name, None)
 
 
+def constant_of_ours(node: Mapping[str, Any], name: str) -> Any:
+    """Return a constant of a class of ours, which is read and never imported; None: another's class, or ours lacks it."""
+    return getattr(read(str(node.get("_target_"))), name, None)
+
+
 def parameters_of(target: Callable[..., Any], *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter] | None:
     """Return the parameters of a callable by name; None: it has no signature, as some C extensions."""
     try:

@@ -41,6 +41,8 @@ class ImageArray(DataSource):
         flip: mirror half of the images left to right.
     """
 
+    gives_pairs = True
+
     def __init__(
         self,
         images: NDArray[np.uint8] | EncodedImages,

@@ -68,9 +68,9 @@ def build_model_and_objective(
         objective = objective.to(world.device)
     objective = as_objective(objective)
     if isinstance(objective, SupportsBindModel):
-        if not (has_values(model) or world.device.type == "meta" or type(objective).__module__.startswith("ddp_train.")):
+        if not (has_values(model) or world.device.type == "meta" or getattr(objective, "binds_without_values", False)):
             streams = random_state(_HOST)
-            model = build_model(config, world, answers)  # a user's own may copy its values
+            model = build_model(config, world, answers)
             set_random_state(streams, _HOST)
         objective.bind_model(model)
     if isinstance(objective, BorrowsWeights) and world.device.type != "meta":  # on which there is nothing to load into

@@ -31,7 +31,6 @@ from ddp_train.errors import ConfigError, DataError, UserError, one_line
 from ddp_train.interfaces import AnyObjective, Batch, Indices, batch_size, describe, finished, map_tensors, tensors_of, whole_loss
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
-from ddp_train.objective.classification import Classification
 from ddp_train.objective.supervised import LossObjective
 from ddp_train.run_folder import failure
 from ddp_train.training.check.memory import is_out_of_memory
@@ -179,7 +178,8 @@ def _mismatch_error(error: Exception, components: Components, trial: _Trial, for
 def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Trial) -> None:
     """Refuse labels out of range, in the batch and in all of the data, before the loss gets them: on a GPU it would end the process."""
     loss, batch = getattr(objective, "loss_fn", None), trial.batch
-    takes_classes = isinstance(objective, Classification) or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+    says_so = getattr(objective, "labels_are_classes", False)
+    takes_classes = says_so or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
     if not takes_classes or len(forward.scores) != 1 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
     labels, shape = batch[1], forward.scores[0]
@@ -188,7 +188,7 @@ def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Tri
     size, num_classes = shape
     is_whole = not trial.micro_batch.skipped and trial.micro_batch.num_samples is None and trial.ids is not None and len(trial.ids) == size
     ids = trial.ids if is_whole else None  # no sample is missing in the batch
-    ignored, batch_labels = getattr(loss, "ignore_index", None), labels.cpu().numpy()
+    ignored, batch_labels = getattr(objective if says_so else loss, "ignore_index", None), labels.cpu().numpy()
     _refuse_out_of_range(batch_labels, ids, num_classes, ignored=ignored, name=trial.name)
     source_labels = None if ids is None else getattr(trial.source, "labels", None)
     all_labels = np.asarray(source_labels) if isinstance(source_labels, (np.ndarray, Tensor)) else None

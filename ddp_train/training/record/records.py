@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import MetricWriter
+from ddp_train.interfaces import MetricWriter, SupportsImages, SupportsTexts
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import GrowingFile
 from ddp_train.system.redaction import redact, redact_all
@@ -48,11 +48,15 @@ class Records:
 
     def show(self, name: str, value: Tensor | str, step: int) -> None:
         """Give an image or a text to the writers that take one (rank 0)."""
-        kind, method = ("texts", "write_text") if isinstance(value, str) else ("images", "write_image")
-        writers = [writer for writer in self._writers if hasattr(writer, method)]
-        for writer in writers:
-            getattr(writer, method)(redact(name), redact(value) if isinstance(value, str) else value, step)
-        if not writers and kind not in self._warned_of:
+        kind, is_shown = "texts" if isinstance(value, str) else "images", False
+        for writer in self._writers:
+            if isinstance(value, str) and isinstance(writer, SupportsTexts):
+                writer.write_text(redact(name), redact(value), step)
+                is_shown = True
+            elif isinstance(value, Tensor) and isinstance(writer, SupportsImages):
+                writer.write_image(redact(name), value, step)
+                is_shown = True
+        if not is_shown and kind not in self._warned_of:
             self._warned_of.add(kind)
             print(f"{name} and other {kind} go nowhere: no metric writer takes {kind}; metrics.tensorboard does", flush=True)
 

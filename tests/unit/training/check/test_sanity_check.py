@@ -223,6 +223,25 @@ def test_a_label_out_of_range_anywhere_in_the_data_is_named_before_the_first_ste
     )
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_labels_of_a_classifier_of_ones_own_are_looked_at_where_it_says_that_they_are_classes(says_so: bool) -> None:
+    parts = with_model(Outputs())
+    parts.objective = OwnClassifier(says_so)
+    parts.module = with_loss(parts.model, parts.objective)
+    source: Any = parts.train_loader.source
+    read = source.batch
+    source.batch = lambda indices: (read(indices)[0], torch.full((len(indices),), 12))
+    assert ("label 12 of sample" in refusal(parts)) is says_so
+
+
+class OwnClassifier(LossObjective):
+    """A classifier that is none of ours, and fails by itself where nobody has looked."""
+
+    def __init__(self, says_so: bool) -> None:
+        super().__init__(lambda logits, labels: logits[torch.arange(len(labels)), labels].mean())
+        self.labels_are_classes = says_so
+
+
 class Mine(Classification):
     """An objective with a loss of its own."""
 
