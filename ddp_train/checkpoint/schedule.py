@@ -100,7 +100,7 @@ def remove_old(folder: Path, keep: Retention) -> None:
         shutil.rmtree(removed)
 
 
-def require_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
+def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
     """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for them.
 
     Each takes about `checkpoint_bytes`; there are at most `wanted`, with the one that is being written. Returns a warning when not all of

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.check_process import check_in_torch_process
 from ddp_train.cli.location import location_of, location_of_sweep, typed_run_folder
-from ddp_train.cli.pipeline import check_pipeline
+from ddp_train.cli.pipeline import require_pipeline
 from ddp_train.config.check import CONF, ConfigErrors, section
 from ddp_train.config.command.command_line import options_of, refuse_unknown_options
 from ddp_train.config.hydra_internals import MAIN, composing_once
@@ -212,7 +212,7 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_her
         expected = "false: ranks stand where you stand, so that they find your modules and data"
         raise ConfigError(key="hydra.job.chdir", happened="is true", expected=expected)
     checked = check_in_torch_process(job_config, hydra=hydra_config, trains_here=trains_here)
-    check_pipeline(checked, begins=checked.resume in ("auto", "never") and not RunFolder(Path(hydra_config.run.dir)).config.exists())
+    require_pipeline(checked, begins=checked.resume in ("auto", "never") and not RunFolder(Path(hydra_config.run.dir)).config.exists())
     return checked
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
-from ddp_train.cli.pipeline import check_pipeline
+from ddp_train.cli.pipeline import require_pipeline
 from ddp_train.cli.saved_run import TRUST, ask_trust, original_words, parse_words, require_working_directory, run_of
 from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.command import saved_overrides
@@ -102,7 +102,7 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     elif not is_checkpoint(path) and not any(word.startswith("after=") for word in overrides):
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
-    check_pipeline(config)
+    require_pipeline(config)
     rendezvous = machines.meet(config.cluster, run=str(checkpoint))
     if rendezvous is not None and not rendezvous.is_first:
         return machines.take_part(rendezvous, config)  # the first machine claims

@@ -76,7 +76,7 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
 
     Raises RunFailed: the overrides are wrong (then nothing was started), or the run failed.
     """
-    _check(overrides)
+    _require_single_run(overrides)
     report: dict[str, str] = {}
     with tempfile.TemporaryFile() as told:
         code = _run([sys.executable, "-m", "ddp_train", *overrides], told)
@@ -90,7 +90,7 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
     return _result(RunFolder(folder), code)
 
 
-def _check(overrides: Sequence[str]) -> None:
+def _require_single_run(overrides: Sequence[str]) -> None:
     """Refuse what starts no single run here."""
     if isinstance(overrides, (str, Mapping)) or not all(isinstance(word, str) for word in overrides):
         pairs = overrides.items() if isinstance(overrides, Mapping) else [("model", "mlp"), ("optimizer.lr", "0.01")]

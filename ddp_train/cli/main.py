@@ -22,7 +22,7 @@ from yaml import YAMLError
 from ddp_train import __version__
 from ddp_train.cli.compose import compose
 from ddp_train.config.check import CONF, ConfigErrors
-from ddp_train.config.command.command_line import check_overrides, options_first, with_conf
+from ddp_train.config.command.command_line import options_first, refuse_unsafe_overrides, with_conf
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.hydra_internals import limit_yaml
 from ddp_train.errors import (
@@ -102,7 +102,7 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], launcher: La
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
         limit_yaml()
-        check_overrides(words)
+        refuse_unsafe_overrides(words)
         return command()
     except SystemExit as error:  # a sweep's that ends here, or Hydra's own
         return error.code if isinstance(error.code, int) else DONE

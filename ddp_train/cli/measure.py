@@ -72,7 +72,7 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
 
 def _answer(config: RunConfig) -> dict[str, Any]:
     """Build the run, and return its sizes or the error (in the child process)."""
-    refuse_effects("ddp-train plan")
+    forbid_effects("ddp-train plan")
     try:
         from ddp_train.training.build import dry_build  # imports torch: in this process only
 
@@ -84,7 +84,7 @@ def _answer(config: RunConfig) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
 
 
-def refuse_effects(name: str) -> None:
+def forbid_effects(name: str) -> None:
     """Let every attempt of this process to write, to reach the network or to start a process fail from now on, for good.
 
     The error is a PermissionError, as on a read-only machine without a network: code that can do without goes on. A library in C that

@@ -16,7 +16,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second command when the first is done"
 
 
-def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
+def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     """Check that a run can begin: it waits for runs, its weights exist or will exist, and its data has labels.
 
     Args:
@@ -34,10 +34,10 @@ def check_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     if errors:
         raise ConfigErrors(errors)
     for folder in waits_for:
-        require_possible(folder)
+        verdict_to_wait_for(folder)
 
 
-def require_possible(folder: Path) -> Verdict:
+def verdict_to_wait_for(folder: Path) -> Verdict:
     """Return the verdict on a run: it is done, or goes on. EnvironmentRefuses: it never gets done."""
     verdict = verdict_of(RunFolder(folder))
     if verdict.outcome == Outcome.NEVER:

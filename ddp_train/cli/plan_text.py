@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddp_train.checkpoint.schedule import in_units
-from ddp_train.cli.pipeline import require_possible
+from ddp_train.cli.pipeline import verdict_to_wait_for
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition
 from ddp_train.config.run_config import RunConfig
@@ -129,7 +129,7 @@ def show_jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: S
 def show_pipeline(screen: Screen, job: Job) -> None:
     """Show the runs that this one waits for, and its initial weights."""
     for folder in job.config.runs_before():
-        screen.fact("after", f"{as_typed(folder)}   ({progress_of(RunFolder(folder), require_possible(folder))})")
+        screen.fact("after", f"{as_typed(folder)}   ({progress_of(RunFolder(folder), verdict_to_wait_for(folder))})")
     if job.config.init_from is not None:
         screen.fact("weights", f"{job.config.init_from}   (chosen when the run begins)")
 

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
-from ddp_train.cli.pipeline import check_pipeline
+from ddp_train.cli.pipeline import require_pipeline
 from ddp_train.config.check import check_frozen
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import options_of
@@ -102,7 +102,7 @@ def frozen_job(
     first, options = original_words(folder)
     config, run_folder = check_frozen(tree), RunFolder(folder)
     if not run_folder.environment.exists():  # a run that has begun waits for no other run
-        check_pipeline(config)
+        require_pipeline(config)
     return Job(
         config=config,
         run_folder=run_folder,

@@ -20,14 +20,14 @@ def run(job: Job) -> int:
     """
     if not job.is_run:
         return _run_agent(job)
-    if refuse_without_progress(job):
+    if reports_no_progress(job):
         return NO_PROGRESS
     before = job.run_folder.read_result()
     return conclude(job.run_folder, _run_agent(job), before=before)
 
 
-def refuse_without_progress(job: Job) -> bool:
-    """Refuse a run that was started too often without a new checkpoint: print the reason, and return whether there is one."""
+def reports_no_progress(job: Job) -> bool:
+    """Tell whether a run was started too often without a new checkpoint; then its reason is printed."""
     no_progress = close_last_attempt(job.run_folder, counts_anew=job.checkpoint is not None)
     if no_progress is not None:
         print(no_progress.screen(job.run_folder), file=sys.stderr)

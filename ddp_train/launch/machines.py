@@ -41,7 +41,7 @@ def meet(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
 
 def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
-    if local.refuse_without_progress(job):
+    if local.reports_no_progress(job):
         return NO_PROGRESS
     this_node = _this_node(rendezvous, job.config)
     return _run(replace(this_node, job=job, max_restarts=this_node.max_restarts if job.is_run else 0))

@@ -105,7 +105,7 @@ def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]
         more = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in _python_files(FOLDER)}
         more |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
         files, roots = {**files, **more}, [_OURS, *roots]
-    return files, tuple(dict.fromkeys(roots)), _check_size(files, root, limit_mib)
+    return files, tuple(dict.fromkeys(roots)), _require_size(files, root, limit_mib)
 
 
 def source_names(here: Path) -> tuple[Path, Iterator[str], bool]:
@@ -155,7 +155,7 @@ def _is_of_a_run(root: Path, folder: Path) -> bool:
     return folder != root and (any((folder / mark).exists() for mark in _RUN_HAS) or _is_of_a_run(root, folder.parent))
 
 
-def _check_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> int:
+def _require_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> int:
     """Return how large the files are together, in bytes; refuse more than the limit."""
     sizes = sorted(((path.stat().st_size if path.is_file() else 0, name) for name, path in files.items()), reverse=True)
     total = sum(size for size, _ in sizes)

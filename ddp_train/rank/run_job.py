@@ -41,7 +41,7 @@ from ddp_train.training.record import predictions
 from ddp_train.training.record.records import Records
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, ranking_of, require_room_for_run, retention
-from ddp_train.training.state.data_identity import known_meaning, require_alike, require_meaning, require_same
+from ddp_train.training.state.data_identity import accepted_changes, accepted_meaning_changes, known_meaning, require_alike
 from ddp_train.training.state.saved_state import restore
 from ddp_train.training.train_state import TrainState
 
@@ -167,7 +167,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, p
     """
     config = job.config
     checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
-    changed = require_same(checkpoint, components.data_identity, world, config) if checkpoint else []
+    changed = accepted_changes(checkpoint, components.data_identity, world, config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
     if checkpoint is not None:
@@ -181,7 +181,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, p
 
         weights, meaning = Path(config.init_from), components.data_identity["meaning"]
         if config.init_from_strict and world.is_main:
-            changes = require_meaning(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
+            changes = accepted_meaning_changes(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
             world.print(*(f"{line}; accepted" for line in changes))
         lines = load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
         world.print(*lines)

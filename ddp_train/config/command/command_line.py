@@ -30,7 +30,7 @@ from ddp_train.system import redaction
 _PYPROJECT = "pyproject.toml"
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
+def refuse_unsafe_overrides(overrides: Sequence[str]) -> None:
     """Refuse overrides that hold a secret, or more than a config may, before anything parses or shows them."""
     refuse_large_overrides(overrides)
     errors = []

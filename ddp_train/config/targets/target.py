@@ -68,7 +68,7 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
         target = look_up(path)
     except Exception as error:  # a user's module may raise anything while it is imported
         return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {_why(error)}")]
-    if reason := refuse(target):
+    if reason := why_no_component(target):
         fix = "a function of your own, in a file in your folder"
         return [ConfigError(key=f"{key}._target_", happened=f"{path} {reason}", expected="a component", fix=fix)]
     if not callable(target):
@@ -136,7 +136,7 @@ def given_in(key: str) -> tuple[str, ...]:
     return next((names for section, names in GIVEN.items() if f"{key}.".startswith(f"{section}.")), ())
 
 
-def refuse(target: Any) -> str:
+def why_no_component(target: Any) -> str:
     """Return why a target is no component, or "". This guards against mistakes, and is no security boundary (docs/security.md)."""
     module, name = str(getattr(target, "__module__", "")), str(getattr(target, "__qualname__", ""))
     is_tool = module.partition(".")[0] in _TOOLS or (module in ("builtins", "io", "_io") and name in _BUILTINS)
@@ -158,7 +158,7 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
             at = f"{key}.{index}" if isinstance(value, list) else key
             try:
                 name = name_in(item)
-                reason = refuse(locate(name)) if name is not None else ""
+                reason = why_no_component(locate(name)) if name is not None else ""
             except ValueError as error:
                 yield ConfigError(key=at, happened=str(error), expected="${object:NAME} alone, as a whole argument")
             except Exception as error:  # a user's module may raise anything while it is imported

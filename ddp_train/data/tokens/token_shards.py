@@ -131,7 +131,7 @@ class TokenShards:
         self.shards = self.index.splits[split]
         self._dtype = DTYPES[self.index.dtype]
         for shard in self.shards:
-            self._check_size(shard)
+            self._require_size(shard)
         self._borders = np.cumsum([0, *(shard.tokens for shard in self.shards)], dtype=np.int64)
         self.num_tokens = int(self._borders[-1])
         self.map = cache(self._map)
@@ -191,7 +191,7 @@ class TokenShards:
         """All files; a slice of a memoryview costs a third of an array's."""
         return [self.map(number).data for number in range(len(self.shards))]
 
-    def _check_size(self, shard: ShardEntry) -> None:
+    def _require_size(self, shard: ShardEntry) -> None:
         path, expected = self.root / shard.file, shard.tokens * self._dtype.itemsize
         try:
             size = path.stat().st_size

@@ -37,7 +37,7 @@ from ddp_train.training.parts.evaluated_weights import training_mode
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.state.data_identity import identity_of, require_meaning
+from ddp_train.training.state.data_identity import accepted_meaning_changes, identity_of
 from ddp_train.traits import follows_a_metric, require_rows
 
 
@@ -129,7 +129,7 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     for key, source in sources.items():
         source.adopt(meaning)
         auto.require_kind(answers, source.facts)
-        require_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
+        accepted_meaning_changes(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)
     added = _answers(config, next(iter(sources.values())).facts, world)  # with what was typed: another metric
     strategy = _strategy(config)
@@ -190,7 +190,7 @@ def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Sourc
     for key, source in eval_sources.items():
         source.adopt(meaning)
         data.require_same_facts(train_source.facts, source.facts, key=key)
-        require_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
+        accepted_meaning_changes(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data((train_source, *eval_sources.values()), config.loader, world)
     return train_source, eval_sources
 

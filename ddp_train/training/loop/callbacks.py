@@ -19,7 +19,7 @@ from ddp_train.training.check.rehearsal import rebuild_buckets, untouched
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.parts.components import Components, callback_errors
-from ddp_train.training.record.logged import check_logged, mean
+from ddp_train.training.record.logged import mean, require_loggable
 from ddp_train.training.train_state import EarlyEnd
 
 
@@ -67,7 +67,7 @@ class Callbacks:
         values: dict[str, list[float]] = {}
 
         def add(name: str, value: float | Tensor) -> None:
-            check_logged(name, value, reserved=list(metrics))
+            require_loggable(name, value, reserved=list(metrics))
             values.setdefault(name, []).append(float(value))
 
         of_main = self._world.from_main(lambda: dict(metrics))  # a differing last bit could make ranks decide differently

@@ -60,14 +60,14 @@ class ReplicaCheck:
             self._last_checked = -1
         self._is_due |= step % self.every_steps == 0
         if self._is_due and self.strategy.weights_are_equal:
-            self._check(step)
+            self._compare(step)
 
     def before_save(self, step: int) -> None:
         """Compare, unless this step was compared. Collective."""
         if step != self._last_checked and self.strategy.weights_are_equal:
-            self._check(step)
+            self._compare(step)
 
-    def _check(self, step: int) -> None:
+    def _compare(self, step: int) -> None:
         """Compare. Raises ReplicaError, on all ranks: it names the rank and the tensor that differ."""
         self._last_checked, self._is_due = step, False
         optimizer_tensors = self._optimizer_tensors()

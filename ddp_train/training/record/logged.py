@@ -38,7 +38,7 @@ class Logged:
 
     def add(self, name: str, value: float | Tensor) -> None:
         """Count one value. On the hot path: nothing is read from the device."""
-        check_logged(name, value, reserved=self._reserved)
+        require_loggable(name, value, reserved=self._reserved)
         number: float | Tensor
         is_finite: float | Tensor
         if isinstance(value, Tensor):
@@ -117,7 +117,7 @@ def mean(values: Iterable[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 
-def check_logged(name: str, value: float | Tensor, *, reserved: Sequence[str]) -> None:
+def require_loggable(name: str, value: float | Tensor, *, reserved: Sequence[str]) -> None:
     """Raise a ValueError for a reserved name, or a value that is not one number."""
     if name in reserved or name in _AXES:
         raise ValueError(f"log({name!r}, ...): the record has a {name!r} already; another name, as my/{name}")

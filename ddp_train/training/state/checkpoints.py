@@ -10,7 +10,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debris, set_aside_after
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old, require_room
+from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, probe_room, remove_old
 from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
@@ -145,7 +145,7 @@ def ranking_of(components: Components, metric: str | None = None) -> Ranking:
 def require_room_for_run(run_folder: RunFolder, components: Components, keep: Retention, world: World) -> None:
     """Refuse to train where the disk has no space for one checkpoint, or warn where it has none for all that stay (rank 0)."""
     size = estimate_checkpoint(components, num_ranks=world.size)
-    if warning := require_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
+    if warning := probe_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
 
 

@@ -54,15 +54,15 @@ def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
     return {name: plain(part) for name, part in {"order": order, "data": data, "meaning": source.meaning}.items()}
 
 
-def require_meaning(meaning: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
+def accepted_meaning_changes(meaning: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
     """Refuse data whose numbers mean something else than a model knows, as far as both say it (UserError); return accepted differences."""
     names = meaning.keys() & known.keys()
     saved, present = ({"meaning": {name: plain(values[name]) for name in names}} for values in (known, meaning))
     happened = "the numbers of the data mean something else than the model was trained with"
-    return _accepted_changes(saved, present, accepted=accepted, key=key, happened=happened)
+    return _accepted(saved, present, accepted=accepted, key=key, happened=happened)
 
 
-def _accepted_changes(saved: Identity, present: Identity, *, accepted: str | None, key: str, happened: str) -> list[str]:
+def _accepted(saved: Identity, present: Identity, *, accepted: str | None, key: str, happened: str) -> list[str]:
     """Return what differs, if it was accepted on purpose; else refuse it."""
     old, new = _values(saved), _values(present)
     names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
@@ -93,7 +93,7 @@ def known_meaning(run: Path) -> Mapping[str, Any]:
     return {}
 
 
-def require_same(checkpoint: Path, identity: Identity, world: World, config: RunConfig) -> list[str]:
+def accepted_changes(checkpoint: Path, identity: Identity, world: World, config: RunConfig) -> list[str]:
     """Refuse to go on from a checkpoint with other data, or in another order; return what differs and was accepted. Collective.
 
     Rank 0 decides: `require_alike` has compared the ranks.
@@ -105,7 +105,7 @@ def require_same(checkpoint: Path, identity: Identity, world: World, config: Run
             print(f"{checkpoint.name} does not say on which data it was trained: it is not compared", flush=True)
             return []
         happened = f"{checkpoint} was saved with other data than there is now: samples would come twice or never, or mean something else"
-        changes = _accepted_changes(saved, identity, accepted=config.accept_changed_data, key="resume", happened=happened)
+        changes = _accepted(saved, identity, accepted=config.accept_changed_data, key="resume", happened=happened)
         if changes:
             print(f"{_KEY}: the run goes on with what has changed:", *changes, sep="\n    ", flush=True)
         return changes

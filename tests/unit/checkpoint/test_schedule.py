@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ddp_train.checkpoint.catalog import CatalogEntry
 from ddp_train.checkpoint.manifest import Ranking
-from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, require_room, to_remove
+from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, probe_room, to_remove
 from ddp_train.errors import EnvironmentRefuses
 from tests.unit.checkpoint.states import saved
 from tests.unit.parts import LOSS
@@ -128,25 +128,25 @@ def test_room_for_all_for_some_and_for_none(tmp_path: Path, monkeypatch: pytest.
 
     folder = tmp_path / "checkpoints"
     disk(free=3 * MB)
-    assert require_room(folder, MB, wanted=3) == ""
+    assert probe_room(folder, MB, wanted=3) == ""
     assert list(folder.iterdir()) == []
-    assert "3.0 MB free" in (warning := require_room(folder, MB, wanted=5)) and "5.0 MB may be needed for 5 more" in warning
+    assert "3.0 MB free" in (warning := probe_room(folder, MB, wanted=5)) and "5.0 MB may be needed for 5 more" in warning
     disk(free=2 * MB - 1)
     with pytest.raises(EnvironmentRefuses, match=r"(?s)2.0 MB free, and needs 2.0 MB: one takes 1.0 MB .*hydra.run.dir=FOLDER"):
-        require_room(folder, MB, wanted=3)
+        probe_room(folder, MB, wanted=3)
     (folder / "step_00000001").mkdir()  # of the attempt before
-    assert "may be needed for 2 more" in require_room(folder, MB, wanted=3)
+    assert "may be needed for 2 more" in probe_room(folder, MB, wanted=3)
     (folder / "step_00000002").mkdir()
-    assert require_room(folder, MB, wanted=3) == ""
+    assert probe_room(folder, MB, wanted=3) == ""
     disk(free=MB - 1)
     with pytest.raises(EnvironmentRefuses):
-        require_room(folder, MB, wanted=3)
+        probe_room(folder, MB, wanted=3)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentRefuses, match="cannot be written: Not a directory"):
-        require_room(tmp_path / "file" / "checkpoints", MB, wanted=3)
+        probe_room(tmp_path / "file" / "checkpoints", MB, wanted=3)
 
     def fail(*arguments: object) -> None:
         raise OSError(30, "Read-only file system")
@@ -155,5 +155,5 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as context:
             context.setattr(os, call, fail)
             with pytest.raises(EnvironmentRefuses, match="cannot be written: Read-only file system"):
-                require_room(tmp_path, MB, wanted=3)
+                probe_room(tmp_path, MB, wanted=3)
         assert [path.name for path in tmp_path.iterdir()] == ["file"]

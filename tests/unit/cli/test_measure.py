@@ -14,7 +14,7 @@ from ddp_train.cli.measure import measuring
 from ddp_train.errors import ConfigError
 from tests.unit.parts import checked
 
-BEFORE = "import os, shutil, socket, sqlite3, subprocess, sys, tempfile\nfrom ddp_train.cli.measure import refuse_effects\n"
+BEFORE = "import os, shutil, socket, sqlite3, subprocess, sys, tempfile\nfrom ddp_train.cli.measure import forbid_effects\n"
 SLOW = """import time
 from torch import nn
 
@@ -92,7 +92,7 @@ def test_no_process_and_no_descriptor_is_left() -> None:
 
 
 def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    program = f"{BEFORE}refuse_effects('the test')\n{code}"
+    program = f"{BEFORE}forbid_effects('the test')\n{code}"
     return subprocess.run([sys.executable, "-B", "-c", program], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
@@ -129,7 +129,7 @@ def test_it_reads_and_imports(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("x = 3\n")
     code = "import mine\nprint(mine.x, open('mine.py').read(), len(os.listdir('.')), tempfile.gettempdir())\nopen(os.devnull, 'w').close()"
     ended = subprocess.run(  # with -B left out: Python would write what it has compiled
-        [sys.executable, "-c", f"{BEFORE}refuse_effects('the test')\n{code}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"{BEFORE}forbid_effects('the test')\n{code}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("3 x = 3")

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from ddp_train.cli import pipeline
-from ddp_train.cli.pipeline import check_pipeline
+from ddp_train.cli.pipeline import require_pipeline
 from ddp_train.config.check import ConfigErrors
 from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder
@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused(*overrides: str) -> str:
     with pytest.raises(ConfigErrors) as caught:
-        check_pipeline(checked(*SLURM, *overrides))
+        require_pipeline(checked(*SLURM, *overrides))
     return str(caught.value)
 
 
@@ -39,7 +39,7 @@ def test_one_run_or_several_are_waited_for_wherever_one_stands_then(run: Path) -
     assert checked("after=a").runs_before() == [run.absolute()]
     assert checked("after=[a,b/c]").runs_before() == [run.absolute(), Path("b/c").absolute()]
     assert checked().runs_before() == []
-    check_pipeline(checked(*SLURM, "after=a"))
+    require_pipeline(checked(*SLURM, "after=a"))
 
 
 @pytest.mark.parametrize("preset", ["local", "cpu", "machines", "ssh"])
@@ -47,13 +47,13 @@ def test_outside_slurm_the_shell_waits_and_after_is_refused(run: Path, preset: s
     words = {"machines": ["cluster.nodes=2", "cluster.rendezvous_endpoint=a:1"], "ssh": ["cluster.hosts=[a,b]", "cluster.device=cpu"]}
     config = checked(f"cluster={preset}", *words.get(preset, []), "after=a")
     with pytest.raises(ConfigError, match=r"after: .* waits for no other run(.|\n)*`ddp-train \.\.\. && ddp-train \.\.\.`"):
-        check_pipeline(config)
+        require_pipeline(config)
 
 
 def test_ranks_that_torchrun_has_started_wait_for_no_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "is_torchrun_worker", lambda: True)
     with pytest.raises(ConfigError, match="after: torchrun starts this run at once"):
-        check_pipeline(checked(*SLURM, "after=a"))
+        require_pipeline(checked(*SLURM, "after=a"))
 
 
 @pytest.mark.parametrize("value", ["[]", "3", "[a,3]", "{a:b}", "true"])
@@ -74,8 +74,8 @@ def test_what_is_no_run_is_named(run: Path) -> None:
 def test_data_without_labels_is_refused_where_the_objective_needs_some() -> None:
     without = ["data=image_folder", "data.labelled=false"]
     with pytest.raises(ConfigErrors, match=r"data\.labelled: is false"):
-        check_pipeline(checked(base=without))
-    check_pipeline(checked("objective=custom", "objective._target_=tests.unit.cli.test_pipeline.Own", base=without))
+        require_pipeline(checked(base=without))
+    require_pipeline(checked("objective=custom", "objective._target_=tests.unit.cli.test_pipeline.Own", base=without))
 
 
 class Own:
@@ -85,7 +85,7 @@ class Own:
 def test_a_run_that_never_gets_done_is_not_waited_for(run: Path) -> None:
     mark_cancelled(RunFolder(run))
     with pytest.raises(EnvironmentRefuses, match="a does not get done: cancelled") as caught:
-        check_pipeline(checked(*SLURM, "after=a"))
+        require_pipeline(checked(*SLURM, "after=a"))
     assert caught.value.exit_code == ENVIRONMENT_REFUSES
 
 
@@ -93,12 +93,12 @@ def test_a_run_that_never_gets_done_is_not_waited_for(run: Path) -> None:
 def test_weights_of_a_run_that_has_saved_none_need_one_that_is_waited_for(run: Path, given: str) -> None:
     said = refused(f"init_from={given}")
     assert "init_from: a has no complete checkpoint yet" in said and "fix: after=a" in said
-    check_pipeline(checked(*SLURM, f"init_from={given}", "after=a"))
-    check_pipeline(checked(*SLURM, f"init_from={given}", "after=[a]"))
+    require_pipeline(checked(*SLURM, f"init_from={given}", "after=a"))
+    require_pipeline(checked(*SLURM, f"init_from={given}", "after=[a]"))
     with pytest.raises(ConfigErrors, match="fix: `ddp-train"):
-        check_pipeline(checked(f"init_from={given}"))
+        require_pipeline(checked(f"init_from={given}"))
     saved(run / "checkpoints", 3, components())
-    check_pipeline(checked(f"init_from={given}"))
+    require_pipeline(checked(f"init_from={given}"))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_file_that_holds_no_weights_is_refused_before_the_start(
     if content is not None:
         Path(name).write_bytes(content)
     with pytest.raises(ConfigErrors) as caught:
-        check_pipeline(checked(f"init_from={name}"))
+        require_pipeline(checked(f"init_from={name}"))
     assert f"init_from: {name}: {said}" in str(caught.value)
 
 
@@ -129,10 +129,10 @@ def test_weights_in_a_known_form_are_left_to_the_ranks(tmp_path: Path, monkeypat
     torch.save({"epoch": 5, "model_state_dict": {"a": torch.ones(2)}, "loss": 0.4}, "theirs.pt")
     safetensors.torch.save_file({"a": torch.ones(2)}, "theirs.safetensors")
     for name in ("theirs.pt", "theirs.safetensors"):
-        check_pipeline(checked(f"init_from={name}"))
+        require_pipeline(checked(f"init_from={name}"))
 
 
 def test_a_file_that_another_machine_or_run_may_have_is_left_to_the_ranks(run: Path) -> None:
-    check_pipeline(checked(*SLURM, "init_from=there.safetensors"))
-    check_pipeline(checked(*SLURM, "after=a", "init_from=later.safetensors"))
-    check_pipeline(checked("init_from=gone.safetensors"), begins=False)
+    require_pipeline(checked(*SLURM, "init_from=there.safetensors"))
+    require_pipeline(checked(*SLURM, "after=a", "init_from=later.safetensors"))
+    require_pipeline(checked("init_from=gone.safetensors"), begins=False)

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_train.config.check import ConfigErrors
 from ddp_train.config.targets.locate import locate
-from ddp_train.config.targets.target import check_target, evaluation_sets, evaluation_split, refuse, set_name, split_at
+from ddp_train.config.targets.target import check_target, evaluation_sets, evaluation_split, set_name, split_at, why_no_component
 from tests.unit.parts import checked
 
 HERE = "tests.unit.config.targets.test_target"
@@ -59,12 +59,12 @@ def test_an_object_that_is_called_with_a_part_of_what_its_function_takes_lacks_n
 
 @pytest.mark.parametrize("path", TOOLS.split())
 def test_tools_are_refused(path: str) -> None:
-    assert "a tool of Python's and no component" in refuse(locate(path))
+    assert "a tool of Python's and no component" in why_no_component(locate(path))
 
 
 @pytest.mark.parametrize("path", COMPONENTS.split())
 def test_components_and_what_they_are_given_are_not(path: str) -> None:
-    assert not refuse(locate(path))
+    assert not why_no_component(locate(path))
 
 
 def test_a_node_that_names_one_is_told_what_to_do() -> None:
