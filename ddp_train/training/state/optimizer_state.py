@@ -45,11 +45,8 @@ def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, 
     for target in optimizer.param_groups:
         members, numbers = numbers[: len(target["params"])], numbers[len(target["params"]) :]
         sources = [group for _, group in members]
-        if (
-            not sources
-            or sources[0].keys() != target.keys()
-            or any(_settings_but_decay(group) != _settings_but_decay(sources[0]) for group in sources)
-        ):
+        settings = [_settings_but_decay(group) for group in sources]
+        if not sources or sources[0].keys() != target.keys() or any(other != settings[0] for other in settings):
             return list(saved["param_groups"])
         groups.append({**sources[0], "params": [number for number, _ in members]})
     return list(saved["param_groups"]) if numbers else groups

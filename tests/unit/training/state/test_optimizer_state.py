@@ -1,7 +1,5 @@
 """An optimizer gets back the state that was saved, in its own groups and types; what the configuration changes is said."""
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
 from typing import Any
