@@ -1,7 +1,8 @@
 """From a job to running processes. Imports no torch but in `agent/`, which only the agent's process imports.
 
 job            what travels to the ranks of a run
-launcher       what a launcher offers, and a slot of a sweep; when a run or a sweep has to stop for its time limit
+launcher       what a launcher offers, and a slot of a sweep
+walltime       when a run or a sweep has to stop for its time limit
 local          this machine: one agent, for a job that is composed already
 machines       several machines by hand
 node/          what runs on each of several machines, and how they agree
