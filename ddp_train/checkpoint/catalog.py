@@ -88,7 +88,7 @@ def find(path: Path, verify: Callable[[Path], str], *, key: str) -> Path:
         if not problem:
             return checkpoint
         print(f"checkpoint {checkpoint.name} is not used: {problem}", flush=True)
-    raise UserError(key=key, happened=f"{path}: every one of them is damaged", expected="one checkpoint that is undamaged")
+    raise UserError(key=key, happened=f"{path}: all checkpoints are damaged", expected="an undamaged checkpoint")
 
 
 def require_candidates(name: Path, *, key: str) -> list[Path]:

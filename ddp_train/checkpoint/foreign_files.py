@@ -57,7 +57,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not weights:
         refuse(path, f"holds a {type(weights).__name__}")
     if others := [str(name) for name, value in weights.items() if not isinstance(name, str) or not isinstance(value, Tensor)]:
-        refuse(path, f"holds other things than tensors: {', '.join(others[:8])}")
+        refuse(path, f"holds objects that are not tensors: {', '.join(others[:8])}")
     return weights
 
 
@@ -65,9 +65,9 @@ def _read_weights(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         folder = next((name[: -len(_DATA)] for name in archive.namelist() if name.endswith(f"/{_DATA}")), None)
         if folder is None or archive.getinfo(f"{folder}{_DATA}").file_size > _MAX_PICKLE_BYTES:
-            raise pickle.UnpicklingError(f"it has no {_DATA} that can be read")
+            raise pickle.UnpicklingError(f"it has no readable {_DATA}")
         if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder").strip() != b"little":
-            raise pickle.UnpicklingError("it was written on a machine of another byte order")
+            raise pickle.UnpicklingError("it was written in another byte order")
         content = _Unpickler(io.BytesIO(archive.read(f"{folder}{_DATA}"))).load()
         nested = [content.get(name) for name in _NESTED] if isinstance(content, dict) else []
         weights = next((value for value in nested if isinstance(value, dict)), content)

@@ -25,11 +25,11 @@ def require_known_form(path: Path) -> None:
     elif path.suffix in (".pt", ".pth") or (path.suffix == ".ckpt" and not path.is_dir()):
         require_archive(path)
     elif not catalog.is_checkpoint(path) and not (path / "checkpoints").is_dir():
-        problem = "is no kind of file that can be read safely" if path.exists() else "there is no such file or folder"
+        problem = "is not a file type that can be read safely" if path.exists() else "there is no such file or folder"
         if (path / ".metadata").exists():
             problem = (
-                "is a folder of torch.distributed.checkpoint, whose pickles run code; where you trust it,"
-                f" `ddp-train prepare weights {path} to=FILE.safetensors --unpickle` makes a file of its weights"
+                "is a folder of torch.distributed.checkpoint, whose pickles can run code; if you trust it,"
+                f" `ddp-train prepare weights {path} to=FILE.safetensors --unpickle` converts its weights"
             )
         expected = "a .safetensors, .pt, .pth or .ckpt file, a run folder, or one of its checkpoints"
         raise ConfigError(key="init_from", happened=f"{path}: {problem}", expected=expected)
@@ -53,7 +53,7 @@ def require_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
-        refuse(path, "is no file as torch has saved them since version 1.6: not a zip archive (tar and bare pickle files are not read)")
+        refuse(path, "is not in the format of torch 1.6 and later: not a zip archive (tar and bare pickle files are not read)")
     if any("/code/" in entry.filename or entry.filename.endswith("/constants.pkl") for entry in entries):
         refuse(path, "is a TorchScript archive, which holds code")
     if strange := [entry.filename for entry in entries if not _ENTRY.fullmatch(entry.filename)]:
@@ -67,6 +67,6 @@ def require_archive(path: Path) -> None:
 
 def refuse(path: Path, why: str) -> NoReturn:
     """Refuse a file as weights to begin with."""
-    expected = "tensors alone, as safetensors or torch.save writes them; or a dict of them as `model`, `state_dict`, `model_state_dict`"
-    fix = "save the weights as safetensors, where you trust the file: safetensors.torch.save_file(weights, FILE)"
+    expected = "only tensors, as safetensors or torch.save writes them; or a dict of them under `model`, `state_dict`, `model_state_dict`"
+    fix = "if you trust the file, save its weights as safetensors: safetensors.torch.save_file(weights, FILE)"
     raise ConfigError(key="init_from", happened=f"{path}: {why}", expected=expected, fix=fix)

@@ -155,4 +155,4 @@ def opened_file(folder: int, name: str) -> Iterator[int]:
 
 def _require_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise CheckpointError(happened=f"{name!r} is no name of a file in a checkpoint")
+        raise CheckpointError(happened=f"{name!r} is not the name of a file in a checkpoint")

@@ -160,7 +160,7 @@ class Saver:
         if not self._problem:
             logger.info("the checkpoint of step %d is written, in %.2f s", pending.manifest.step, time.monotonic() - began)
             return
-        message = f"the checkpoint of step {pending.manifest.step} was NOT saved, earlier ones are untouched. {self._problem}"
+        message = f"the checkpoint of step {pending.manifest.step} was NOT saved; earlier ones are unchanged. {self._problem}"
         logger.error(message)
         self.world.print(message)
 
@@ -220,7 +220,7 @@ def _write_share(pending: PendingSave, rank: int) -> _Report:
     staged, path, digests = pending.staged, pending.partial / rank_file(rank), list[str]()
     contents = (memoryview(staged.header), staged.values.numpy().data)
     if name := staged.not_finite(pending.may_be_infinite):
-        return _Report(staged.num_bytes, problem=f"{name} is not finite: lost weights must not replace good ones")
+        return _Report(staged.num_bytes, problem=f"{name} has NaN or infinity: broken weights must not replace good ones")
     problem = _problem_of(lambda: digests.append(tensor_file.write(path, contents, on_progress=pending.on_progress)))
     return _Report(staged.num_bytes, "".join(digests), problem, needs_room=bool(problem), layout=staged.layout())
 
@@ -255,7 +255,7 @@ def publish(partial: Path, final: Path, manifest: Manifest) -> None:
     tensor_file.write(partial / COMPLETE, [memoryview(hashlib.sha256(text).hexdigest().encode() + b"\n")])
     _sync(partial)
     if os.path.lexists(final):  # a rename would replace an empty folder
-        raise FileExistsError(f"{final.name} is there already")
+        raise FileExistsError(f"{final.name} exists already")
     os.rename(partial, final)
     try:
         _sync(final.parent)
@@ -269,7 +269,7 @@ def _other_tensors(reports: Sequence[_Report]) -> list[str]:
     """Return the parts that differ between ranks: each rank has divided its own state, and the shares would not fit together."""
     first, *others = (report.layout for report in reports)
     different = {rank: [part for part in sorted(first | own) if first.get(part) != own.get(part)] for rank, own in enumerate(others, 1)}
-    return [f"rank {rank}: it has other tensors than rank 0 in {', '.join(parts)}" for rank, parts in different.items() if parts]
+    return [f"rank {rank}: its tensors differ from rank 0's in {', '.join(parts)}" for rank, parts in different.items() if parts]
 
 
 def _problem_of(action: Callable[[], None]) -> str:

@@ -114,7 +114,7 @@ def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
     except OSError as error:
         happened = f"{folder} cannot be written: {error.strerror or error}"
         expected = "a folder in which files can be written, synchronised, renamed and removed"
-        fix = "mend it, or hydra.run.dir=FOLDER on another disk"
+        fix = "repair it, or use hydra.run.dir=FOLDER on another disk"
         raise EnvironmentRefuses(key="hydra.run.dir", happened=happened, expected=expected, fix=fix) from None
     num_saved = sum(1 for _ in folder.glob(STEP_FOLDERS))
     needed = max(1, 2 - num_saved) * checkpoint_bytes
@@ -122,7 +122,7 @@ def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
     if free < needed:
         happened = f"{folder} has {in_units(free)} free, and needs {in_units(needed)}: {estimate}"
         expected = "room for two checkpoints, so that the old one stays until the new one is complete"
-        fix = "free space there, or hydra.run.dir=FOLDER on a larger disk"
+        fix = "free disk space there, or use hydra.run.dir=FOLDER on a larger disk"
         raise EnvironmentRefuses(key="checkpoint", happened=happened, expected=expected, fix=fix)
     if num_saved + free // checkpoint_bytes >= wanted:
         return ""

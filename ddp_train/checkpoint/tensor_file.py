@@ -96,7 +96,7 @@ def read_header(descriptor: int, name: str) -> tuple[dict[str, Entry], dict[str,
     position = 8 + length
     for key, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != position or entry.end - entry.begin != math.prod(entry.shape) * entry.dtype.itemsize:
-            raise TensorFileError(happened=f"{name}: the values of {key} are not where they can be")
+            raise TensorFileError(happened=f"{name}: the values of {key} are at a wrong position")
         position = entry.end
     if position != size:
         raise TensorFileError(happened=f"{name}: its tensors end at byte {position:,}, the file has {size:,}")

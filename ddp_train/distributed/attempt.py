@@ -102,7 +102,7 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
     if not wait_until(is_complete, within_s=within_s, every_s=_POLL_S, first_s=_FIRST_POLL_S):
         came = lines_of(place, "here") if answered else [hello["rank"] for hello in lines_of(store, "hellos")]
         absent = sorted({*range(1, size)}.difference(came))
-        raise _missing(0, f"of {size} ranks these did not come: {', '.join(map(str, absent))}", within_s)
+        raise _missing(0, f"of {size} ranks these did not join: {', '.join(map(str, absent))}", within_s)
     folder = next((remembered[rank] for rank in range(size) if remembered[rank]), "")
     place.set("begin", folder)
     return _attempt_at(0, size, place, prefix, folder)
@@ -117,4 +117,4 @@ def _attempt_at(rank: int, size: int, place: Store, prefix: str, folder: str) ->
 def _missing(rank: int, happened: str, within_s: float) -> UserError:
     happened = f"rank {rank} waited {within_s:.0f} s for the others: {happened}"
     expected = "all ranks, started by torchrun agents of the same rendezvous"
-    return UserError(key="cluster", happened=happened, expected=expected, fix="the logs of the ranks that are missing")
+    return UserError(key="cluster", happened=happened, expected=expected, fix="see the logs of the missing ranks")

@@ -182,7 +182,7 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
     is_shared = handover.shares_gpu()
     if device == "cuda" and torch.cuda.device_count() < (1 if is_shared else local_size):
         happened = f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs"
-        expected = "a GPU for every process"
+        expected = "one GPU for each process"
         raise UserError(key="cluster.processes_per_node", happened=happened, expected=expected, fix="fewer processes, or cluster=cpu")
     torch_device = torch.device("cuda", 0 if is_shared else local_rank) if device == "cuda" else torch.device("cpu")
     has_group = size > 1 or os.environ.get(handover.ONE_GPU) == "group"

@@ -130,11 +130,11 @@ class _Checkup:
         if self._wait("next", within_s=3 * ANSWER_WITHIN_S) == "sums":
             threading.Thread(target=self._measure, daemon=True).start()
         if not (answer := self._wait("verdict", within_s=self._sums_within_s + ANSWER_WITHIN_S)):
-            print("doctor   rank 0 has come to no verdict; its terminal may say why", flush=True)
+            print("doctor   rank 0 gave no verdict; its terminal may show the reason", flush=True)
             return ENVIRONMENT_REFUSES
         verdict = json.loads(answer)
         if verdict["code"] != DONE and examination is not None:
-            print(f"doctor   {verdict['problems']} to mend; the terminal of {verdict['host']} names them", flush=True)
+            print(f"doctor   {verdict['problems']} to fix; the terminal of {verdict['host']} names them", flush=True)
         return int(verdict["code"])
 
     def _probe_peers(self, examination: Examination) -> None:
@@ -238,7 +238,7 @@ def _difference(values: Tensor, expected: Tensor, name: str) -> str:
     if not len(wrong):
         return ""
     index = int(wrong[0])
-    return f"{name} has {values[index].item()} at index {index}, where {expected[index].item()} is right; {len(wrong)} values are wrong"
+    return f"{name} has {values[index].item()} at index {index}, expected {expected[index].item()}; {len(wrong)} values are wrong"
 
 
 def _seconds(work: Callable[[], Any], device: torch.device) -> float:

@@ -21,13 +21,13 @@ _SLOW = {"cpu": 0.5, "cuda": 0.8}  # of the others' median; cores are shared wit
 _SLOW_LINK = {"cpu": 0.2, "cuda": 0.5}
 
 _ADVICE = {  # by the beginning of a sentence
-    "code: ": "the same code on each machine: stand in a folder that all share, or check out the same commit",
-    "data.": "the same files on each machine: a folder that all share, or copy them again",
+    "code: ": "use the same code on each machine: cd to a shared folder, or check out the same commit",
+    "data.": "use the same files on each machine: a shared folder, or copy them again",
     "version of ": "install the same versions on each machine",
-    "GLOO_": "the name of an interface that each machine has, or cluster.env.GLOO_SOCKET_IFNAME=null: then it is the one on the way there",
+    "GLOO_": "the name of an interface that each machine has, or cluster.env.GLOO_SOCKET_IFNAME=null: then gloo uses the route there",
     "NCCL_": "the name of an interface that each machine has, or cluster.env.NCCL_SOCKET_IFNAME=null: then NCCL chooses",
-    "and ": "as for those before",
-    "": "the same command on each machine; only cluster.node_rank is another one",
+    "and ": "the same as above",
+    "": "type the same command on each machine; only cluster.node_rank differs",
 }
 
 _Finding = tuple[int | str, str, str]  # which machine, or the names of several; what is wrong; the fix
@@ -81,7 +81,7 @@ class ClusterReport:
 def problems(report: ClusterReport) -> list[UserError]:
     """Return everything that is wrong, with the host as the key; []: the machines are fit."""
     silent = [number for number in range(report.count) if number not in report.machines]
-    findings: list[_Finding] = [(number, "sent no report", "its terminal or its log says why") for number in silent]
+    findings: list[_Finding] = [(number, "sent no report", "see its terminal or its log") for number in silent]
     if report.machines:
         for check in (_differences, _data, _limits, _folder, _clock, _network, _outliers, _sums, _speed):
             findings += check(report)
@@ -111,7 +111,7 @@ def _data(report: ClusterReport) -> Iterator[_Finding]:
     for key in () if report.downloads else report.machines[report.usual].facts.data:
         if all(machine.facts.data.get(key) is None for machine in report.machines.values()):
             hosts = ", ".join(report.name(number) for number in sorted(report.machines))
-            yield hosts, f"{key}: there is nothing at this path", f"put the data there, or {key}=PATH"
+            yield hosts, f"{key}: this path does not exist", f"put the data there, or {key}=PATH"
 
 
 def _outliers(report: ClusterReport) -> Iterator[_Finding]:
@@ -124,15 +124,15 @@ def _outliers(report: ClusterReport) -> Iterator[_Finding]:
         return ((number, what.format(own=own, usual=usual), advice) for number, own in zip(machines, values, strict=True) if own != usual)
 
     what = "runs as user {own}, the others as {usual}: they cannot read each other's files"
-    yield from outliers([machine.uid for machine in facts], what, "the same user, with the same number, on each machine")
+    yield from outliers([machine.uid for machine in facts], what, "run as the same user with the same uid on each machine")
     what = "has {own}, the others have {usual}: all wait for the slowest at each step"
-    yield from outliers([machine.device for machine in facts], what, "machines of one kind; cluster.device says what is used")
+    yield from outliers([machine.device for machine in facts], what, "use machines of one kind; cluster.device selects the device")
     what = "has the NVIDIA driver {own}, the others have {usual}"
-    yield from outliers([machine.driver or "none" for machine in facts], what, "the same driver on each machine")
+    yield from outliers([machine.driver or "none" for machine in facts], what, "install the same driver on each machine")
     what = "has {own} active adapters for InfiniBand, the others have {usual}"
-    yield from outliers([machine.active_adapters for machine in machines.values()], what, "ibstat there says which port is down")
+    yield from outliers([machine.active_adapters for machine in machines.values()], what, "ibstat there shows which port is down")
     if report.expects_equal:
-        advice = "nvidia-smi there says which are missing; cluster.processes_per_node=N where it is meant so"
+        advice = "nvidia-smi there shows which are missing; cluster.processes_per_node=N if it is intended"
         gpus = [machine.device_count if machine.device != "cpu" else 0 for machine in facts]
         yield from outliers(gpus, "has {own} GPUs, the others have {usual}", advice)
 
@@ -146,36 +146,36 @@ def _folder(report: ClusterReport) -> Iterator[_Finding]:
     # The machine that shares the folder with most others is right; each one that does not share it with that machine is named.
     apart = Counter(machine for number, others in unseen.items() for other in others for machine in (number, other))
     right = min(sorted(report.peers), key=lambda number: apart[number])
-    what = f"does not share {report.folder} with {report.name(right)}: what one writes there the other does not see"
+    what = f"does not share {report.folder} with {report.name(right)}: files written on one are missing on the other"
     for number in sorted(set(report.peers) - {right}):
         if right in unseen[number] or number in unseen[right]:
-            yield number, what, "hydra.run.dir=FOLDER on a file system that every machine has mounted (NFS, Lustre), and mounted there"
+            yield number, what, "hydra.run.dir=FOLDER on a shared file system (NFS, Lustre) that every machine mounts at the same path"
 
 
 def _limits(report: ClusterReport) -> Iterator[_Finding]:
     """Resources that a machine lacks, or does not let a process use."""
     for number, machine in sorted(report.machines.items()):
         if machine.facts.device != "cpu" and machine.facts.device_count < machine.facts.processes:
-            what = f"{machine.facts.processes} processes want a GPU each; it shows {machine.facts.device_count}"
-            yield number, what, "nvidia-smi there says which are missing, and dmesg why; or fewer cluster.processes_per_node"
+            what = f"{machine.facts.processes} processes need a GPU each; it has {machine.facts.device_count}"
+            yield number, what, "nvidia-smi there shows which are missing, and dmesg why; or lower cluster.processes_per_node"
         if machine.write_error:
             advice = "hydra.run.dir=FOLDER on a file system that every machine can write to"
             yield number, f"cannot write into {report.folder}: {machine.write_error}", advice
         elif machine.free_bytes < _MIN_FREE_BYTES:
             advice = "remove old runs, checkpoint.keep_last=1, or hydra.run.dir=FOLDER elsewhere"
-            yield number, f"{machine.free_bytes / _MIB:.0f} MiB are free where {report.folder} lies", advice
+            yield number, f"{machine.free_bytes / _MIB:.0f} MiB are free on the disk of {report.folder}", advice
         if (size := machine.shared_memory_bytes) is None or size < _MIN_SHARED_BYTES:
             what = "there is no /dev/shm" if size is None else f"/dev/shm has {size / _MIB:.0f} MiB; NCCL and data loaders need more"
             yield number, what, "docker run --shm-size=8g (or --ipc=host); mount -o remount,size=8G /dev/shm"
         if machine.open_files < _MIN_OPEN_FILES:
             what = f"a process may have {machine.open_files} open files; connections and data need {_MIN_OPEN_FILES}"
-            yield number, what, "ulimit -n 65536; for good in /etc/security/limits.conf, under SLURM in slurmd's service (LimitNOFILE)"
+            yield number, what, "ulimit -n 65536; permanently in /etc/security/limits.conf, under SLURM in slurmd's service (LimitNOFILE)"
         if machine.adapters and machine.locked_bytes is not None and machine.locked_bytes < _MIN_LOCKED_BYTES:
             what = f"a process may lock {machine.locked_bytes / _MIB:.0f} MiB of memory; InfiniBand locks what it sends"
             yield number, what, "ulimit -l unlimited; docker run --ulimit memlock=-1; under SLURM in slurmd's service (LimitMEMLOCK)"
         if machine.network == "IB" and not machine.active_adapters:
-            what = f"NCCL_NET=IB, and no adapter for InfiniBand is active ({machine.adapters or 'there is none'})"
-            yield number, what, "ibstat there says why; cluster=ethernet goes without InfiniBand"
+            what = f"NCCL_NET=IB, but no InfiniBand adapter is active ({machine.adapters or 'there is none'})"
+            yield number, what, "ibstat there shows why; cluster=ethernet runs without InfiniBand"
 
 
 def _clock(report: ClusterReport) -> Iterator[_Finding]:
@@ -190,14 +190,14 @@ def _network(report: ClusterReport) -> Iterator[_Finding]:
     is_apart = len({machine.facts.host for machine in report.machines.values()}) > 1
     for number, peer in sorted(report.peers.items()):
         for name in peer.unresolved:
-            yield number, f"the name {name} means nothing there", "names that every machine knows (/etc/hosts, DNS), or addresses"
+            yield number, f"this machine cannot resolve the name {name}", "use names in DNS or every /etc/hosts, or addresses"
         if is_apart and peer.gloo == "lo":
-            yield number, "gloo takes the loopback interface, through which no other machine is reached", _ADVICE["GLOO_"]
+            yield number, "gloo uses the loopback interface, which reaches no other machine", _ADVICE["GLOO_"]
     for other in sorted({other for peer in report.peers.values() for other in peer.unreached}):
         why = {report.name(number): peer.unreached[other] for number, peer in sorted(report.peers.items()) if other in peer.unreached}
         address = ":".join(map(str, report.machines[other].address))
         what = f"cannot be reached at {address} from {', '.join(why)}: {next(iter(why.values()))}"
-        yield other, what, "open all TCP ports between the machines, not that of the endpoint alone: gloo and NCCL take any that is free"
+        yield other, what, "open all TCP ports between the machines, not only the endpoint's: gloo and NCCL use any free port"
 
 
 def _sums(report: ClusterReport) -> Iterator[_Finding]:
@@ -206,9 +206,9 @@ def _sums(report: ClusterReport) -> Iterator[_Finding]:
         return
     for rank, measurement in sorted(report.measurements.items()):
         if measurement.wrong:
-            advice = "its log, and NCCL_DEBUG=INFO or GLOO_LOG_LEVEL=DEBUG in cluster.env, say more"
+            advice = "see its log; NCCL_DEBUG=INFO or GLOO_LOG_LEVEL=DEBUG in cluster.env shows more"
             yield measurement.machine, f"all-reduce on rank {rank}: {measurement.wrong}", advice
-    advice = "+cluster.env.NCCL_DEBUG=INFO shows where NCCL waits; a firewall or an interface that leads elsewhere is the usual cause"
+    advice = "+cluster.env.NCCL_DEBUG=INFO shows where NCCL waits; a firewall or a wrong interface is the usual cause"
     if not report.measurements and report.count > 1:
         yield "between the machines", "the all-reduce did not end on any rank", advice
         return
@@ -227,12 +227,12 @@ def _speed(report: ClusterReport) -> Iterator[_Finding]:
     speeds = {rank: own.matmul_tflops for rank, own in measurements.items() if own.matmul_tflops is not None}
     for rank, usual in _slow(speeds, lambda rank: _SLOW[kinds[measurements[rank].machine]]):
         what = f"rank {rank} multiplies matrices at {speeds[rank]:.3g} TFLOP/s, the others at {usual:.3g}"
-        advice = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE: hot, or held back; top: something else runs there"
+        advice = "check for heat or throttling (nvidia-smi -q -d PERFORMANCE,TEMPERATURE) and for other programs (top)"
         yield measurements[rank].machine, what, advice
     links = {own.machine: own.link_mb_s for own in measurements.values() if own.link_mb_s is not None}
     for number, usual in _slow(links, lambda number: _SLOW_LINK[kinds[number]]):
         what = f"{links[number]:.3g} MB/s come from {report.name((number - 1) % report.count)}; other links have {usual:.3g}"
-        yield number, what, "ethtool and the switch say at which speed the cable runs"
+        yield number, what, "ethtool and the switch show the speed of the link"
 
 
 def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterator[tuple[int, float]]:

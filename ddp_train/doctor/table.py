@@ -54,8 +54,8 @@ def _lines(report: ClusterReport) -> Iterator[tuple[str, Mapping[int, str]]]:
     if report.count > 1:
         yield "clock", {number: f"{ahead:+.0f} s".replace("-0 ", "+0 ") for number, ahead in report.clocks.items()}
         yield "reaches", {number: f"not {len(peer.unreached)}" if peer.unreached else "all others" for number, peer in peers.items()}
-    yield "gloo takes", {number: peer.gloo for number, peer in peers.items()}
-    yield "NCCL may take", {number: ", ".join(machine.nccl) for number, machine in machines.items() if machine.nccl}
+    yield "gloo uses", {number: peer.gloo for number, peer in peers.items()}
+    yield "NCCL may use", {number: ", ".join(machine.nccl) for number, machine in machines.items() if machine.nccl}
     yield "all-reduce", {number: _sums(report, number) for number in machines}
     measured = (report.measurements or {}).values()
     yield "matmul", _slowest({f"rank {own.rank} on {report.name(own.machine)}": own.matmul_tflops for own in measured}, "TFLOP/s")

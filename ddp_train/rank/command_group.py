@@ -80,7 +80,7 @@ class CommandGroup:
             self._announce({"exit_code": NO_PROGRESS})
             return NO_PROGRESS
         if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):
-            print("warning  a machine that joins would wait for ever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
+            print("warning  a machine that joins would wait forever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()
         self._announce({"job": text})
         return self._serve_job(Job.from_json(text))  # what the others receive, to the letter
@@ -145,7 +145,7 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
         key="cluster",
         happened=f"the machines cannot train together:\n    {text}",
         expected="the same command, code, data and versions on each machine",
-        fix="mend what is named, and start torchrun again on all machines",
+        fix="fix these differences, then start torchrun again on all machines",
     )
     if text and torchrun_env.local_rank() == 0:
         print(error, file=sys.stderr, flush=True)

@@ -83,7 +83,7 @@ class _Injector:
                 pids = [child.pid for child in multiprocessing.active_children() if child.name == "loader worker" and child.pid is not None]
                 if not pids:
                     expected = "a fault at phase step or later"
-                    raise UserError(key="debug.faults", happened="this rank has no loader worker yet", expected=expected)
+                    raise UserError(key="debug.faults", happened="this rank has no loader workers yet", expected=expected)
                 os.kill(min(pids), signal.SIGKILL if fault.kind == "worker_kill" else signal.SIGSTOP)
             case "worker_raise":
                 assert self._reads_fail is not None

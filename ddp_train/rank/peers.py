@@ -115,7 +115,7 @@ class Peers:
             answers = dict(lines_of(self.store, "doing"))
             self.store.set("heard", "")
         except DistError:
-            logger.info("the other ranks cannot be asked: the store is gone")
+            logger.info("the other ranks cannot be reached: the store is gone")
         return {rank: answers.get(rank, "gave no answer") for rank in others}
 
     def dead_neighbour(self) -> tuple[int, int] | None:

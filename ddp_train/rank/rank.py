@@ -212,14 +212,14 @@ def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers 
         if (gone := _wait_for_a_report(job, peers)) is not None and peers is not None:
             departed, pid = gone
             doing = peers.ask_others() | {rank: failure.describe_error(error, is_by_peer=True)}
-            message = f"rank {departed} left with exit code 0 after step {state.step} while the others were still training"
+            message = f"rank {departed} exited with code 0 after step {state.step} while the others were still training"
             fix = "look for os._exit in the code that this run uses"
             left = failure.Failure(rank=departed, pid=pid, step=state.step, error="EarlyExit", message=message, fix=fix)
             return left.with_others(doing)
     report = failure.from_exception(error, rank=rank, step=state.step or None)
     if is_out_of_memory(error):
         part = part_short_of_memory(error)
-        message = f"{part or 'the run'} has no memory left: {report.message}"
+        message = f"out of memory in {part or 'the run'}: {report.message}"
         report = replace(report, key="", message=message, fix=settings_for_less_memory(job.config, part))
     return report if peers is None or job.run_folder.failure.exists() else report.with_others(peers.ask_others())
 

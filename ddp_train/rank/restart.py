@@ -39,7 +39,7 @@ def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
     place = "continues the sweep" if is_sweep(run_folder.root) else run_folder.continues()
     report = failure.load_report(run_folder.failure)
     if report is None and not has_failed:
-        return f"the machines have changed; {size} ranks continue {place.removeprefix('continues ')}"
+        return f"the set of machines changed; {size} ranks continue {place.removeprefix('continues ')}"
     reason = "a rank ended without a report"
     if report is not None and report.error == failure.MACHINE_LOST:
         reason = report.message

@@ -259,7 +259,7 @@ def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, stop: Stop, pau
     profiler.close()  # what it writes may take a while, and a stop leaves little time to save
     if unsaved and (is_done or pause.is_taken):
         happened = f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}"
-        fix = "make room, or raise `ulimit -f` where it is named; then `ddp-train resume` continues from the checkpoint before"
+        fix = "free disk space, or raise `ulimit -f` if it is named; then `ddp-train resume` continues from the checkpoint before"
         raise RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
     return Status.COMPLETED if is_done else Status.PREEMPTED if pause.is_taken else status_of(stop.cause()), unsaved
 
@@ -285,12 +285,12 @@ def _conclude(job: Job, trainer: Trainer, records: Records, stop: Stop, status: 
         happened = f"{run_folder.as_typed()} cannot be written: {error.strerror}"
         if is_done:
             expected = "room for the last lines of metrics.jsonl and for result.json"
-            fix = "make room; then `ddp-train resume` writes them"
+            fix = "free disk space; then `ddp-train resume` writes them"
             raise RunError(happened=f"all steps are done, but {happened}", expected=expected, fix=fix) from None
         print(happened, flush=True)
     if is_done:
         print(summary.closing(job, state, result), flush=True)
     else:
         if stop.cause() is WALLTIME:
-            print(f"the time is up but for cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
+            print(f"the walltime ends in cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
         print(summary.stopped(run_folder, result.step, unsaved=run_folder.continues() if unsaved else ""), flush=True)

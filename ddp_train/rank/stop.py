@@ -285,7 +285,7 @@ def end_agent(was_signalled_here: Callable[[], bool]) -> None:
         time.sleep(_AGENT_POLLS_WITHIN_S)  # another machine's torchrun may be the first to see that one has come or gone
     if was_signalled_here():
         return
-    note = "stopped, not finished: torchrun ends with exit code 1, by SIGTERM; what it says below is no failure"
+    note = "stopped, not finished: torchrun now ends by SIGTERM with exit code 1; its messages below are no failure"
     print(note, file=sys.stderr, flush=True)
     with suppress(ProcessLookupError):
         os.kill(agent, signal.SIGTERM)

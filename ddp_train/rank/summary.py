@@ -32,8 +32,8 @@ def opening(job: Job, world: World) -> str:
             f"ranks    {world.size} on {world.device.type}",
             *([f"torch    {newer}"] if (newer := torch_internals.newer_than_passed()) else []),
             *(f"torch    {line}" for line in torch_internals.missing()),
-            *([f"debug    what NCCL and torch tell of themselves: {job.run_folder.as_typed()}/logs/rank_*.log"] if tells else []),
-            *([f"warning  no GPU is used: {why} (cluster=cpu: on purpose)"] if why else []),
+            *([f"debug    the messages of NCCL and torch: {job.run_folder.as_typed()}/logs/rank_*.log"] if tells else []),
+            *([f"warning  no GPU is used: {why} (cluster=cpu if that is intended)"] if why else []),
             *([f"batch    {job.config.batch}", *(f"         {line}" for line in job.config.batch_notes())] if job.task is None else []),
             *job.config.left_out,
         ]
@@ -59,12 +59,12 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
 
         lines[1:1] = [f"         {line}" for line in layer_table(components.model, depth=job.config.summary)]
     if dtype := components.answers.get("amp.dtype"):
-        lines.append(f"amp      auto: {dtype}, which the device has")
+        lines.append(f"amp      auto: {dtype}, which the device supports")
     lines += components.notes
     if (debug := job.config.debug).max_steps is not None:
         after = debug.resume_after_steps
-        halfway = f"; after step {after} it is built anew and resumed" if after is not None and after < components.total_steps else ""
-        lines.append(f"debug    it ends there; its schedules are those of the whole run{halfway}")
+        halfway = f"; after step {after} it is rebuilt and resumed" if after is not None and after < components.total_steps else ""
+        lines.append(f"debug    the run ends there; its schedules are those of the whole run{halfway}")
     if changes := job.config.trainer.batch_size_schedule:
         later = ", ".join(f"{size} from step {step} on" for step, size in changes)
         lines.append(f"batch    {wanted} samples, then {later}")
@@ -77,7 +77,7 @@ def plan(job: Job, components: Components, state: TrainState) -> str:
         lines.append(f"data     {size}: each step takes all of them, not {wanted:,}")
     lines += [f"data     {caveat}" for caveat in components.train_loader.caveats(state.samples)]
     if gathered := [name for name, metric in components.metrics.items() if metric.is_gathered]:
-        lines.append(f"metrics  rank 0 gathers what {', '.join(gathered)} needs, which grows with the evaluation set")
+        lines.append(f"metrics  rank 0 gathers the data of {', '.join(gathered)}, which grows with the evaluation set")
     if state.step:
         lines.append(f"resumed  after step {state.step}, {state.samples:,} samples")
     return "\n".join(lines)
@@ -173,7 +173,7 @@ def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> st
         return f"stopped; `{_resume(run_folder)}` does it again"
     what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
     if unsaved:
-        what = f"stopped after step {step}, which was NOT saved; the run goes on {unsaved}"
+        what = f"stopped after step {step}, which was NOT saved; the run continues {unsaved}"
     return f"{what}; `{_resume(run_folder)}` continues"
 
 

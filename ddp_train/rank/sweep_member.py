@@ -32,7 +32,7 @@ from ddp_train.system import handover, torchrun_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
 
-_FRESH = "this rank runs in a fresh interpreter, which took some seconds: a module of yours touched CUDA when it was imported"
+_FRESH = "this rank needed a new interpreter, which took some seconds, because a module of yours uses CUDA when it is imported"
 
 _POLL_S = 0.1
 _DIES_WITHIN_S = 5.0

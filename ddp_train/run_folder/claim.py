@@ -21,7 +21,7 @@ def claim_new(wanted: Path) -> Path:
             continue
         folder_lock.hold(folder, key="hydra.run.dir")
         return folder
-    raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 folders after it exist", fix="choose another name")
+    raise ConfigError(key="hydra.run.dir", happened=f"{wanted} and 9,999 numbered folders after it exist", fix="choose another name")
 
 
 def claim_typed(folder: Path, *, key: str) -> Path:
@@ -38,7 +38,7 @@ def require_empty(folder: Path, *, key: str) -> None:
     """Refuse a folder that is not empty, or a path that is no folder (ConfigError)."""
     if not folder.is_dir() or any(path.name != folder_lock.HOLDER for path in folder.iterdir()):
         happened, fix = f"{folder} exists and is not an empty folder", f"another {key}, or `ddp-train resume {folder}` to continue a run"
-        raise ConfigError(key=key, happened=happened, expected="a new or an empty folder; nothing is written over", fix=fix)
+        raise ConfigError(key=key, happened=happened, expected="a new or an empty folder; nothing is overwritten", fix=fix)
 
 
 def release() -> None:

@@ -43,10 +43,10 @@ _ACTIVITIES = {  # part of the path of a library's innermost file -> the activit
 }
 _FIXES = {  # for errors of libraries: a pattern in the text -> the fix
     r"^(CUDA )?OutOfMemoryError|CUDA out of memory": "a smaller loader.micro_batch_size with more trainer.grad_accum_steps, or amp=bf16",
-    r"Unable to find address for|no socket interface found": "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as `ip -br address` has it",
-    r"Duplicate GPU detected": "a GPU for every process: look at CUDA_VISIBLE_DEVICES and cluster.processes_per_node",
-    r"^(BackendCompilerFailed|InductorError|InvalidCxxCompiler)": "compile=off, or compile.regions=[CLASS] with other parts of the model",
-    r"does not have a deterministic implementation": "deterministic=false, or another operation in its place",
+    r"Unable to find address for|no socket interface found": "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as `ip -br address` shows it",
+    r"Duplicate GPU detected": "one GPU for each process: check CUDA_VISIBLE_DEVICES and cluster.processes_per_node",
+    r"^(BackendCompilerFailed|InductorError|InvalidCxxCompiler)": "compile=off, or other regions with compile.regions=[CLASS]",
+    r"does not have a deterministic implementation": "deterministic=false, or another operation",
 }
 
 BEGINS, WAS = "begins (pid %d)", "(pid %d) was "
@@ -168,12 +168,12 @@ def from_exit(
         message = f"the process was ended by {error}"
         if error == "SIGKILL" and was_out_of_memory is not False:
             cause = ", sent by the kernel's out-of-memory killer: this machine's memory, or the job's share of it, was used up"
-            message += cause if was_out_of_memory else " (often the out-of-memory killer: look at dmesg)"
+            message += cause if was_out_of_memory else " (often the out-of-memory killer: check dmesg)"
             fix = "a smaller loader.micro_batch_size, fewer loader.num_workers, or more memory for the job"
         native_line = native_error(run_folder, rank, pid) if run_folder is not None else ""
         if error == "SIGABRT" and native_line:
             message += f" after this line in its log: {native_line}"
-            fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows the Python line of it" if native_line.startswith("CUDA error") else ""
+            fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows its Python line" if native_line.startswith("CUDA error") else ""
     else:
         error, message = "ProcessExit", f"the process exited with code {exit_code} without a report"
     return Failure(rank=rank, pid=pid, error=error, message=message, fix=fix)
@@ -250,7 +250,7 @@ def _text(error: BaseException) -> str:
     try:
         return redact_code(str(error))
     except Exception as problem:  # a user's own exception class
-        return f"(its text cannot be had: {type(problem).__name__})"
+        return f"(its text cannot be read: {type(problem).__name__})"
 
 
 def _name(ranks: Sequence[int]) -> str:

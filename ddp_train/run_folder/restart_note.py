@@ -44,7 +44,7 @@ def remember_run(folder: Path, *, owner: int | None = None) -> None:
             json.dump({"folder": str(folder), "restarts": restart_count(), "started": started}, stream)
         temporary.replace(file)
     except OSError as error:
-        print(f"a restart would begin a new run, because this one cannot be noted in {tempfile.gettempdir()}: {error}", file=sys.stderr)
+        print(f"a restart would begin a new run, because {tempfile.gettempdir()} cannot hold a note of this one: {error}", file=sys.stderr)
 
 
 def recall_run(*, owner: int | None = None) -> RestartNote | None:

@@ -34,9 +34,9 @@ class NoProgress:
     def screen(self, run_folder: RunFolder) -> str:
         """Return what is shown to a person."""
         origin = f"its checkpoint of step {self.checkpoint}" if self.checkpoint else "the start"
-        head = f"No progress: the run was started again {len(self.endings) - 1} times from {origin}, and no new checkpoint came of it"
+        head = f"No progress: the run was started again {len(self.endings) - 1} times from {origin} without a new checkpoint"
         numbered = [f"  {number}  {ending}" for number, ending in enumerate(self.endings, 1)]
-        fix = f"  fix: mend it before it runs again (exit code {NO_PROGRESS}: do not requeue); `{run_folder.resume_command()}` counts anew"
+        fix = f"  fix: fix it before it runs again (exit code {NO_PROGRESS}: do not requeue); `{run_folder.resume_command()}` counts anew"
         return "\n".join(["", head, "", *numbered, "", f"  reports  {run_folder.as_typed()}/failure*.json", fix, ""])
 
 

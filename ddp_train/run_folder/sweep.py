@@ -62,10 +62,10 @@ class Sweep:
             return cls(root=root, jobs=jobs, **content)
         except (FileNotFoundError, NotADirectoryError):
             sweeps = sorted(path.parent for path in root.rglob("sweep.json"))[-1:] if root.is_dir() else []
-            fix = f"ddp-train runs {RunFolder(sweeps[0]).as_typed()}" if sweeps else "ddp-train -m key=a,b ... makes one"
-            raise ConfigError(happened=f"{root} is no sweep", expected="a folder with sweep.json", fix=fix) from None
+            fix = f"ddp-train runs {RunFolder(sweeps[0]).as_typed()}" if sweeps else "ddp-train -m key=a,b ... starts one"
+            raise ConfigError(happened=f"{root} is not a sweep", expected="a folder with sweep.json", fix=fix) from None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(happened=f"{root} holds no sweep that can be read: {error}", expected="a folder with sweep.json") from None
+            raise ConfigError(happened=f"{root} is not a readable sweep: {error}", expected="a folder with sweep.json") from None
 
     def save(self) -> None:
         write_json(self.root / "sweep.json", {name: value for name, value in asdict(self).items() if name != "root"})

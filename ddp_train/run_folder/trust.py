@@ -37,7 +37,7 @@ def check_pattern(pattern: str, folder: str, *, key: str) -> list[ConfigError]:
     if not folder.isprintable():
         return [ConfigError(key=key, happened=f"is {folder!r}", expected="a path without control characters")]
     if ".." in Path(folder).parts and ".." not in Path(pattern).parts:
-        expected, fix = "values without '..': a name does not choose the folder", f"{key}=FOLDER, typed, where another one is wanted"
+        expected, fix = "values without '..': a name must not change the folder", f"type {key}=FOLDER for another folder"
         return [ConfigError(key=key, happened=f"{pattern} leads to {folder}", expected=expected, fix=fix)]
     return []
 
@@ -72,9 +72,9 @@ def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False
     files = [file for folder in _run_folders(path) for pattern in _NAMES_CODE for file in sorted(folder.glob(pattern)) if file.is_file()]
     lines = [line for file in files or [path] for line in (f"{file}:", *(f"  {text}" for text in _what_runs(file)))]
     lines += [f"{path}/compiled: machine code of torch.compile"] if (path / "compiled").exists() else []
-    happened = "\n    ".join([f"{why}; this would run as you, with the other values of these files:", *lines])
-    expected = "what only you can have written, or your consent"
-    raise ConfigError(key=key, happened=happened, expected=expected, fix=f"read it, and then: {accept}")
+    happened = "\n    ".join([f"{why}; these values, and all others in these files, would run as you:", *lines])
+    expected = "files that only you can write, or your consent"
+    raise ConfigError(key=key, happened=happened, expected=expected, fix=f"read the files, then type: {accept}")
 
 
 def _of_another_user(top: Path) -> str:
@@ -91,7 +91,7 @@ def _of_another_user(top: Path) -> str:
         if stat.S_ISLNK(status.st_mode):
             return f"{path} is a link"
         if status.st_mode & stat.S_IWOTH:
-            return f"everybody can write {path}"
+            return f"every user can write {path}"
         if status.st_uid not in (os.getuid(), 0) and status.st_uid != _own_number(path if path.is_dir() else path.parent):
             return f"{path} belongs to another user (uid {status.st_uid})"
     return ""

@@ -60,10 +60,10 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
         return Verdict(Outcome.NEVER, f"cancelled{by}; `{resume}` continues it {run_folder.continues()}", INTERRUPTED)
     error = one_line((result.error if result is not None else None) or "", _SHOWN)
     if error.startswith(NO_PROGRESS_ERROR):
-        return Verdict(Outcome.NEVER, f"{error}; mend it, then `{resume}`", NO_PROGRESS)
+        return Verdict(Outcome.NEVER, f"{error}; fix it, then `{resume}`", NO_PROGRESS)
     report = failure.load_report(run_folder.failure)
     if report is not None and report.exit_code in FINAL:
-        return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; mend it, then `{resume}`", report.exit_code)
+        return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; fix it, then `{resume}`", report.exit_code)
     if result is not None and result.status == Status.INTERRUPTED:
         return Verdict(Outcome.NEVER, f"stopped by Ctrl-C; `{resume}` continues it {run_folder.continues()}", INTERRUPTED)
     if result is not None and result.status == Status.PREEMPTED:
@@ -71,7 +71,7 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
     elif report is not None:
         reason = f"it failed: {report.who}: {report.line(_SHOWN)}"
     elif result is not None and result.status == Status.FAILED:
-        reason = f"it failed: {error or 'no reason is known'}"
+        reason = f"it failed: {error or 'unknown reason'}"
     else:
         reason = "the run ended without writing result.json"
     return Verdict(Outcome.AGAIN, f"{reason}; it continues {run_folder.continues()}", PREEMPTED)
@@ -89,7 +89,7 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
     if code not in FINAL or verdict_of(run_folder).outcome != Outcome.AGAIN or (is_elastic and (report or run_folder.read_result())):
         return
     run_folder.archive_failure()
-    message = f"a machine refused (exit code {code}); {logs} say why"
+    message = f"a machine refused (exit code {code}); see {logs}"
     failure.Failure(rank=0, pid=0, error=failure.MACHINE_REFUSED, message=message, exit_code=code).record(run_folder)
 
 

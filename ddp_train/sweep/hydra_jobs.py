@@ -106,8 +106,8 @@ class Multirun:
         jobs: list[tuple[SweepJob, Job]] = []
         self._engines = update(self.sweep, self._settings.metric)
         if self._engines.problems:
-            happened = f"the engine does not say which jobs run: {self._engines.problems[0]}"
-            raise EnvironmentRefuses(happened=happened, expected="an answer: no job is to run twice", fix="try again in a minute")
+            happened = f"the engine does not report which jobs run: {self._engines.problems[0]}"
+            raise EnvironmentRefuses(happened=happened, expected="an answer, so that no job runs twice", fix="try again in a minute")
         for entry in self.sweep.jobs:
             is_failed = entry.status == Status.FAILED and not retries_failed and entry.number not in unjudged
             if entry.status == Status.COMPLETED or is_failed:
@@ -151,8 +151,8 @@ class Multirun:
             with self._screen:
                 self._schedule.run(jobs)
         except OSError as error:  # a full disk, say
-            again = f"`{RunFolder(self.sweep.root).resume_command()}` continues it when that is mended"
-            self._screen.say(f"\nthe sweep cannot go on: {error}\n{again}")
+            again = f"`{RunFolder(self.sweep.root).resume_command()}` continues it after the fix"
+            self._screen.say(f"\nthe sweep cannot continue: {error}\n{again}")
             raise SystemExit(ENVIRONMENT_REFUSES if error.errno in DISK_REFUSES else FAILED) from None
         if self._schedule.is_stopped:
             raise SystemExit(self._schedule.stop_code or FAILED)
@@ -193,8 +193,8 @@ class Multirun:
         except UserError as error:
             missing = sum(entry.number not in update(self.sweep, self._settings.metric).alive for entry, _ in jobs)
             resume = folder.resume_command()
-            print(f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `{resume}` does it when that is mended,", file=sys.stderr)
-            print(f"  and `{resume} cluster.wait=true` submits them one by one, as there is room", file=sys.stderr)
+            print(f"\n{error}\n{missing} of {len(jobs)} jobs were not submitted; `{resume}` submits them after the fix,", file=sys.stderr)
+            print(f"  and `{resume} cluster.wait=true` submits them one by one, as the queue has room", file=sys.stderr)
             raise SystemExit(error.exit_code) from None
         print(f"submitted as job {id}: {len(jobs)} jobs of {folder.as_typed()}, {parallel} at a time", flush=True)
 
@@ -210,7 +210,7 @@ class Multirun:
                 checked.append(self._check(job_config, job_config.hydra))
                 if checked[-1].resume in ("auto", "never"):
                     continue
-                problems = [ConfigError(key="resume", happened="names one run, in a sweep", expected="auto or never")]
+                problems = [ConfigError(key="resume", happened="names one run, but this is a sweep", expected="auto or never")]
             except config_check.ConfigErrors as errors:
                 problems = errors.errors
             except ConfigError as error:
@@ -292,4 +292,4 @@ def _stops_at(job: Job, asks_slurm: bool) -> float | None:
 
 
 def _shared_folder(folder: Path | str) -> ConfigError:
-    return ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one each")
+    return ConfigError(key="hydra.sweep.subdir", happened=f"two jobs of the sweep have the folder {folder}", expected="one folder per job")

@@ -74,7 +74,7 @@ class SweepScheduler:
                 if self._stops_at is not None and time.time() >= self._stops_at and not self.is_stopped:
                     self._stops_at = self._get_stops_at(True)
                     if self._stops_at is None or self._stops_at <= time.time():
-                        self._screen.say("the time is up but for cluster.grace_s")
+                        self._screen.say("the walltime ends in cluster.grace_s")
                         self._stop(signal.SIGTERM)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: 
     engines = list(dict.fromkeys(map(engine_name_of, configs)))
     if len(engines) > 1:
         happened = f"is {' and '.join(config.cluster.launcher for config in configs[:2])} in one sweep"
-        return [ConfigError(key="cluster.launcher", happened=happened, expected="one for all jobs")]
+        return [ConfigError(key="cluster.launcher", happened=happened, expected="one launcher for all jobs")]
     if engines and engines[0] is not None:
         return list(_engine_problems(configs[0], settings, plans_all=plans_all))
     clusters = [config.cluster for config in configs if settings.parallel_jobs > 1]
@@ -158,7 +158,7 @@ def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: 
     max_processes = max((devices.processes_per_node(processes, "cuda") for processes in on_gpus), default=0)
     if (wanted := settings.parallel_jobs * max_processes) <= (gpus := len(devices.gpus())):
         return []
-    happened = f"{wanted} processes at a time want a GPU each; this machine shows {gpus}"
+    happened = f"{wanted} processes at a time need a GPU each; this machine has {gpus}"
     fix = "fewer jobs at a time, or a smaller cluster.processes_per_node"
     return [ConfigError(key="sweep.parallel_jobs", happened=happened, fix=fix)]
 
@@ -166,15 +166,15 @@ def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: 
 def _engine_problems(config: RunConfig, settings: SweepConfig, *, plans_all: bool) -> Iterator[ConfigError]:
     launcher, jobs = config.cluster.launcher, settings.parallel_jobs
     if launcher == "slurm" and (job := os.environ.get("SLURM_JOB_ID")):
-        happened = f"is slurm, and this is job {job}: a sweep submits jobs of its own"
-        expected = "the login node; or a sweep within this job's machines"
+        happened = f"is slurm, but this command runs in job {job}: a sweep submits its own jobs"
+        expected = "the login node; or a sweep on the machines of this job"
         fix = "-m without cluster=slurm; or srun ddp-train -m cluster=machines"
         yield ConfigError(key="cluster.launcher", happened=happened, expected=expected, fix=fix)
     if launcher not in QUEUES and jobs > 1:
-        happened = f"is {jobs}, and with cluster.launcher={launcher} each job takes all hosts"
+        happened = f"is {jobs}, but with cluster.launcher={launcher} each job uses all hosts"
         expected = "1: the jobs run one after another"
         yield ConfigError(key="sweep.parallel_jobs", happened=happened, expected=expected, fix="sweep.parallel_jobs=1")
     if is_left_to_a_queue(config, plans_all=plans_all) and settings.on_failure != "continue":
-        happened = f"is {settings.on_failure}, and no process waits for the jobs to see one fail"
+        happened = f"is {settings.on_failure}, but no process waits for the jobs"
         expected = "continue (a job that fails is started again by its own verdict); or a command that waits"
         yield ConfigError(key="sweep.on_failure", happened=happened, expected=expected, fix="cluster.wait=true")

@@ -107,7 +107,7 @@ def _copy_yaml(path: str, copied: Path) -> str:
         files = list(itertools.islice(Path(original).rglob("*"), _MAX_FILES + 1))
         if copied.is_relative_to(original) or len(files) > _MAX_FILES:
             why = "has too many files" if len(files) > _MAX_FILES else "has the sweep below it"
-            print(f"{original} {why}, so no copy is kept: do not edit its YAML while the sweep runs", file=sys.stderr)
+            print(f"{original} {why}, so it is not copied: do not edit its YAML while the sweep runs", file=sys.stderr)
             return path
         unfinished = copied.with_name(f".{copied.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -135,7 +135,7 @@ def prepare_optuna(composed: DictConfig, folder: Path) -> None:
     with read_write(composed.hydra), open_dict(composed.hydra):
         if "hydra.sweeper.direction" not in typed_keys:
             if (goal := _goal(composed)) is None:
-                happened = "is not given, and the objective does not say which way its metric is better"
+                happened = "is not given, and the objective does not define whether its metric should be low or high"
                 raise ConfigError(key="sweep.direction", happened=happened, expected="minimize or maximize", fix="sweep.direction=maximize")
             sweeper.direction = {"min": "minimize", "max": "maximize"}[goal]
         if sweeper.storage is None:

@@ -127,7 +127,7 @@ def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
         print(line)
     print(f"table    {folder}/sweep.csv", flush=True)
     if alive:
-        print(f"{len(alive)} of {len(sweep.jobs)} jobs are queued or running; they go on without this command")
+        print(f"{len(alive)} of {len(sweep.jobs)} jobs are queued or running; they continue without this command")
         print(f"  ddp-train runs {folder}   ddp-train status {folder}   ddp-train cancel {folder}", flush=True)
     if unfinished := sum(job.status != Status.COMPLETED and job.number not in alive for job in sweep.jobs):
         print(f"{unfinished} of {len(sweep.jobs)} jobs are not completed; `ddp-train resume {folder}` runs them", flush=True)

@@ -78,15 +78,15 @@ def why_none() -> str:
     if machine.gpus and visible in ("", "-1"):
         return ""
     if gpus():
-        return "" if _torch_has_cuda() else f"this machine has {count}, and the torch that is installed was built without CUDA"
+        return "" if _torch_has_cuda() else f"this machine has {count}, but the installed torch was built without CUDA"
     if machine.gpus and visible is not None:
         return f"CUDA_VISIBLE_DEVICES={visible} names none of this machine's {count}"
     if machine.gpus:
-        return "this machine's GPUs are to be parted (MIG), and no part was made: nvidia-smi mig -lgi"
+        return "MIG is on for this machine's GPUs, but no GPU instance exists: nvidia-smi mig -lgi"
     if machine.problem:
         return f"the NVIDIA driver shows no GPU: {machine.problem}"
     has_driver = ask_driver() is not None or Path("/proc/driver/nvidia/version").exists()
-    return "the NVIDIA driver shows no GPU: nvidia-smi may say why" if has_driver else ""
+    return "the NVIDIA driver shows no GPU: see nvidia-smi" if has_driver else ""
 
 
 def resolve_device(device: str) -> str:

@@ -45,8 +45,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        happened, fix = f"{path} cannot be read: {error}", "put it back, or move it away"
-        raise DataError(happened=happened, expected="the file as it was written", fix=fix) from None
+        happened, fix = f"{path} cannot be read: {error}", "restore it, or move it away"
+        raise DataError(happened=happened, expected="an unchanged file", fix=fix) from None
 
 
 def tail(path: Path, max_bytes: int) -> str:
@@ -112,7 +112,7 @@ class GrowingFile:
             self._flush()
         except OSError as error:
             if not self._is_late:
-                print(f"{self._path.name} cannot be written ({error.strerror}); training goes on, its lines wait in memory", flush=True)
+                print(f"{self._path.name} cannot be written ({error.strerror}); training continues, its lines wait in memory", flush=True)
             self._is_late = True
         else:
             if self._is_late:

@@ -80,7 +80,7 @@ def newer_than_passed() -> str:
     if numbers <= passed:
         return ""
     newest = f"{PASSED[1]}, the newest that the tests were run with"
-    return f"{installed} is newer than {newest}; where an agent behaves oddly: cluster.agent=torch"
+    return f"{installed} is newer than {newest}; if an agent behaves oddly: cluster.agent=torch"
 
 
 def _version() -> str:

@@ -82,9 +82,9 @@ def _accusations(view: RankView, ranks: Sequence[RankView]) -> Iterator[tuple[in
     heartbeat, waits = view.heartbeat, _waits(view)
     if view.state in STOPPED:
         why = "is stopped" if view.state == "T" else "is stopped by a debugger"
-        yield 0, Culprit(view=view, why=why, fix=f"nothing in the code: SIGSTOP was sent to process {view.pid}")
+        yield 0, Culprit(view=view, why=why, fix=f"the code is not the cause: SIGSTOP was sent to process {view.pid}")
     if view.state == IN_KERNEL:
-        fix = "look at this machine's disks, network file systems and GPUs"
+        fix = "check this machine's disks, network file systems and GPUs"
         yield 0, Culprit(view=view, why="waits inside the kernel", fix=fix)
     if not waits and not _waits_for_device(view):
         halted = [worker for worker in view.workers if worker.state in (*STOPPED, IN_KERNEL)]
@@ -102,11 +102,11 @@ def _accusations(view: RankView, ranks: Sequence[RankView]) -> Iterator[tuple[in
     waiting_step = max((other.heartbeat.device_step for other in ranks if other.heartbeat.waits_for_device), default=-1)
     is_in_backward = len(view.frames) > 0 and _BACKWARD in view.frames[-1].filename  # perhaps in Python code of autograd's thread
     if (not waits or is_in_backward) and heartbeat.step <= waiting_step:
-        yield 4, Culprit(view=view, why=f"has not given its GPU all of step {waiting_step + 1}, in which the others' wait")
+        yield 4, Culprit(view=view, why=f"has not launched all of step {waiting_step + 1} on its GPU, in which the others' GPUs wait")
     # A device that has not finished a step that another one has finished.
     if heartbeat.waits_for_device and heartbeat.device_step < max(other.heartbeat.device_step for other in ranks):
-        why = f"waits for its GPU, which stands still in step {heartbeat.device_step + 1}; others have finished that step"
-        fix = "a kernel that does not end, or a broken GPU: nvidia-smi and dmesg (Xid) on that machine"
+        why = f"waits for its GPU, which hangs in step {heartbeat.device_step + 1}; others finished that step"
+        fix = "find a kernel that does not end or a broken GPU: nvidia-smi and dmesg (Xid) on that machine"
         yield 5, Culprit(view=view, why=why, fix=fix)
 
 
@@ -114,25 +114,25 @@ def find_any_culprit(ranks: Sequence[RankView]) -> Culprit:
     """Pick a rank when all seem to wait: one of the few that wait in another place than most, or the first that stopped."""
     if all(_waits_for_device(view) for view in ranks):  # in any line: each has launched all the work that it could
         last = min(ranks, key=lambda view: view.heartbeat.progress)
-        fix = "torchfrtrace on logs/flight_recorder_rank_*: who has not begun the others' collective; nvidia-smi and dmesg (Xid) there"
-        return Culprit(view=last, why="waits for its GPU, as all ranks do; no host is to blame", fix=fix)
+        fix = "torchfrtrace on logs/flight_recorder_rank_* names the rank that is missing from a collective; nvidia-smi and dmesg (Xid)"
+        return Culprit(view=last, why="waits for its GPU, like all ranks; no host process is the cause", fix=fix)
     by_place: dict[object, list[RankView]] = {}
     for view in ranks:
         by_place.setdefault((view.heartbeat.progress, view.doing()), []).append(view)
     groups = sorted(by_place.values(), key=len)
     if len(groups) > 1 and len(groups[0]) < len(groups[1]):
         fix = "look for a collective that not all ranks take part in"
-        return Culprit(view=groups[0][0], why="waits in another place than the other ranks", fix=fix)
+        return Culprit(view=groups[0][0], why="waits in a different place than the other ranks", fix=fix)
     first = min(ranks, key=lambda view: view.heartbeat.time)
     fix = "look for collectives that the ranks call in different orders"
-    return Culprit(view=first, why="stood still first; all ranks wait for each other", fix=fix)
+    return Culprit(view=first, why="stopped first; all ranks wait for each other", fix=fix)
 
 
 def suspect_other_machine(ranks: Sequence[RankView]) -> Culprit:
     """Return the first rank as a stand-in for another machine: all ranks here wait for ranks there, and it has not reported."""
     first = min(ranks, key=lambda view: view.rank)
-    why = "waits, as all ranks of this machine do, for another machine, which has not said why"
-    return Culprit(view=first, why=why, fix="look at the other machines and the network between them")
+    why = "waits, like all ranks of this machine, for another machine, which gave no reason"
+    return Culprit(view=first, why=why, fix="check the other machines and the network between them")
 
 
 def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_s: float) -> failure.Failure:
@@ -155,7 +155,7 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_
         key=key,
         traceback=f"{stack}{ERROR}: {message}" if stack else "",
         time=time.time(),
-        fix=first.fix or f"that line; a larger {key} if it was only slow, null to wait for ever",
+        fix=first.fix or f"check that line; or set a larger {key} if it was only slow, null to wait forever",
     )
     guilty = {culprit.view.rank for culprit in culprits}
     return hang.with_others({view.rank: f"{view.doing()} (phase {view.heartbeat.phase})" for view in ranks if view.rank not in guilty})

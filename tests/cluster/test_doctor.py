@@ -114,7 +114,7 @@ def test_of_many_faults_each_is_named_with_its_host_and_with_advice(hosts: Calla
         ("node1", "GLOO_SOCKET_IFNAME=eth9 names eth9, which does not exist", "GLOO_SOCKET_IFNAME=null"),
         ("node1", "data.path: is missing on node1", "the same files on each machine"),
         ("node1", "its clock is 60", "chronyd"),
-        ("node1", "does not share", "every machine has mounted"),
+        ("node1", "does not share", "every machine mounts"),
         ("node1", "a process may have 256 open files", "ulimit -n"),
         ("node2", "code: mine.py", "the same code on each machine"),
         ("node2", "data.root: images.bin has the same size but different content", "the same files on each machine"),
@@ -128,7 +128,7 @@ def test_of_many_faults_each_is_named_with_its_host_and_with_advice(hosts: Calla
         assert lines[places[0] + 1].startswith("  fix: ") and advice in lines[places[0] + 1]
     assert "12 problems:" in lines
     assert "problems" not in one.stdout.partition("\n")[2]  # the table is on the first host's terminal; the others say where
-    assert "12 to mend; the terminal of node0 names them" in one.stdout
+    assert "12 to fix; the terminal of node0 names them" in one.stdout
 
 
 @pytest.mark.cluster_long

@@ -167,7 +167,7 @@ def test_an_elastic_run_goes_on_without_a_machine_and_takes_it_back(together: Ca
     until(lambda: run.attempts(running[0], 3) == 2, "three machines train again", within_s=BACK_S)
     run.takes_steps(1, within_s=BACK_S, of=running)
     print(f"{cut}: back after {time.monotonic() - began:.1f} s")
-    assert "the machines have changed; 3 ranks continue from" in running[0].output and "restart 2" not in running[0].output
+    assert "the set of machines changed; 3 ranks continue from" in running[0].output and "restart 2" not in running[0].output
     running[1].signal(signal.SIGTERM)
     assert ended(running, within_s=ENDED_S) == [75, 75, 75], "\n\n".join(each.output for each in running)
     steps_are_whole(run.project.the_run())

@@ -37,7 +37,7 @@ def test_a_walltime_of_our_own_stops_and_requeues_it_where_slurm_does_not_warn(p
     project.restarts(job, 1)
     log = (run_folder.logs / f"slurm-{job}.out").read_text()
     assert log.count("again: stopped in good order") == 1 and "TIME LIMIT" not in logs(run_folder.root), logs(run_folder.root)
-    assert "the time is up but for cluster.grace_s=5 s" in logs(run_folder.root)
+    assert "the walltime ends in cluster.grace_s=5 s" in logs(run_folder.root)
     reached = max(run_folder.saved_steps())
     assert reached > 0
     assert project.ended(job, "COMPLETED", within_s=900)["Restarts"] >= "1"
@@ -56,7 +56,7 @@ def test_a_time_limit_that_is_moved_counts_and_one_nearer_than_the_warning_is_re
     project.trains(run_folder, beyond=12)
     moved(project, job, 600)
     time.sleep(70)
-    assert project.bed.job(job)["Restarts"] == "0" and "the time is up" not in logs(run_folder.root), logs(run_folder.root)
+    assert project.bed.job(job)["Restarts"] == "0" and "the walltime ends" not in logs(run_folder.root), logs(run_folder.root)
     moved(project, job, 5)
     project.restarts(job, 1)
     assert project.ended(job, "COMPLETED", within_s=900)["Restarts"] >= "1"
@@ -86,7 +86,7 @@ def test_a_full_disk_at_a_stop_is_named_and_the_run_goes_on_when_it_is_mended(sm
     project.ended(job, "FAILED", within_s=300)
     log = logs(run_folder.root)
     assert log.count("again:") == 1 and re.search(r"outputs/run cannot go on: .*No space left on device", log), log
-    assert re.search(r"never: .*\b78\b", log) and "which was NOT saved; the run goes on from step" in log
+    assert re.search(r"never: .*\b78\b", log) and "which was NOT saved; the run continues from step" in log
     assert "os._exit" not in log and "in the configuration" not in log and "Traceback" not in log, log
     filler.unlink()
     again = project.submitted(project.type("resume", "outputs/run"))

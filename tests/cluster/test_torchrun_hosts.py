@@ -70,7 +70,7 @@ def check_stopped(agents: Agents, running: list[Running]) -> None:
     assert ended(running, within_s=STOPPED_S) == [1, 1], running[0].output
     result = json.loads((agents.project.the_run() / "result.json").read_text())
     assert result["status"] == "preempted" and result["step"] > 2
-    assert "stopped after step" in running[0].output and "torchrun ends with exit code 1" in running[0].output
+    assert "stopped after step" in running[0].output and "torchrun now ends by SIGTERM with exit code 1" in running[0].output
 
 
 def test_the_script_of_each_machine_is_stopped_on_one_and_the_run_goes_on_by_another_rendezvous(agents: Agents) -> None:

@@ -352,7 +352,7 @@ def test_nothing_is_written_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("years of work")
     assert command_line(monkeypatch, tmp_path, "hydra.run.dir=full")[0] == 2
-    assert "nothing is written over" in capsys.readouterr().err
+    assert "nothing is overwritten" in capsys.readouterr().err
     assert command_line(monkeypatch, tmp_path, "hydra.run.dir=run", "seed=1")[0] == 0
     assert command_line(monkeypatch, tmp_path, "hydra.run.dir=run", "seed=2")[0] == 2
     assert "seed: 1 -> 2" in capsys.readouterr().err
@@ -458,7 +458,7 @@ def test_slots_are_filled_as_they_become_free(monkeypatch: pytest.MonkeyPatch, t
     [
         (["seed=1,-1,2"], "seed: is -1 (in the job seed=-1"),
         (["seed=1,2", "hydra.sweep.subdir=same"], "two jobs of the sweep have the folder"),
-        (["seed=1,2", "resume=somewhere"], "names one run, in a sweep"),
+        (["seed=1,2", "resume=somewhere"], "names one run, but this is a sweep"),
         (["seed=1,2", "sweep.on_failure=retyr"], "sweep.on_failure=retry"),
         (["seed=1,2", "hydra/launcher=basic"], "hydra/launcher=ddp_train"),
         (["seed=1,2", "cluster.device=cuda", "sweep.parallel_jobs=99"], "sweep.parallel_jobs"),

@@ -34,7 +34,7 @@ def written(folder: Path) -> str:
     [
         (["name=../../x"], "name: is '../../x'"),
         (["name='a\nb'"], r"name: is 'a\nb'"),
-        (["hydra.run.dir=outputs/${oc.env:PLACE}/x"], "a name does not choose the folder"),
+        (["hydra.run.dir=outputs/${oc.env:PLACE}/x"], "a name must not change the folder"),
         (["hydra.output_subdir=../../x"], "hydra.output_subdir"),
         (["-m", "seed=1,2", "hydra.sweep.subdir=../../x/${hydra.job.num}"], "hydra.sweep.subdir: leads to"),
         (["-m", "seed=1,2", "hydra.sweep.subdir=/elsewhere/${hydra.job.num}"], "hydra.sweep.subdir: leads to"),
@@ -80,7 +80,7 @@ def test_your_own_runs_ask_nothing_and_what_others_could_have_written_is_shown_f
             trust._accepted.clear()
             assert command_line(monkeypatch, tmp_path, *words)[0] == 2
             said = capsys.readouterr().err
-            assert f"everybody can write {path}" in said and "ddp-train resume" in said and "--trust" in said
+            assert f"every user can write {path}" in said and "ddp-train resume" in said and "--trust" in said
         path.chmod(mode)
     (run / "config.yaml").rename(tmp_path / "config.yaml")
     (run / "config.yaml").symlink_to(tmp_path / "config.yaml")

@@ -38,7 +38,7 @@ def test_what_is_wrong_is_named_with_advice_and_ends_with_78(project: Project) -
     done = project.run(*DOCTOR, "--json", "+data.root=missing", "data._target_=mine.Data", env={"GLOO_SOCKET_IFNAME": "eth99"})
     assert done.returncode == 78, done.output
     assert "GLOO_SOCKET_IFNAME=eth99 names eth99, which does not exist" in done.stderr
-    assert "data.root: there is nothing at this path" in done.stderr
+    assert "data.root: this path does not exist" in done.stderr
     assert done.stderr.count("  fix: ") == 2
     assert "Traceback" not in done.output and "not tried" in done.stderr
     report = json.loads(done.stdout)

@@ -67,7 +67,7 @@ def screens(output: str) -> int:
         ("SIGKILL", "SIGKILL", "ended by SIGKILL"),
         pytest.param("SIGSEGV", "SIGSEGV", "ended by SIGSEGV", marks=pytest.mark.long),
         pytest.param("SIGABRT", "SIGABRT", "after this line in its log: CUDA error: misaligned address", marks=pytest.mark.long),
-        ("exit", "EarlyExit", "rank 1 left with exit code 0 after step 2 while the others were still training"),
+        ("exit", "EarlyExit", "rank 1 exited with code 0 after step 2 while the others were still training"),
         pytest.param("poison", "NonFiniteLossError", "the training loss is nan", marks=pytest.mark.long),
     ],
 )

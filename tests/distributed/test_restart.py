@@ -120,7 +120,7 @@ def test_the_last_failure_alone_has_a_screen_and_without_progress_there_is_a_las
     done = project.run("resume", str(run), "cluster.max_restarts=9")  # the failures count on
     assert done.returncode == 93, done.output
     assert "restart 1 of 9 from the start" in done.output and "restart 2 of 9" not in done.output
-    assert "No progress: the run was started again 3 times from the start, and no new checkpoint came of it" in done.output
+    assert "No progress: the run was started again 3 times from the start without a new checkpoint" in done.output
     assert done.output.count("ValueError: rank 1 is not to be") == 1 + 4
     assert json.loads((run / "result.json").read_text())["status"] == "failed"
 

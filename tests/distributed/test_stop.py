@@ -102,7 +102,7 @@ def test_a_run_whose_walltime_ends_saves_and_ends_by_itself(project: Project) ->
     result = json.loads((run / "result.json").read_text())
     assert result["status"] == "preempted"
     assert (run / f"checkpoints/step_{result['step']:08d}/COMPLETE").exists()
-    assert "the time is up but for cluster.grace_s=1 s\nstopped after step " in done.stdout
+    assert "the walltime ends in cluster.grace_s=1 s\nstopped after step " in done.stdout
 
 
 def test_a_run_whose_terminal_is_closed_saves_and_ends(project: Project) -> None:
@@ -168,6 +168,6 @@ def test_under_torchrun_a_stopped_run_has_neither_failed_nor_finished(project: P
     wait_for(lambda: any((run / "metrics.jsonl").exists() and len(metrics(run)) > 3 for run in project.runs()))
     os.kill(pid_of(1, process.pid), signal.SIGTERM)
     done = finish(process, timeout=20)
-    assert done.returncode == 1 and "torchrun ends with exit code 1" in done.stderr, done.output  # a scheduler takes 0 for finished
+    assert done.returncode == 1 and "torchrun now ends by SIGTERM" in done.stderr, done.output  # a scheduler takes 0 for finished
     assert done.stdout.count("stopped after step ") == 1 and "restart 1 of 1" not in done.output and "FAILED" not in done.output
     assert json.loads((project.the_run() / "result.json").read_text())["status"] == "preempted"

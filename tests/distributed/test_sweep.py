@@ -77,7 +77,7 @@ def test_a_sweep_is_the_same_whichever_way_it_is_run(project: Project) -> None:
         assert sorted(path.parent for path in sweep.rglob(".hydra")) == folders
         assert [yaml.safe_load((run / "config.yaml").read_text())["model"]["width"] for run in folders] == [8, 8, 16, 16]
         assert all(len(list((run / "logs").iterdir())) == 2 for run in folders)
-        logs = ["fresh interpreter" in (run / "logs/rank_00000.log").read_text() for run in folders]
+        logs = ["new interpreter" in (run / "logs/rank_00000.log").read_text() for run in folders]
         assert logs == [way == "torchrun"] * 4  # where the process that becomes rank 0 has checked the config, and imported the module
         seen[way] = [losses(run) for run in folders]
         assert seen[way][0] == seen[way][1] != seen[way][2] == seen[way][3]  # nothing of a job is left in the next

@@ -265,7 +265,7 @@ def test_a_run_that_cannot_save_trains_on_and_does_not_claim_success(project: Pr
     run = project.the_run()
     assert [record["step"] for record in metrics(run, "train")] == list(range(1, 11))
     for step in (4, 8, 10):
-        assert f"the checkpoint of step {step} was NOT saved, earlier ones are untouched. rank 0: File too large" in done.stdout
+        assert f"the checkpoint of step {step} was NOT saved; earlier ones are unchanged. rank 0: File too large" in done.stdout
     assert "all steps are done, but the last one was not saved" in done.output
     assert "Done:" not in done.output
     assert not list((run / "checkpoints").iterdir())
@@ -280,7 +280,7 @@ def test_a_stop_that_cannot_save_says_where_the_run_continues(project: Project) 
     process.send_signal(signal.SIGTERM)
     done = finish(process)
     assert done.returncode == 75, done.output
-    assert re.search(r"stopped after step \d+, which was NOT saved; the run goes on from the start", done.stdout)
+    assert re.search(r"stopped after step \d+, which was NOT saved; the run continues from the start", done.stdout)
 
 
 @pytest.mark.parametrize("how", ["signal", "cancel"])
@@ -299,7 +299,7 @@ def test_a_stop_on_a_full_disk_names_it_and_the_run_goes_on_from_the_last_checkp
     ended = finish(process)
     assert ended.returncode == 75, ended.output
     assert "run cannot be written: No space left on device" in ended.output
-    assert "which was NOT saved; the run goes on from step" in ended.output and "The run failed" not in ended.output
+    assert "which was NOT saved; the run continues from step" in ended.output and "The run failed" not in ended.output
     again = project.run("resume", "run")
     assert again.returncode == 78 and "No space left on device" in again.output and "os._exit" not in again.output
     filler.unlink()

@@ -115,12 +115,12 @@ def _bytes_of(content: object) -> bytes:
 @pytest.mark.parametrize("call", PICKLES)
 def test_a_pickle_in_a_pt_file_is_not_executed(tmp_path: Path, marker: Path, call: str) -> None:
     path = pickled(tmp_path / "weights.pt", {"weight": torch.ones(2, 2), "bias": PICKLES[call](marker)})
-    refused(begin_with(path), "holds other things than tensors: bias")
+    refused(begin_with(path), "holds objects that are not tensors: bias")
 
 
 def test_what_is_no_tensor_is_refused_even_where_it_is_harmless(tmp_path: Path, marker: Path) -> None:
     path = pickled(tmp_path / "weights.pt", {"model": {"weight": torch.ones(2, 2), "bias": [1.0, 2.0]}})
-    refused(begin_with(path), "holds other things than tensors: bias")
+    refused(begin_with(path), "holds objects that are not tensors: bias")
 
 
 def test_a_tar_of_old_torch_is_not_read(tmp_path: Path, marker: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_huge_header_is_not_parsed(tmp_path: Path, marker: Path, length: int) 
 ENTRY = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 HEADERS: dict[str, str] = {
     "a name comes twice": f'{{"weight": {json.dumps(ENTRY)}, "weight": {json.dumps({**ENTRY, "shape": [2, 2]})}}}',
-    "values of bias are not where they can be": json.dumps({"weight": ENTRY, "bias": {**ENTRY, "data_offsets": [8, 24]}}),
+    "values of bias are at a wrong position": json.dumps({"weight": ENTRY, "bias": {**ENTRY, "data_offsets": [8, 24]}}),
     "values of bias are not where .*": json.dumps({"weight": ENTRY, "bias": ENTRY}),
     "values of weight are not where": json.dumps({"weight": {**ENTRY, "data_offsets": [0, 1 << 60]}}),
     "weight has a shape that no tensor can have": json.dumps(
@@ -322,7 +322,7 @@ def test_a_shard_that_deceives_though_its_manifest_knows_it_is_refused(
     shard.write_bytes(changed)
     rewrite(path, lambda manifest: manifest["files"].update({shard.name: entry_of(changed)}))
     assert verify(path) == ""
-    refused(lambda: restore(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "not where they can be"}[deceit])
+    refused(lambda: restore(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "at a wrong position"}[deceit])
 
 
 def test_a_config_that_came_with_a_checkpoint_is_compared_and_never_instantiated(project: Project, marker: Path, parts: Components) -> None:

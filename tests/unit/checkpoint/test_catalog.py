@@ -52,7 +52,7 @@ def test_best_and_last_are_found_by_name_and_damaged_ones_passed_over(tmp_path: 
     assert "checkpoint step_00000002 is not used: a file is damaged" in capsys.readouterr().out
     put(folder, 7, {}, ranked_by=ACCURACY)  # the run goes on under another metric
     assert candidates(folder / "best") == [three, two, one]
-    with pytest.raises(UserError, match="every one of them is damaged"):
+    with pytest.raises(UserError, match="all checkpoints are damaged"):
         find(folder / "last", lambda path: "damaged", key="resume")
 
 

@@ -91,7 +91,7 @@ def test_nothing_that_a_file_names_is_called(tmp_path: Path) -> None:
     assert "weight" in read_pickled(tmp_path / "bad.ckpt")
     assert not marker.exists()
     torch.save({"state_dict": {"weight": Payload(os.mkdir, str(marker))}}, tmp_path / "worse.ckpt")
-    with pytest.raises(UserError, match="other things than tensors: weight"):
+    with pytest.raises(UserError, match="objects that are not tensors: weight"):
         read_pickled(tmp_path / "worse.ckpt")
     assert not marker.exists()
 

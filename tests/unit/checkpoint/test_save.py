@@ -111,7 +111,7 @@ def test_what_nothing_keeps_alike_is_rank_0s_alone(tmp_path: Path) -> None:
 def test_ranks_whose_shares_do_not_fit_together_are_named_and_nothing_is_published(tmp_path: Path) -> None:
     each = [untrained() for _ in range(3)]
     each[2].optimizer.state[next(each[2].model.parameters())]["extra"] = torch.zeros(5)
-    assert "rank 2: it has other tensors than rank 0 in optimizer" in Ranks(tmp_path, each).save(1)
+    assert "rank 2: its tensors differ from rank 0's in optimizer" in Ranks(tmp_path, each).save(1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -187,7 +187,7 @@ def test_lost_weights_replace_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_there_is_never_written_into(tmp_path: Path, trained: Components) -> None:
     (tmp_path / "step_00000002").mkdir()
-    assert "step_00000002 is there already" in Ranks(tmp_path, trained).save(2)
+    assert "step_00000002 exists already" in Ranks(tmp_path, trained).save(2)
     assert list((tmp_path / "step_00000002").iterdir()) == []
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
@@ -252,7 +252,7 @@ def test_a_disk_that_fails_at_any_point_is_no_success(
     assert "It needs" in problem
     assert "are free" in problem
     assert ("`ulimit -f` allows a file 1.0 GB" in problem) == (number == errno.EFBIG)
-    assert f"the checkpoint of step 2 was NOT saved, earlier ones are untouched. {problem}" in capsys.readouterr().out
+    assert f"the checkpoint of step 2 was NOT saved; earlier ones are unchanged. {problem}" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     assert newest_good(tmp_path) == tmp_path / "step_00000001"
     assert ranks.save(3) == ""  # there is room again

@@ -235,7 +235,7 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is one checkpoint"):
         begun(evaluate, str(tmp_path / "checkpoints/last"), "--watch")
     (tmp_path / "checkpoints/step_00000007/rank_00000.safetensors").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="every one of them is damaged"):
+    with pytest.raises(UserError, match="all checkpoints are damaged"):
         evaluate_job(job, alone(), TrainState(), STOP, Phases())
 
 

@@ -104,11 +104,11 @@ def test_weights_of_a_run_that_has_saved_none_need_one_that_is_waited_for(run: P
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("theirs.pt", b"no archive " * 9, "is no file as torch has saved them"),
-        ("theirs.ckpt", b"no archive " * 9, "is no file as torch has saved them"),
+        ("theirs.pt", b"no archive " * 9, "is not in the format of torch 1.6"),
+        ("theirs.ckpt", b"no archive " * 9, "is not in the format of torch 1.6"),
         ("theirs.safetensors", b"no header " * 9, "its header would have"),
         ("theirs.safetensors", b"\x02" + bytes(7) + b"{", "its header would have 2 bytes, in a file of 9"),
-        ("theirs.onnx", b"", "is no kind of file that can be read safely"),
+        ("theirs.onnx", b"", "is not a file type that can be read safely"),
         ("theirs", None, "there is no such file or folder"),
         ("theirs.pt", None, "No such file or directory"),
     ],

@@ -65,7 +65,7 @@ def test_one_rank_that_remembers_is_enough_for_all(store: TCPStore) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named(store: TCPStore) -> None:
-    with pytest.raises(UserError, match="of 3 ranks these did not come: 1, 2"):
+    with pytest.raises(UserError, match="of 3 ranks these did not join: 1, 2"):
         agree_on_attempt(client(store), 0, 3, remembered=None, within_s=0.3)
 
 

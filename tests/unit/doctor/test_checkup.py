@@ -48,7 +48,7 @@ def test_right_sums_are_right() -> None:
 
 def test_wrong_values_are_named_with_the_rank_they_came_from() -> None:
     assert check_sums(third(spoilt=1), CPU) == (
-        "what came from rank 1 as torch.int64 on cpu has 11 at index 5, where 10 is right; 1 values are wrong"
+        "what came from rank 1 as torch.int64 on cpu has 11 at index 5, expected 10; 1 values are wrong"
     )
 
 

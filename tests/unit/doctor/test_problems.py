@@ -50,19 +50,19 @@ def test_healthy_machines_are_fit() -> None:
         ({"clocks": {0: 0.0, 1: 0.0, 2: 60.0}}, "its clock is 60.0 s ahead of the others'"),
         ({"clocks": {0: 0.0, 1: 0.0, 2: -60.0}}, "its clock is 60.0 s behind the others'"),
         ({"machines": {2: {"write_error": "Read-only file system"}}}, "cannot write into outputs/x: Read-only file system"),
-        ({"machines": {2: {"free_bytes": 5 << 20}}}, "5 MiB are free where outputs/x lies"),
+        ({"machines": {2: {"free_bytes": 5 << 20}}}, "5 MiB are free on the disk of outputs/x"),
         ({"peers": {0: {"unseen": (2,)}, 1: {"unseen": (2,)}, 2: {"unseen": (0, 1)}}}, "does not share outputs/x with node0"),
         ({"machines": {2: {"shared_memory_bytes": 64 << 20}}}, "/dev/shm has 64 MiB"),
         ({"machines": {2: {"shared_memory_bytes": None}}}, "there is no /dev/shm"),
         ({"machines": {2: {"open_files": 256}}}, "a process may have 256 open files"),
         ({"machines": {2: {"locked_bytes": 8 << 20, "adapters": {"mlx5_0": "ACTIVE"}}}}, "a process may lock 8 MiB"),
-        ({"peers": {2: {"unresolved": ("node0",)}}}, "the name node0 means nothing there"),
-        ({"peers": {2: {"gloo": "lo"}}}, "gloo takes the loopback interface"),
+        ({"peers": {2: {"unresolved": ("node0",)}}}, "this machine cannot resolve the name node0"),
+        ({"peers": {2: {"gloo": "lo"}}}, "gloo uses the loopback interface"),
         (
             {"peers": {0: {"unreached": {2: "timed out"}}, 1: {"unreached": {2: "timed out"}}}},
             "cannot be reached at 10.0.0.1:4000 from node0, node1: timed out",
         ),
-        ({"machines": {2: {"network": "IB"}}}, "NCCL_NET=IB, and no adapter for InfiniBand is active (there is none)"),
+        ({"machines": {2: {"network": "IB"}}}, "NCCL_NET=IB, but no InfiniBand adapter is active (there is none)"),
         ({"told": {2: {"device": "NVIDIA A100", "device_count": 8, "driver": ""}}}, "has NVIDIA A100, the others have cpu"),
         ({"measurements": {2: {"wrong": "the sum has 3 where 4 is right"}}}, "all-reduce on rank 2: the sum has 3 where 4 is right"),
         (
@@ -85,7 +85,7 @@ def test_a_fault_is_named_with_its_host(faults: dict[str, Any], what: str) -> No
 def test_gpus_that_are_fewer_than_their_processes_or_than_elsewhere_are_named() -> None:
     told = {0: dict(GPUS), 1: {**GPUS, "device_count": 7}, 2: {**GPUS, "device_count": 7, "processes": 7, "driver": "560.2"}}
     assert said(three(told=told, processes=23, measurements=None)) == [
-        ("node1", "8 processes want a GPU each; it shows 7"),
+        ("node1", "8 processes need a GPU each; it has 7"),
         ("node2", "has the NVIDIA driver 560.2, the others have 570.1"),
         ("node0", "has 8 GPUs, the others have 7"),
     ]
@@ -112,7 +112,7 @@ def test_the_odd_ones_of_many_are_found_in_no_time() -> None:
 
 def test_data_that_is_nowhere_is_missed_unless_it_is_downloaded() -> None:
     told = dict.fromkeys(range(3), LOST)
-    assert said(three(told=told)) == [("node0, node1, node2", "data.root: there is nothing at this path")]
+    assert said(three(told=told)) == [("node0, node1, node2", "data.root: this path does not exist")]
     assert said(three(told=told, downloads=True)) == []
 
 

@@ -35,7 +35,7 @@ def test_the_line_names_the_rank_the_error_and_the_step(run_folder: RunFolder) -
 
 def test_the_line_blames_nobody_who_only_lost_a_connection(run_folder: RunFolder) -> None:
     assert restart_line(run_folder, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
-    assert restart_line(run_folder, size=4, has_failed=False) == "the machines have changed; 4 ranks continue from step 40"
+    assert restart_line(run_folder, size=4, has_failed=False) == "the set of machines changed; 4 ranks continue from step 40"
     error = RuntimeError("connection closed")
     error.add_note(LOST)
     failure.from_exception(error, rank=0, step=47).record(run_folder)

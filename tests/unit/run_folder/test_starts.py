@@ -42,7 +42,7 @@ def test_the_third_restart_from_the_same_checkpoint_is_the_last_however_the_run_
         assert close_last_attempt(run_folder) is None  # the same start is not counted again
     start(run_folder)
     said = screen(run_folder, close_last_attempt(run_folder))
-    assert "started again 3 times from its checkpoint of step 4, and no new checkpoint came of it" in said
+    assert "started again 3 times from its checkpoint of step 4 without a new checkpoint" in said
     assert said.count("ValueError: too large") == 3 and said.count("everything ended without a report") == 1
     assert "after step 7" in said and "do not requeue" in said
     assert len(said.splitlines()) <= 15

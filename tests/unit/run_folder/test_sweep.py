@@ -107,7 +107,7 @@ def test_the_metric_that_the_objective_names_first_ranks_the_jobs(tmp_path: Path
 
 
 def test_a_folder_above_a_sweep_is_none_and_the_newest_below_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no sweep\n  expected: a folder with sweep.json\n  fix: ddp-train -m"):
+    with pytest.raises(ConfigError, match=r"is not a sweep\n  expected: a folder with sweep.json\n  fix: ddp-train -m"):
         Sweep.load(tmp_path)
     for day in ("2026-01-01", "2026-01-02"):
         Sweep(root=tmp_path / "sweeps" / day, command=[]).save()

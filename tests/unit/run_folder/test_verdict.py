@@ -105,7 +105,7 @@ def test_a_machine_that_could_leave_nothing_has_said_it_with_its_exit_code(run_f
     note_refusal(run_folder, code, logs="the logs x", is_elastic=False)
     verdict = verdict_of(run_folder)
     assert verdict.exit_code == expected
-    assert verdict.outcome == Outcome.AGAIN or f"a machine refused (exit code {expected}); the logs x say why" in verdict.reason
+    assert verdict.outcome == Outcome.AGAIN or f"a machine refused (exit code {expected}); see the logs x" in verdict.reason
 
 
 def test_the_word_of_those_that_went_on_without_it_counts_in_an_elastic_run(run_folder: RunFolder) -> None:

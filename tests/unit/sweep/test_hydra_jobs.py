@@ -127,7 +127,7 @@ def test_what_is_not_taken_is_submitted_later(
     queue.refuses = error
     assert type_("-m", *SLURM, "seed=1,2") == code
     said = capsys.readouterr()
-    assert "2 of 2 jobs were not submitted; `ddp-train resume s` does it" in said.err
+    assert "2 of 2 jobs were not submitted; `ddp-train resume s` submits them" in said.err
     queue.refuses = None
     assert type_("resume", "s") == 0 and ids(tmp_path / "s") == ["1_0", "1_1"]
 
@@ -150,9 +150,9 @@ def test_a_part_that_was_taken_is_not_submitted_twice(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sweep.on_failure=stop"], "sweep.on_failure: is stop, and no process waits"),
+        (["sweep.on_failure=stop"], "sweep.on_failure: is stop, but no process waits"),
         (["cluster.launcher=slurm,local"], "cluster.launcher: is slurm and local in one sweep"),
-        (["cluster=ssh", "cluster.hosts=[a,b]", "sweep.parallel_jobs=2"], "sweep.parallel_jobs: is 2, and with cluster.launcher=ssh"),
+        (["cluster=ssh", "cluster.hosts=[a,b]", "sweep.parallel_jobs=2"], "sweep.parallel_jobs: is 2, but with cluster.launcher=ssh"),
     ],
 )
 def test_what_a_sweep_on_an_engine_cannot_do_is_refused(
@@ -167,7 +167,7 @@ def test_within_a_job_of_slurm_it_is_refused(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert type_("-m", *SLURM, "seed=1,2") == 2
-    assert "this is job 7: a sweep submits jobs of its own" in capsys.readouterr().err
+    assert "this command runs in job 7: a sweep submits its own jobs" in capsys.readouterr().err
 
 
 def test_resume_asks_first_what_the_engine_has(
@@ -180,7 +180,7 @@ def test_resume_asks_first_what_the_engine_has(
 
     monkeypatch.setattr(slurm_client, "state", away)
     assert type_("resume", "s") == 78 and len(queue.scripts) == 1
-    assert "the engine does not say which jobs run" in capsys.readouterr().err
+    assert "the engine does not report which jobs run" in capsys.readouterr().err
 
 
 def test_after_a_restart_a_job_runs_on_that_failed_only_because_the_others_were_killed(

@@ -70,7 +70,7 @@ def test_a_torch_without_cuda_on_a_machine_with_gpus_is_told(install: Callable[[
     install(Nvml(FOUR))
     monkeypatch.setattr(devices, "_torch_has_cuda", lambda: False)
     assert devices.resolve_device("auto") == "cpu"
-    assert devices.why_none() == "this machine has 4 GPUs, and the torch that is installed was built without CUDA"
+    assert devices.why_none() == "this machine has 4 GPUs, but the installed torch was built without CUDA"
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_the_driver_and_the_kinds_of_gpus_are_told(install: Callable[[Any], None
     [
         (Nvml({}, init=MISMATCH), None, "the NVIDIA driver shows no GPU: Driver/library version mismatch"),
         (Nvml({"GPU-a": 15}), None, "the NVIDIA driver shows no GPU: GPU 0: GPU is lost"),
-        (Nvml({}), None, "the NVIDIA driver shows no GPU: nvidia-smi may say why"),
-        (Nvml({"GPU-a": []}), None, "this machine's GPUs are to be parted (MIG), and no part was made: nvidia-smi mig -lgi"),
+        (Nvml({}), None, "the NVIDIA driver shows no GPU: see nvidia-smi"),
+        (Nvml({"GPU-a": []}), None, "MIG is on for this machine's GPUs, but no GPU instance exists: nvidia-smi mig -lgi"),
         (Nvml(FOUR), "NoDevFiles", "CUDA_VISIBLE_DEVICES=NoDevFiles names none of this machine's 4 GPUs"),
         (Nvml(FOUR), "-1", ""),  # chosen
         (Nvml(FOUR), "", ""),
@@ -128,6 +128,6 @@ def test_a_driver_without_a_usable_gpu_is_told(
         run_folder=SimpleNamespace(as_typed=lambda: "there"),
         config=SimpleNamespace(cluster=SimpleNamespace(device="auto", env={}), batch="8", batch_notes=list, left_out=[]),
     )
-    assert (f"warning  no GPU is used: {why} (cluster=cpu: on purpose)\n" in opening(job, alone())) == bool(why)
+    assert (f"warning  no GPU is used: {why} (cluster=cpu if that is intended)\n" in opening(job, alone())) == bool(why)
     job.config.cluster.device = "cpu"
     assert "warning" not in opening(job, alone())

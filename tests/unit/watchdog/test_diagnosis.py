@@ -179,7 +179,7 @@ def test_on_gpus_hosts_that_wait_for_their_devices_are_innocent(what: str) -> No
 def test_where_all_wait_for_their_gpus_no_host_is_accused() -> None:
     found = find_any_culprit([native(0, GPT, step=7), native(1, DEEPER, step=7), native(2, BACKWARD, step=6)])
     assert found.view.rank == 2
-    assert found.why == "waits for its GPU, as all ranks do; no host is to blame"
+    assert found.why == "waits for its GPU, like all ranks; no host process is the cause"
     assert "flight_recorder" in found.fix
     assert bound(0).doing() == "waits for its GPU"
 

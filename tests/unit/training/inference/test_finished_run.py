@@ -67,7 +67,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_others_can_write_is_loaded_where_it_is_trusted(tmp_path: Path) -> None:
     finished(tmp_path)
     os.chmod(tmp_path / "config.yaml", 0o666)
-    with pytest.raises(ConfigError, match="everybody can write") as refused:
+    with pytest.raises(ConfigError, match="every user can write") as refused:
         load(tmp_path)
     assert "model._target_: ddp_train.model" in str(refused.value) and "load(RUN, trust=True)" in str(refused.value)
     assert load(tmp_path, trust=True).step == load(tmp_path).step  # this process does not ask again

@@ -65,7 +65,7 @@ def test_a_full_disk_keeps_events_waiting_and_ends_nothing(tmp_path: Path, capsy
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     shown = capsys.readouterr().out
-    assert shown.count("events.jsonl cannot be written (File too large); training goes on, its lines wait in memory") == 1
+    assert shown.count("events.jsonl cannot be written (File too large); training continues, its lines wait in memory") == 1
     assert shown.endswith("a spike\na nonfinite\n")
     records.log_event({"kind": "skipped"}, "")
     assert "events.jsonl is complete again" in capsys.readouterr().out
