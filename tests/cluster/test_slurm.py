@@ -78,7 +78,7 @@ def test_in_an_allocation_it_runs_at_once_and_ctrl_c_saves(project: SlurmProject
 
 
 def test_a_task_of_srun_is_refused(project: SlurmProject) -> None:
-    for per_node, why in ((1, "this is a task of srun"), (2, "srun starts 2 tasks on a node")):
+    for per_node, why in ((1, "this command is already a task of srun"), (2, "srun starts 2 tasks on a node")):
         srun = ["srun", f"--nodes={3 - per_node}", f"--ntasks-per-node={per_node}"]
         ended = project.bed.run(*srun, sys.executable, "-m", "ddp_train", *project.words(), cwd=project.folder)
         assert ended.returncode == 2 and why in ended.output, ended.output
