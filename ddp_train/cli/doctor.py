@@ -43,14 +43,15 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
     words = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
     try:
         code = compose(words, launcher, change=examination_of)
-        if code != DONE or launcher.begun is None:  # refused; or this machine has taken part in what the first one leads
+        if launcher.begun is None:  # refused; or this machine has taken part in what the first one leads
             return code
         report = RunFolder(launcher.begun).doctor
-        if not wait_until(report.exists, within_s=_SEEN_WITHIN_S, every_s=0.1):
-            return ENVIRONMENT_REFUSES
-        if _JSON in arguments:
+        is_there = wait_until(report.exists, within_s=_SEEN_WITHIN_S if code == DONE else 0.0, every_s=0.1)
+        if is_there and _JSON in arguments:
             print(report.read_text())
-        return int(read_json(report)["exit_code"])  # the exit code of an engine's job does not have the doctor's result
+        if code != DONE:
+            return code
+        return int(read_json(report)["exit_code"]) if is_there else ENVIRONMENT_REFUSES  # an engine's code does not have the doctor's
     finally:
         if launcher.begun is not None:
             clear(launcher.begun)
