@@ -34,7 +34,7 @@ class EarlyStopping:
         self._metric = self._metric or next(iter(run.goals), "")
         self._goal = self._goal or run.goals.get(self._metric)
         if self._goal is None:
-            happened = f"is {self._metric!r}, of which this run does not know which way is better"
+            happened = f"is {self._metric!r}, and the run does not know whether a higher value is better"
             expected = f"one of {', '.join(run.goals)}, or callbacks.early_stopping.goal=min or max"
             raise ConfigError(key="callbacks.early_stopping.metric", happened=happened, expected=expected)
         self._judge(run)

@@ -41,7 +41,7 @@ class Freeze:
         is_trained = run.step == self._until_step
         self._set_trained(run, is_trained)
         if run.rank == 0:
-            print(f"{'all parameters that were frozen are trained' if is_trained else 'frozen'} after step {run.step}", flush=True)
+            print(f"{'all frozen parameters are trained' if is_trained else 'frozen'} after step {run.step}", flush=True)
 
     def _set_trained(self, run: Run, is_trained: bool) -> set[str]:
         names = matching(named_parameters(run.model), self._patterns, key="callbacks.freeze.patterns")

@@ -43,7 +43,7 @@ class GeneratedText:
     def start(self, run: Run) -> None:
         self._decode = getattr(self._tokenizer or run.data, "decode", None)
         if self._decode is None:
-            happened = "is null, and the data cannot make text of tokens (it has no method `decode`)"
+            happened = "is null, and the data cannot turn tokens into text (it has no method `decode`)"
             expected = "the tokenizer that made the tokens"
             fix = "'callbacks.generated_text.tokenizer={_target_: tiktoken.get_encoding, encoding_name: gpt2}'"
             raise ConfigError(key="callbacks.generated_text.tokenizer", happened=happened, expected=expected, fix=fix)

@@ -25,13 +25,13 @@ class Webhook:
 
     def __init__(self, url: str) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(key="callbacks.webhook.url", happened="is no address of a web server", expected="http://... or https://...")
+            raise ConfigError(key="callbacks.webhook.url", happened="is not a web address", expected="http://... or https://...")
         self._url = url
         self._thread: Thread | None = None
         self._num_lost = 0
 
     def start(self, run: Run) -> None:
-        self._post(run, "start", f"{run.folder.name} goes on after step {run.step}" if run.step else f"{run.folder.name} begins")
+        self._post(run, "start", f"{run.folder.name} continues after step {run.step}" if run.step else f"{run.folder.name} begins")
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
@@ -67,4 +67,4 @@ class Webhook:
         except Exception as error:  # no error may stop the run; its text may hold the address, which may be a secret
             self._num_lost += 1
             if self._num_lost == 1:
-                print(f"callbacks.webhook: the server does not answer ({type(error).__name__}); the run goes on", flush=True)
+                print(f"callbacks.webhook: the server does not answer ({type(error).__name__}); the run continues", flush=True)

@@ -77,8 +77,8 @@ def _local_process(folder: Path) -> _Work | None:
     if not folder.is_dir() or not is_held(folder) or holder is None:
         return None
     if not is_here(holder):
-        happened = f"the process that has {folder} runs on {holder.host} (pid {holder.pid})"
-        raise EnvironmentRefuses(happened=happened, expected="the same command there", fix=f"ssh {holder.host} kill {holder.pid}")
+        happened = f"the process of {folder} runs on {holder.host} (pid {holder.pid})"
+        raise EnvironmentRefuses(happened=happened, expected="the same command on that machine", fix=f"ssh {holder.host} kill {holder.pid}")
     once = [signal.SIGTERM]
 
     def stop(at_once: bool) -> None:
@@ -105,7 +105,7 @@ def _mark_and_stop(runs: Sequence[RunFolder], works: Mapping[Path, _Work], *, at
     try:
         for folder, work in works.items():
             if folder in unmarked:
-                print(f"{folder} cannot be marked as cancelled ({unmarked[folder]}): it is ended at once", file=sys.stderr)
+                print(f"{folder} cannot be marked as cancelled ({unmarked[folder]}): ending it at once", file=sys.stderr)
             work.stop(at_once or folder in unmarked)
             new.pop(folder, None)
     except (EnvironmentRefuses, OSError):

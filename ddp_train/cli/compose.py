@@ -209,7 +209,7 @@ def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_her
             if hydra_config.job.env_set and "cluster" in job_config:  # Hydra's own way to say it, which reaches this process alone
                 job_config.cluster.env = {**hydra_config.job.env_set, **(job_config.cluster.env or {})}
     if hydra_config.job.chdir:
-        expected = "false: ranks stand where you stand, so that they find your modules and data"
+        expected = "false: ranks start in your current folder, where they find your modules and data"
         raise ConfigError(key="hydra.job.chdir", happened="is true", expected=expected)
     checked = check_in_torch_process(job_config, hydra=hydra_config, trains_here=trains_here)
     require_pipeline(checked, begins=checked.resume in ("auto", "never") and not RunFolder(Path(hydra_config.run.dir)).config.exists())

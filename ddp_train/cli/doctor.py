@@ -17,7 +17,7 @@ from ddp_train.system.files import read_json
 
 USAGE = """ddp-train doctor [--full] [--json] [key=value group=option ...]
 
-  key=value      the words of the planned run: doctor examines the machines that it would use, its data and its folder.
+  key=value      the overrides of the planned run: doctor examines the machines that it would use, its data and its folder.
                  By hand, type the same command on each machine, as for the run itself; with cluster=slurm a short job examines them
   --full         also measure how fast each rank computes and how fast the machines send to each other; takes up to a minute more
 
@@ -32,7 +32,7 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train doctor [--full] [key=value ...]`: examine the machines of a run."""
     words = [word for word in arguments if word not in (_FULL, _JSON)]
     if refused := [word for word in words if word in ("-m", "--multirun") or word.startswith("resume=")]:
-        happened = f"doctor examines the machines of one run that is to come, not {refused[0]}"
+        happened = f"doctor examines the machines of one planned run, not {refused[0]}"
         raise ConfigError(happened=happened, expected=USAGE.partition("\n")[0])
     program = f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}"
 

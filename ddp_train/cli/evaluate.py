@@ -141,7 +141,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_
     changed = [re.sub(r"^(\+*)data\.eval\.", r"\1data.", text) for text in overrides]  # `data` is the evaluation data
     for key in (text.lstrip("+~").partition("=")[0] for text in changed):
         if any(key == name or key.startswith(f"{name}.") for name in _WITHOUT_EFFECT):
-            happened = "is of training, and no step is taken here: it would change nothing"
+            happened = "is a key of training: an evaluation takes no steps, so it would change nothing"
             expected = "keys of data, loader, evaluation, objective, model, amp, metrics and cluster"
             raise ConfigError(key=key, happened=happened, expected=expected, fix="leave it out")
     choices = {key: option for key, _, option in (text.partition("=") for text in changed) if isinstance(config_for.get(key), Mapping)}
@@ -200,6 +200,6 @@ def _wait_for_first(run_folder: RunFolder) -> None:
     while not candidates(name):
         verdict = verdict_of(run_folder)
         if verdict.outcome is not Outcome.AGAIN and not candidates(name):
-            happened = f"{run_folder.as_typed()} has saved nothing, and does not go on: {verdict}"
-            raise EnvironmentRefuses(key="RUN", happened=happened, expected="a run that has saved, or is on its way")
+            happened = f"{run_folder.as_typed()} has saved no checkpoint and will not continue: {verdict}"
+            raise EnvironmentRefuses(key="RUN", happened=happened, expected="a run with a checkpoint, or one that is queued or running")
         time.sleep(_POLL_S)

@@ -85,7 +85,7 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
             report |= json.loads(line)
     folder = Path(report["folder"]) if "folder" in report else None
     if folder is None or "error" in report:
-        reason = f"ddp-train has ended with exit code {code}; what it said above has the reason"
+        reason = f"ddp-train ended with exit code {code}; its output above has the reason"
         raise RunFailed(report.get("error", reason), exit_code=code, folder=folder)
     return _result(RunFolder(folder), code)
 
@@ -94,7 +94,7 @@ def _require_single_run(overrides: Sequence[str]) -> None:
     """Refuse what starts no single run here."""
     if isinstance(overrides, (str, Mapping)) or not all(isinstance(word, str) for word in overrides):
         pairs = overrides.items() if isinstance(overrides, Mapping) else [("model", "mlp"), ("optimizer.lr", "0.01")]
-        _refuse(f"overrides is {overrides!r}", expected="a list of words", fix=f"run({[f'{key}={value}' for key, value in pairs]})")
+        _refuse(f"overrides is {overrides!r}", expected="a list of strings", fix=f"run({[f'{key}={value}' for key, value in pairs]})")
     words = iter(overrides)
     for word in words:
         name, equals, _ = word.partition("=")
@@ -103,10 +103,10 @@ def _require_single_run(overrides: Sequence[str]) -> None:
                 next(words, None)  # its value
         elif word.startswith("-") or not (equals or word.startswith("~")) or name.lstrip("+") == "hydra.mode":
             fix = "run() in a loop instead of -m; `ddp-train ...` in a shell for the rest"
-            _refuse(f"{word!r} starts no single run", expected="key=value, group=option, +key=value or ~key", fix=fix)
+            _refuse(f"{word!r} does not start a single run", expected="key=value, group=option, +key=value or ~key", fix=fix)
     if is_torchrun_worker():
         happened, fix = "torchrun has started this process", "torchrun ... -m ddp_train; or this program without torchrun"
-        _refuse(happened, expected="one that may start processes itself", fix=fix)
+        _refuse(happened, expected="a process that may start others itself", fix=fix)
 
 
 def _refuse(happened: str, *, expected: str, fix: str) -> None:

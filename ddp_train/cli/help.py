@@ -136,7 +136,7 @@ def _key(places: Sequence[tuple[Option, Key]], defaults: dict[str, str]) -> Iter
     kind = key.kind or argument_type(option.target, key.name.rpartition(".")[2])
     yield f"{key.name}={key.value}" + (f"    {kind}" if kind else "")
     meanings = [key.meaning, *(other_key.meaning for _, other_key in places)]
-    yield from _paragraph("", next(filter(None, meanings), "has no comment of its own"))
+    yield from _paragraph("", next(filter(None, meanings), "has no comment"))
     yield f"    defined in {shown(key.file)}:{key.line}"
     for other, other_key in places:
         if other_key is not key:

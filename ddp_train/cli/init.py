@@ -32,13 +32,13 @@ def init(arguments: list[str], launcher: Launcher) -> int:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             state = "has files in it" if folder.is_dir() else "is a file"
-            raise UserError(happened=f"{folder} is there already, and {state}", expected="a new folder, or an empty one", fix=_FIX)
+            raise UserError(happened=f"{folder} exists already and {state}", expected="a new folder, or an empty one", fix=_FIX)
         _write(folder, package)
         subprocess.run([sys.executable, "-m", "ddp_train", "schema", ".schema"], cwd=folder, check=True)  # it imports the new package
     except OSError as error:
-        happened = f"{folder} cannot be made here: {error.strerror}"
-        raise UserError(happened=happened, expected="a place where you may write", fix="ddp-train init ELSEWHERE/NAME") from None
-    print(f"{folder} is a project; its README.md says what is where. Try:")
+        happened = f"{folder} cannot be created: {error.strerror}"
+        raise UserError(happened=happened, expected="a folder that you may write to", fix="ddp-train init ELSEWHERE/NAME") from None
+    print(f"{folder} is a project; its README.md describes the files. Try:")
     print(f"  cd {shlex.quote(str(folder))}\n  ddp-train debug=fast\n  ddp-train")
     return DONE
 
@@ -58,12 +58,12 @@ def _package(name: str) -> str:
     """Return the name of the package for a folder's name. UserError: Python does not allow it, or another module has it."""
     package = re.sub(r"[-. ]", "_", name).lower()
     if keyword.iskeyword(package) or not package.isidentifier() or package.startswith("__"):
-        expected = "letters, digits, '-' and '_', a letter first, and no word of Python's own"
-        raise UserError(happened=f"{name} is no name for a package of Python", expected=expected, fix=_FIX)
+        expected = "letters, digits, '-' and '_', a letter first, and no Python keyword"
+        raise UserError(happened=f"{name} is not a valid name of a Python package", expected=expected, fix=_FIX)
     spec = importlib.util.find_spec(package)
     if spec is not None and spec.origin is not None:  # None: a folder
         where = "" if spec.origin in ("built-in", "frozen") else f": {spec.origin}"
-        raise UserError(happened=f"there is a module {package} already{where}", expected="a name of your own", fix=_FIX)
+        raise UserError(happened=f"there is a module {package} already{where}", expected="a new name", fix=_FIX)
     return package
 
 

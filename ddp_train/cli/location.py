@@ -54,9 +54,9 @@ class Location(NamedTuple):
         """Refuse (ConfigError) to continue a run that is not the user's own, or under a configuration that would give other results."""
         self._require_trust()
         if changed := changes(checked, self.folder):
-            happened = f"the run in {self.folder} has another configuration:\n    " + "\n    ".join(changed[:12])
-            fix = f"`ddp-train resume {self.folder}` takes the saved one (and overrides after it); or start a new run in another folder"
-            raise ConfigError(key=self.key, happened=happened, expected="the configuration that it was started with", fix=fix)
+            happened = f"the run in {self.folder} has a different configuration:\n    " + "\n    ".join(changed[:12])
+            fix = f"`ddp-train resume {self.folder}` uses the saved one (overrides may follow); or start a new run in another folder"
+            raise ConfigError(key=self.key, happened=happened, expected="the configuration of the run", fix=fix)
 
     def _require_trust(self) -> None:
         require_trust(self.folder, key=self.key, accept=f"ddp-train resume {self.folder} --trust")

@@ -144,8 +144,8 @@ def _show_failure(error: Exception, folder: Path | None) -> int:
         traceback.print_exception(error)
     if folder is not None and (RunFolder(folder).config.exists() or is_sweep(folder)):
         run = RunFolder(folder)
-        again = f"`{run.resume_command()}` continues it when that is mended"
-        print(f"\n{run.as_typed()} cannot go on: {_in_words(error)}\n{again}", file=sys.stderr)
+        again = f"`{run.resume_command()}` continues it once that is fixed"
+        print(f"\n{run.as_typed()} cannot continue: {_in_words(error)}\n{again}", file=sys.stderr)
     elif _is_file_error(error):
         print(_in_words(error), file=sys.stderr)
     return ENVIRONMENT_REFUSES if _is_of_the_disk(error) else FAILED
@@ -166,7 +166,7 @@ def _in_words(error: Exception) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0] if error.errno == errno.EFBIG else resource.RLIM_INFINITY
     if limit == resource.RLIM_INFINITY:
         return named
-    return f"{named}: `ulimit -f` allows a file {limit:,} bytes; raise it, as with `ulimit -f unlimited`"
+    return f"{named}: `ulimit -f` limits a file to {limit:,} bytes; raise it, as with `ulimit -f unlimited`"
 
 
 def _require_readable_names() -> None:

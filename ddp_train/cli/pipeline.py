@@ -41,8 +41,8 @@ def verdict_to_wait_for(folder: Path) -> Verdict:
     """Return the verdict on a run: it is done, or goes on. EnvironmentRefuses: it never gets done."""
     verdict = verdict_of(RunFolder(folder))
     if verdict.outcome == Outcome.NEVER:
-        happened = f"{RunFolder(folder).as_typed()} does not get done: {verdict.reason}"
-        raise EnvironmentRefuses(key="after", happened=happened, expected="a run that is done, or on its way")
+        happened = f"{RunFolder(folder).as_typed()} will not finish: {verdict.reason}"
+        raise EnvironmentRefuses(key="after", happened=happened, expected="a run that is done, queued or running")
     return verdict
 
 
@@ -52,16 +52,16 @@ def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
             from ddp_train.run_folder.sweep import Sweep  # for a mistake
 
             jobs = [str(folder / job.folder) for job in Sweep.load(folder).jobs] if is_sweep(folder) else []
-            happened = f"{folder} is the folder of a sweep" if jobs else f"{folder} is no run folder"
+            happened = f"{folder} is the folder of a sweep" if jobs else f"{folder} is not a run folder"
             fix = override("after", jobs) if jobs else ""
-            yield ConfigError(key="after", happened=happened, expected="a folder that holds config.yaml, or several", fix=fix)
+            yield ConfigError(key="after", happened=happened, expected="a folder with config.yaml, or several", fix=fix)
 
 
 def _label_errors(config: RunConfig) -> Iterator[ConfigError]:
     """Refuse images without labels for an objective of this library: all of them need labels. A user's own may not."""
     argument = constant_of_ours(config.data, "labels_argument")
     if argument and config.data.get(argument) is False and constant_of_ours(config.objective, "needs_labels"):
-        happened = "is false: a batch is images alone, and the objective compares with labels"
+        happened = "is false: a batch has images only, and the objective needs labels"
         yield conflict(f"data.{argument}", happened, "true", expected="true; false is for `ddp-train predict`")
 
 

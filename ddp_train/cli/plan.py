@@ -65,7 +65,7 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
     mode = RunMode.MULTIRUN if args.multirun else RunMode.RUN
     composed = loader.load_configuration(args.config_name or "config", args.overrides, run_mode=mode)
     screen = Screen()
-    screen.fact("plan", shell_command(["ddp-train", *words]), "This is what it would do. Nothing is started, nothing is written.")
+    screen.fact("plan", shell_command(["ddp-train", *words]), "This is the plan. Nothing is started or written.")
     (_plan_sweep if args.multirun else _plan_run)(screen, loader, composed)
     (screen.show_json if is_json else screen.show)()  # only a complete plan
     return DONE
@@ -79,7 +79,7 @@ def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
         location.require_same(checked)
     job = compose.job_of(checked, composed.hydra, location.folder)
     kind = f"the run there continues {job.run_folder.continues()}" if location.is_continued else "a new run"
-    named = "; the name is that of the moment when it starts" if location.is_new else ""
+    named = "; the name has the time of the start" if location.is_new else ""
     screen.fact("run", f"{as_typed(location.folder)}   ({kind}{named})")
     _show(screen, loader, composed, [job])
 
@@ -107,7 +107,7 @@ def _require_free(location: Location) -> None:
     """Refuse a typed folder in which another run works, or in which something lies that is not continued."""
     folder, key, is_new, is_continued = location
     if not is_new and folder.is_dir() and is_held(folder):
-        raise ConfigError(key=key, happened=f"another run is working in {folder}", expected="a folder of its own for each run and sweep")
+        raise ConfigError(key=key, happened=f"another run is working in {folder}", expected="a separate folder for each run and sweep")
     if not is_new and not is_continued and folder.exists():
         require_empty(folder, key=key)
 
@@ -144,7 +144,7 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
     # A command that waits submits the jobs one by one.
     specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if config.cluster.wait else jobs)]
     rendered = engine_of(config.cluster.launcher).render(specs)
-    screen.fact("code", f"{count:,} files of source, {in_units(size)}, are copied to {as_typed(target)}; later edits do not reach the run")
+    screen.fact("code", f"{count:,} source files, {in_units(size)}, are copied to {as_typed(target)}; later edits do not reach the run")
     screen.fact("spec", f"{as_typed(run_folder.spec)}: the frozen job, its shape, and the hash of the code")
     _show_files(screen, rendered.files)
     if config.cluster.launcher == "slurm" and (allocation := slurm_client.allocation()):

@@ -110,7 +110,7 @@ def show_jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: S
     """List the jobs of a sweep; `sweeper`: one that chooses the jobs while they run. None: all are known."""
     screen.fact("sweep", as_typed(folder))
     if sweeper is not None:
-        screen.fact("jobs", f"hydra/sweeper={sweeper} chooses their values as it goes; what follows is a job without them")
+        screen.fact("jobs", f"hydra/sweeper={sweeper} chooses their values during the sweep; below is a job without them")
         return
     at_a_time = "one after another" if settings.parallel_jobs == 1 else f"{settings.parallel_jobs} at a time"
     screen.fact("jobs", f"{len(all_jobs)}, {at_a_time}; after one that fails: sweep.on_failure={settings.on_failure}")
@@ -123,7 +123,7 @@ def show_jobs(screen: Screen, folder: Path, all_jobs: Sequence[Job], settings: S
     screen.table(rows)
     if len(all_jobs) > _JOBS_SHOWN:
         screen.fact("", f"and {len(all_jobs) - _JOBS_SHOWN} more")
-    screen.fact("", "what follows is job 0")
+    screen.fact("", "below is job 0")
 
 
 def show_pipeline(screen: Screen, job: Job) -> None:
@@ -188,9 +188,9 @@ def _model(screen: Screen, measured: Mapping[str, Any]) -> None:
     screen.fact("layers", *measured["layers"])
     parts = ", ".join(f"{part} {in_units(size)}" for part, size in measured["rank_bytes"].items() if size)
     where = "in the host's memory for each rank" if measured["on_host"] else "on each rank"
-    memory = [f"{in_units(sum(measured['rank_bytes'].values()))} {where}: {parts}; activations come on top"]
+    memory = [f"{in_units(sum(measured['rank_bytes'].values()))} {where}: {parts}; plus activations"]
     if measured["shards"] > 1:
-        memory.append(f"{measured['shards']} shards of the weights: a block's own come on top while it computes, too")
+        memory.append(f"{measured['shards']} shards of the weights; those of one block come on top while it computes")
     screen.fact("memory", *memory)
 
 
@@ -248,20 +248,20 @@ def show_time(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> No
     steps = measured["steps"] if isinstance(measured, Mapping) else job.config.trainer.max_steps
     past = newest_like(job.config, next((parent.parent for parent in folder.parents if parent.name == "sweeps"), folder.parent))
     if past is None:
-        lines = ["not known: no run of this name has had this model, data and precision"]
+        lines = ["not known: no earlier run of this name had this model, data and precision"]
     else:
         lines = [f"{1000 * past[1]:.4g} ms a step in {as_typed(past[0])}, the newest run with this model, data and precision"]
     if past is not None and steps is not None:
         steps = max(0, steps - max(job.run_folder.saved_steps(), default=0))
         seconds = steps * past[1]
-        lines = [f"about {duration(seconds)} for {steps:,} steps: {lines[0]}", "without starting, evaluations and waiting for checkpoints"]
+        lines = [f"about {duration(seconds)} for {steps:,} steps: {lines[0]}", "without start-up, evaluations and waiting for checkpoints"]
         if limit_s is not None:
             starts = math.ceil(seconds / limit_s)
             ends += f", which is {'enough' if starts <= 1 else f'too short: the run has to be started {starts} times'}"
     lines += [ends] if ends else []
     with suppress(OSError, ValueError, KeyError, TypeError):
         batch = json.loads((past[0] / "environment.json").read_text())["batch"] if past else str(job.config.batch)
-        lines += [f"that run had another batch: {batch}"] if batch != str(job.config.batch) else []
+        lines += [f"that run had a different batch: {batch}"] if batch != str(job.config.batch) else []
     screen.fact("time", *lines)
 
 

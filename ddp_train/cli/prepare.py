@@ -54,7 +54,7 @@ def prepare(arguments: list[str], launcher: Launcher) -> int:
     elif arguments[:1] == ["tokens"]:
         _prepare_tokens(_Request.parse(arguments[1:]))
     else:
-        happened = f"prepare knows no {arguments[0]!r}" if arguments else "nothing to prepare was given"
+        happened = f"prepare has no {arguments[0]!r}" if arguments else "no input was given"
         raise ConfigError(happened=happened, expected="tokens or weights", fix="ddp-train prepare tokens FILE... to=FOLDER")
     return DONE
 
@@ -82,7 +82,7 @@ class _Request:
                 fix = f"did you mean {close}={value}?" if close else "ddp-train prepare --help"
                 raise ConfigError(happened=f"there is no file {argument}", expected=expected, fix=fix)
         if not files or not options["to"]:
-            missing = "what to prepare" if not files else "where to put it"
+            missing = "FILE" if not files else "to=FOLDER"
             raise ConfigError(happened=f"{missing} is missing", expected=USAGE.partition("\n")[0])
         val_fraction = _number(options, "val_fraction", "at least 0 and below 1", lambda value: 0 <= value < 1)
         shard_tokens = _number(options, "shard_tokens", "a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)
@@ -135,8 +135,8 @@ class _Corpus:
                     yield _Passage(split, text[:end], False, str(path))
                 text = text[end:] + block
                 if len(text) > _MAX_UNCUT_BYTES:
-                    happened = f"{path} has {_MAX_UNCUT_BYTES:,} bytes without the end of a line or of a word"
-                    raise DataError(happened=happened, expected="text, which can be cut somewhere", fix="tokenizer=byte")
+                    happened = f"{path} has {_MAX_UNCUT_BYTES:,} bytes without a line break or a word break"
+                    raise DataError(happened=happened, expected="text with lines or words", fix="tokenizer=byte")
             yield _Passage(split, text, True, str(path))
 
     def _lines(self, path: Path) -> Iterator[_Passage]:
@@ -148,7 +148,7 @@ class _Corpus:
                 try:
                     text = json.loads(line)["text"].encode("utf-8")
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    happened = f"{where} is no document: {type(error).__name__}: {error}"
+                    happened = f"{where} is not a document: {type(error).__name__}: {error}"
                     raise DataError(happened=happened, expected='{"text": "..."} on every line') from None
                 if text:
                     yield _Passage(self._split(), text, True, where)
@@ -193,7 +193,7 @@ def _prepare_tokens(request: _Request) -> None:
 
 def _require_val(request: _Request, documents: int) -> None:
     if int(documents * request.val_fraction) == 0:
-        happened = f"{request.val_fraction:g} of {_count(documents, 'document')} is none"
+        happened = f"{request.val_fraction:g} of {_count(documents, 'document')} is less than one"
         larger = f"val_fraction={ceil(1000 / documents) / 1000:g}, or " if documents > 1 else ""
         fix = f"{larger}val_fraction=0 and runs with data.eval=null"
         raise ConfigError(key="val_fraction", happened=happened, expected="at least one document in the split val", fix=fix)
@@ -287,7 +287,7 @@ def _middle(path: Path, val_fraction: float) -> int:
     if offset == 0:
         offset = next((offset for offset, byte in enumerate(following) if byte & 0xC0 != 0x80), 0)  # not inside a character of UTF-8
     if not 0 < wanted + offset < size:
-        happened = f"{val_fraction:g} of the {size} bytes of {path} holds no line of its own"
+        happened = f"{val_fraction:g} of the {size} bytes of {path} has no whole line"
         fix = "a larger val_fraction, or val_fraction=0 and runs with data.eval=null"
         raise ConfigError(key="val_fraction", happened=happened, expected="text in both splits", fix=fix)
     return wanted + offset
@@ -307,17 +307,17 @@ def _prepare_weights(arguments: Sequence[str]) -> None:
     options, (word,) = parse_words(arguments, _WEIGHTS, {"to": "FILE", "--unpickle": ""})
     folder, to = Path(word), Path(options.get("to", ""))
     if not (folder / ".metadata").is_file():
-        raise ConfigError(happened=f"{folder} is no folder of torch.distributed.checkpoint", expected="one with a file .metadata")
+        raise ConfigError(happened=f"{folder} is not a folder of torch.distributed.checkpoint", expected="a folder with a file .metadata")
     if to.suffix != ".safetensors":
         raise ConfigError(key="to", happened=f"is {options.get('to')}", expected="a new file.safetensors", fix="to=FILE.safetensors")
     if to.exists():
         raise ConfigError(key="to", happened=f"{to} exists; nothing is written over", expected="a new path")
     if "--unpickle" not in options:
-        happened = f"is not given, and {folder / '.metadata'} is a pickle: to read it runs whatever its writer has put there"
+        happened = f"is not given, and {folder / '.metadata'} is a pickle: reading it runs any code that its writer put there"
         fix = f"ddp-train prepare weights {shlex.join(arguments)} --unpickle"
-        raise ConfigError(key="--unpickle", happened=happened, expected="it, where you trust the writer", fix=fix)
+        raise ConfigError(key="--unpickle", happened=happened, expected="--unpickle, if you trust the writer", fix=fix)
     from ddp_train.training.inference.export import from_dcp  # imports torch
 
     for line in from_dcp(folder, to):
         print(line)
-    print(f"written  {to}\nbegin    with it: init_from={shlex.quote(str(to))}")
+    print(f"written  {to}\nuse      init_from={shlex.quote(str(to))}")

@@ -36,15 +36,15 @@ def profile(arguments: list[str], launcher: Launcher) -> int:
             ranks=[_number(text) for text in options["--ranks"].strip("[]").split(",")] if "--ranks" in options else None,
         )
     except ValueError as error:
-        raise ConfigError(happened=str(error), expected="as `ddp-train profile --help` says", fix="") from None
+        raise ConfigError(happened=str(error), expected="the options of `ddp-train profile --help`", fix="") from None
     if not request.put(run_folder):
-        happened = f"{run_folder.profile_request} exists: the run was asked already, and begins after its next training record"
-        raise ConfigError(happened=happened, fix=f"rm {shlex.quote(str(run_folder.profile_request))} cancels that")
+        happened = f"{run_folder.profile_request} exists: a profile was requested already, and starts after the next training record"
+        raise ConfigError(happened=happened, fix=f"rm {shlex.quote(str(run_folder.profile_request))} cancels it")
     config = saved_config(run_folder.root)
     log_every_steps, defaults = config["trainer"]["log_every_steps"], config["profile"]
     steps, ranks = request.steps or defaults["steps"], ", ".join(map(str, request.ranks or defaults["ranks"]))
     when = f"after the next training record (one every {log_every_steps} steps)"
-    print(f"asked: {steps} steps on rank {ranks}, {when}; into {run_folder.as_typed()}/profile")
+    print(f"requested: {steps} steps on rank {ranks}, {when}; into {run_folder.as_typed()}/profile")
     return DONE
 
 
@@ -61,7 +61,7 @@ def _require_going_on(run_folder: RunFolder) -> None:
         raise ConfigError(happened=f"{shown} is an evaluation, which takes no steps", expected="the folder of a run that trains")
     if run_folder.is_completed():
         happened = f"{shown} is done: no step is left to record"
-        raise ConfigError(happened=happened, expected="a run that goes on", fix="ddp-train ... profile=trace records in a new run")
+        raise ConfigError(happened=happened, expected="a run in progress", fix="ddp-train ... profile=trace records in a new run")
     if not may_go_on(run_folder) and not (sweep is not None and is_held(sweep)):
-        happened = f"no process works on {shown}"
-        raise ConfigError(happened=happened, expected="a run that goes on", fix=f"ddp-train resume {shlex.quote(shown)} profile.kind=trace")
+        happened = f"no process is training in {shown}"
+        raise ConfigError(happened=happened, expected="a run in progress", fix=f"ddp-train resume {shlex.quote(shown)} profile.kind=trace")

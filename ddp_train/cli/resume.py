@@ -86,7 +86,7 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
         release()  # `compose` locks it again
         return compose([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], launcher)
     if not configs:
-        raise ConfigError(key="resume", happened=f"{folder} has no job with its config.yaml", expected="the folder of a sweep")
+        raise ConfigError(key="resume", happened=f"{folder} has no job with a config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, sweep=folder)
     with closing(Multirun(sweep, first.config.sweep, launcher.begin_sweep, check_composed)) as multirun:
         multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)

@@ -55,9 +55,9 @@ def parse_words(typed: Sequence[str], usage: str, known: Mapping[str, str], *, m
             close = nearest(name, known)
             meant = f"{close}{equals}{value}" if known.get(close) else close
             fix = meant if close else word.lstrip("-") if equals else ""
-            raise ConfigError(happened=f"{word} is no option", expected=", ".join(known), fix=fix)
+            raise ConfigError(happened=f"{word} is not an option", expected=", ".join(known), fix=fix)
         if takes_value and not equals and (value := next(rest, "")) == "":
-            raise ConfigError(happened=f"{name} has no value behind it", expected=f"{name}=VALUE")
+            raise ConfigError(happened=f"{name} has no value", expected=f"{name}=VALUE")
         if known[name] in ("N", "CODE") and not value.isdigit():
             raise ConfigError(happened=f"{name}: {value!r} is not a number", expected=f"{name}=N, a whole number")
         options[name] = value
@@ -76,7 +76,7 @@ def run_of(path: Path, *, key: str = "resume") -> Path:
             return folder.absolute()
     if is_sweep(path):
         raise ConfigError(key=key, happened=f"{path} is the folder of a sweep", expected="one of its jobs", fix=f"ddp-train runs {path}")
-    happened = f"{path} is no run folder and no checkpoint"
+    happened = f"{path} is neither a run folder nor a checkpoint"
     raise ConfigError(key=key, happened=happened, expected="a folder that holds config.yaml, or sweep.json")
 
 
@@ -132,8 +132,8 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
     if not idle:
         return
     by_steps = trainer.max_steps is not None and trainer.max_steps <= steps
-    happened = f"all {steps} steps of {job.run_folder.as_typed()} are taken: {' '.join(idle)} would change nothing"
-    expected = "more steps to train with it, or evaluation.save_predictions=true; a new run, for other results from the start"
+    happened = f"all {steps} steps of {job.run_folder.as_typed()} are done: {' '.join(idle)} would change nothing"
+    expected = "more steps to train with it, or evaluation.save_predictions=true; or a new run"
     fix = f"trainer.max_steps={2 * steps}" if by_steps else f"trainer.max_epochs={2 * (trainer.max_epochs or 1)}"
     raise ConfigError(key=idle[0].lstrip("~").partition("=")[0], happened=happened, expected=expected, fix=fix)
 
@@ -141,7 +141,7 @@ def refuse_without_effect(job: Job, overrides: list[str]) -> None:
 def require_more(job: Job) -> None:
     """Refuse to submit a run of which all steps are taken; one with steps left loses its result.json."""
     if (steps := _all_taken(job)) is not None:
-        happened = f"all {steps} steps of {job.run_folder.as_typed()} are taken"
+        happened = f"all {steps} steps of {job.run_folder.as_typed()} are done"
         raise ConfigError(key="resume", happened=happened, expected="more steps to train", fix=f"trainer.max_steps={2 * steps}")
     if job.run_folder.is_completed():
         job.run_folder.result.unlink()
@@ -165,9 +165,9 @@ def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping
         is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])
         is_path = ("/" in value or _PATH.search(key)) and not Path(value).is_absolute() and (began / value).exists()
         if is_module or (is_path and not (here / value).exists()):
-            happened = f"is {value}, in {began}, where the run was started; you stand in {here}"
+            happened = f"is {value}, relative to {began}, where the run was started; you are in {here}"
             fix = f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(words)}"
-            raise ConfigError(key=key, happened=happened, expected="the folder that relative paths and modules of the run mean", fix=fix)
+            raise ConfigError(key=key, happened=happened, expected="the folder where the run was started", fix=fix)
 
 
 def _is_only_there(began: Path, name: str) -> bool:

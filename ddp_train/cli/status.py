@@ -128,7 +128,7 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
         for folder in run_folders(config["after"]):
             before = RunFolder(Path(folder))
             if (verdict := verdict_of(before)).outcome is Outcome.NEVER:
-                why = f"it comes after {before.as_typed()}, which does not get done: {verdict.reason}"
+                why = f"it waits for {before.as_typed()}, which will not finish: {verdict.reason}"
                 yield printable(f"{why}; then `{run_folder.resume_command()}`")
     if run_folder.task.exists():  # an evaluation takes no steps
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
@@ -137,7 +137,7 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
         yield progress_line(record, **{name: config.get("trainer", {}).get(name) for name in ("max_steps", "max_epochs")})
     result = run_folder.read_result()
     if result is None and run_folder.result.exists():
-        yield f"{run_folder.result} is damaged, and passed over"
+        yield f"{run_folder.result} is damaged and ignored"
     if result is not None and result.status == Status.COMPLETED and result.last:
         values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in result.last.items())
         yield printable(", ".join(values))
@@ -203,7 +203,7 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
     verdict = verdict_of(run_folder)
     is_silent = not run_folder.failure.exists() and run_folder.read_result() is None  # no report could be written: a full disk
     if ended in FINAL and verdict.outcome == Outcome.AGAIN and is_silent:
-        verdict = Verdict(Outcome.NEVER, f"its machines ended with {ended}; mend what its log says", ended)
+        verdict = Verdict(Outcome.NEVER, f"its machines ended with exit code {ended}; fix the cause in its log", ended)
     if "--begins" in options and verdict.outcome == Outcome.AGAIN:
         try:
             if no_progress := close_last_attempt(run_folder, by_engine=True):

@@ -41,7 +41,7 @@ def find_unanswerable(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Ite
                 continue
             own = f" ({', '.join(BY_RUN[section])})" if section in BY_RUN else ""
             expected = f"a value; auto takes facts of the data in model and objective, of the run in scheduler and metrics{own}"
-            happened = "is auto, and nothing answers it" + ("" if name else ": in a list it has no name")
+            happened = "is auto, and nothing provides a value" + ("" if name else ": in a list it has no name")
             is_plain = default is None or isinstance(default, (bool, int, float, str, list, tuple))
             fix = override(key, plain(default)) if is_plain else f"{key}=VALUE"
             yield ConfigError(key=key, happened=happened, expected=expected, fix=fix)
@@ -93,7 +93,7 @@ def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> Non
     for key, value in answers.items():
         if key.startswith(BY_DATA) and key in before and before[key] != value:
             happened = f"is auto: the data said {_shown(before[key])} when the run began, and says {_shown(value)} now"
-            fix = f"{override(key, before[key])}, if the run is to go on with it"
+            fix = f"{override(key, before[key])}, to continue the run with it"
             raise ConfigError(key=key, happened=happened, expected="the data that the run began with", fix=fix)
 
 
@@ -113,7 +113,7 @@ def _unanswered(unanswered: Mapping[str, str], facts: Mapping[str, Any]) -> Conf
     typed = " ".join(override(key, plain(facts[near])) if near else f"{key}=VALUE" for key, near in values.items())
     is_text = not {*unanswered.values()}.isdisjoint(_TEXT)
     giver = "the run" if next(iter(unanswered)).partition(".")[0] in BY_RUN else "the data"
-    happened = f"{'is' if len(unanswered) == 1 else 'are'} auto, and {giver} does not say {'it' if len(unanswered) == 1 else 'them'}"
+    happened = f"{'is' if len(unanswered) == 1 else 'are'} auto, and {giver} does not provide {'it' if len(unanswered) == 1 else 'them'}"
     expected = f"a fact of {giver}; it has {known or 'none (`facts` of a data set: `ddp-train help docs/data.md`)'}"
     fix = typed + (", or text: data=char_text objective=language_modeling" if is_text else "")
     return ConfigError(key=", ".join(unanswered), happened=happened, expected=expected, fix=fix)

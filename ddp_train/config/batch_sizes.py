@@ -36,9 +36,9 @@ class BatchSizes:
 
     def notes(self) -> list[str]:
         """Return the line on the effect of another number of ranks, if it has one."""
-        keeps = f"trainer.global_batch_size={self.global_batch_size} keeps it"
+        keeps = f"trainer.global_batch_size={self.global_batch_size} keeps both"
         has_effect = self.is_derived and self.world_size > 1
-        return [f"another number of ranks has another batch, and another result; {keeps}"] if has_effect else []
+        return [f"another number of ranks changes the batch and the result; {keeps}"] if has_effect else []
 
     def __str__(self) -> str:
         sign = "=" if self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size else "<="
@@ -102,11 +102,11 @@ def _open_batch_size(trainer: TrainerConfig, cluster: ClusterConfig) -> int:
     """Return the global batch whose micro-batch is measured. ConfigError: it is unknown, or no memory can be measured."""
     if trainer.global_batch_size is None:
         happened = f"is null, and {MICRO_BATCH} is auto: nothing says how many samples a step has"
-        raise conflict("trainer.global_batch_size", happened, 256, expected="the samples that the micro-batches of a step add up to")
+        raise conflict("trainer.global_batch_size", happened, 256, expected="the number of samples in a step")
     if trainer.grad_accum_steps is not None:
         happened = f"is {trainer.grad_accum_steps}, and {MICRO_BATCH} is auto"
         raise conflict("trainer.grad_accum_steps", happened, "null", expected="null: it follows from the micro-batch that is found")
     if resolve_device(cluster.device) == "cpu":
-        happened = "is auto, and the run is on CPU: where its memory ends, processes are killed, and no error says so before"
+        happened = "is auto, and the run is on CPU: a process that runs out of memory is killed without an error"
         raise ConfigError(key=MICRO_BATCH, happened=happened, expected="a number; auto is for GPUs", fix=f"{MICRO_BATCH}=32")
     return trainer.global_batch_size

@@ -150,7 +150,7 @@ def check_folder(folder: str, *, key: str) -> list[ConfigError]:
     """Return the error for a folder's name that contains a secret: everybody can see it."""
     if (name := redaction.variable_for_secret("", folder)) is None:
         return []
-    return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder's name that everybody may see")]
+    return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder name without a secret")]
 
 
 def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
@@ -271,12 +271,12 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
             parts = ", ".join([*schema.TARGETS, *(f"{section}.NAME" for section in schema.NAMED)])
             close = nearest(name, [*schema.TARGETS, *schema.NAMED])
-            expected = f"a part of a run: {parts}; no other is made"
+            expected = f"a component in one of {parts}"
             fix = f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"
         else:
-            expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, stand below extra"
+            expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, go below extra"
             fix = _fix_of_value(name, value, valid, option=option, own_overrides=own_overrides)
-        yield ConfigError(key=name, happened="is no part of a configuration, and nothing reads it", expected=expected, fix=fix)
+        yield ConfigError(key=name, happened="is not a key of the configuration, and nothing reads it", expected=expected, fix=fix)
 
 
 def _fix_of_value(name: str, value: Any, valid: Sequence[str], *, option: Any, own_overrides: Sequence[str]) -> str:
@@ -318,8 +318,8 @@ def _targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
     extra = tree.get("extra")
     for key, node in dotted_items({"extra": extra} if isinstance(extra, Mapping) else {}):
         if isinstance(node, Mapping) and "_target_" in node:
-            happened = "has a _target_, and nothing below extra is made"
-            expected = f"values; what is made stands below {', '.join([*schema.TARGETS, *schema.NAMED])}"
+            happened = "has a _target_, and nothing below extra is instantiated"
+            expected = f"plain values; components go below {', '.join([*schema.TARGETS, *schema.NAMED])}"
             yield ConfigError(key=key, happened=happened, expected=expected, fix=removal(key, node))
 
 

@@ -161,11 +161,11 @@ def check_environment(cluster: ClusterConfig) -> Iterator[ConfigError]:
     for name, value in cluster.env.items():
         key = f"cluster.env.{name}"
         if not str(name).replace("_", "").isalnum():
-            yield ConfigError(key=key, happened="is no name of an environment variable", expected="letters, digits and _")
+            yield ConfigError(key=key, happened="is not a valid name of an environment variable", expected="letters, digits and _")
         elif name in torchrun_env.VARIABLES:
             yield ConfigError(key=key, happened="is set by torchrun, for each rank", expected="no such key")
         elif isinstance(value, (dict, list)):
-            yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it alone")
+            yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it unchanged")
 
 
 def _nodes(cluster: ClusterConfig, environment: Mapping[str, str]) -> NodeRange:

@@ -156,5 +156,5 @@ def _size(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
 
 def _refuse(key: str, happened: str) -> None:
     expected = f"at most {MAX_CHARACTERS:,} characters, {MAX_DEPTH} levels and {MAX_NODES:,} values"
-    fix = "put large data into a file of its own, and its path into the configuration"
+    fix = "put large data into a separate file, and its path into the configuration"
     raise ConfigError(key=key, happened=happened, expected=expected, fix=fix)

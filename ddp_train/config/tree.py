@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 WITHOUT_EFFECT_ON_RESULTS = {
     "name": "of the folder",
-    "resume": "where a run goes on, not what it computes",
+    "resume": "where a run continues, not what it computes",
     "accept_changed_data": "a code for what the data is: without it there is no run that goes on",
     "after": "when it begins",
     "extra": "read by other keys alone, which count with what they came to",

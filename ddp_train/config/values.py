@@ -49,7 +49,7 @@ def _host(text: Any) -> Host:
     """Return the machine for `b:4` or `b`."""
     match = re.fullmatch(r"((?:[\w.-]+@)?(?:[\w.][\w.-]*|\[[0-9a-fA-F:]+\]))(?::([1-9]\d*))?", str(text), re.ASCII)
     if match is None or str(text).startswith("-"):
-        raise ValueError("machines as ssh knows them, each with its number of processes where it has its own: [a,b:4,user@c]")
+        raise ValueError("the machines' names for ssh, each with its number of processes if it differs: [a,b:4,user@c]")
     name = match[1].replace("[", "").replace("]", "")  # an address with colons, which ssh takes without brackets
     return Host(name, int(match[2]) if match[2] else None)
 
@@ -61,7 +61,7 @@ def host_list(value: Any) -> tuple[Host, ...]:
     hosts = tuple(_host(text) for text in value)
     names = [host.name for host in hosts]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"each machine once; {repeated[0]} is there more often")
+        raise ValueError(f"each machine once; {repeated[0]} is repeated")
     return hosts
 
 
@@ -131,5 +131,5 @@ def run_folders(value: Any) -> tuple[str, ...]:
 def attempt_number(value: Any) -> Any:
     """Return the attempt in which a fault happens: a number of restarts, or `every`."""
     if value != EVERY_ATTEMPT and not (type(value) is int and value >= 0):
-        raise ValueError(f"how often the ranks have been started again before, from 0, or {EVERY_ATTEMPT}")
+        raise ValueError(f"the number of earlier restarts, from 0, or {EVERY_ATTEMPT}")
     return value

@@ -48,7 +48,7 @@ class CharText(DataSource):
     ) -> None:
         require_positive(context_length=context_length, stride=stride)
         if not 0 < val_fraction < 1:
-            raise ConfigError(key="data.val_fraction", happened=f"{val_fraction} is no fraction", expected="between 0 and 1, as 0.1")
+            raise ConfigError(key="data.val_fraction", happened=f"{val_fraction} is not a fraction", expected="between 0 and 1, as 0.1")
         self._path, self._context_length, self._stride = Path(path), context_length, stride
         text = _map_bytes(self._path)
         val_start = int(len(text) * (1 - val_fraction))
@@ -117,7 +117,7 @@ def _map_bytes(path: Path) -> NDArray[np.uint8]:
         what = f"{path.absolute()} cannot be read: {error.strerror}"
     except ValueError:  # nothing to map
         what = f"{path.absolute()} is empty"
-    raise DataError(key="data.path", happened=what, expected="a text file", fix="data.path=FILE, relative to the folder you stand in")
+    raise DataError(key="data.path", happened=what, expected="a text file", fix="data.path=FILE, relative to your current folder")
 
 
 def _count_bytes(text: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -98,7 +98,7 @@ def _read(path: Path, parse: Callable[[Path, bytes], Batch]) -> Batch:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror}", "all files of the split side by side") from error
+        raise damaged(path, f"cannot be read: {error.strerror}", "all files of the split in one folder") from error
     pixels, labels = parse(path, content)
     require_labels(path, labels, num_images=len(pixels))
     return pixels, labels

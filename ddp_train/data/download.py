@@ -78,7 +78,7 @@ def download(url: str, path: Path, sha256: str) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             if digest.hexdigest() != sha256:
-                happened = f"{url} gives other content: its sha256 is {digest.hexdigest()}"
+                happened = f"{url} has different content: its sha256 is {digest.hexdigest()}"
                 raise DataError(key="data.root", happened=happened, expected=f"sha256 {sha256}")
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):

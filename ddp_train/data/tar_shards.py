@@ -51,7 +51,7 @@ class TarShards(ImageArray):
     ) -> None:
         decoder = ImageDecoder(image_size=image_size, channels=channels)
         if isinstance(image_extensions, str) or not image_extensions:
-            happened = f"{image_extensions!r} is no list of extensions"
+            happened = f"{image_extensions!r} is not a list of extensions"
             raise ConfigError(key="data.image_extensions", happened=happened, expected="a list, as [jpg,png]")
         extensions = [extension.lower().removeprefix(".") for extension in image_extensions]
         shards = find_shards(root, split)

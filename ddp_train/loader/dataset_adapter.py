@@ -89,9 +89,9 @@ class DatasetSource(AdaptedDataset, DataSource):
         if isinstance(dataset, Mapping):
             splits = ", ".join(map(str, dataset))
             raise TypeError(f"{name} has several splits ({splits}): choose one, as data.split={next(iter(dataset), '')}")
-        for method, what in {"__len__": "how many samples there are", "__getitem__": "the sample at a position"}.items():
+        for method, what in {"__len__": "the number of samples", "__getitem__": "the sample at a position"}.items():
             if not hasattr(type(dataset), method):
-                raise TypeError(f"{name} has no {method}: a dataset must tell {what}")
+                raise TypeError(f"{name} has no {method}: a dataset must provide {what}")
         has_no_format = comes_from(dataset, "datasets") and dataset.format["type"] is None
         # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
         self.dataset = dataset.with_format("torch") if has_no_format else dataset
@@ -201,7 +201,7 @@ def _together(samples: list[Any]) -> Batch:
         if other is None:  # then each of them cannot be stacked alone either: reading them one by one says which
             raise
         happened = f"samples of a batch cannot be stacked: one is {first}, another {other}"
-        fix = "+loader.collate._target_=my_package.my_function: what makes a batch of such samples, as by padding them"
+        fix = "+loader.collate._target_=my_package.my_function: a function that makes a batch of them, for example by padding"
         raise DataError(key="loader.collate", happened=happened, expected="the same shapes and types in every sample", fix=fix) from error
 
 

@@ -276,7 +276,7 @@ class _Reading:
         except WorkerDied as second:
             index = second.request
             happened = f"sample {index}{self._read.samples.where(index)} ends the process that reads it: it {second.how()}"
-            return DataError(key="data", happened=happened, expected="samples that can be read", fix="mend or remove it")
+            return DataError(key="data", happened=happened, expected="samples that can be read", fix="repair or remove it")
         except Exception as error:  # reported like any other, had the process lived
             logger.info("reading again what the worker was reading: %r", error)
         finally:

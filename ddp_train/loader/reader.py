@@ -155,7 +155,7 @@ class Samples:
                     self.read_alone(index)
                 except Exception as its_own:
                     if not isinstance(its_own, UserError):  # those say it themselves
-                        its_own.add_note(f"sample {index}{self.where(index)}; loader.on_bad_sample=skip goes on without such samples")
+                        its_own.add_note(f"sample {index}{self.where(index)}; loader.on_bad_sample=skip continues without such samples")
                     raise its_own from its_own.__cause__
             raise error
 

@@ -160,14 +160,14 @@ class Iterated:
         self._epoch, self._indices = 0, self._drawn(0)
         self.length = len(self._indices)
         if not np.array_equal(self._indices, self._drawn(0)):
-            raise self._refused("gives another order when it is asked again", "one that draws from the global generators, or from none")
+            raise self._refused("gives a different order the second time", "one that draws from the global generators, or from none")
 
     def __call__(self, epoch: int, positions: Indices) -> Indices:
         if self._epoch != epoch:
             self._epoch, self._indices = epoch, self._drawn(epoch)
             if len(self._indices) != self.length:
                 happened = f"gives {len(self._indices)} indices in epoch {epoch}, and {self.length} in the first"
-                raise self._refused(happened, "equally many in each")
+                raise self._refused(happened, "the same number in every epoch")
         indices: Indices = self._indices[positions]
         return indices
 
@@ -240,14 +240,14 @@ def read_weights(path: str, num_samples: int) -> NDArray[np.float64]:
     try:
         weights = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise refused(f"cannot be read: {error}", "a file of numpy's, .npy") from error
+        raise refused(f"cannot be read: {error}", "a NumPy file, .npy") from error
     if not isinstance(weights, np.ndarray) or weights.shape != (num_samples,) or weights.dtype.kind not in "iufb":
         content = f"{weights.dtype} {weights.shape}" if isinstance(weights, np.ndarray) else "several arrays"
         raise refused(f"has {content}", f"numbers ({num_samples},): one for each sample of the training split")
     weights = weights.astype(np.float64)
     bad = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
     if bad.size:
-        raise refused(f"has weight {weights[bad[0]]} for sample {bad[0]} ({bad.size} like it)", "finite numbers, 0 or more")
+        raise refused(f"has weight {weights[bad[0]]} for sample {bad[0]} ({bad.size} such weights)", "finite numbers, 0 or more")
     if not weights.any():
         raise refused("has only zeros", "a positive weight for at least one sample")
     return weights
@@ -260,7 +260,7 @@ def labels_of(source: DataSource) -> NDArray[np.integer[Any]]:
     if labels is None and (label := label_of(offered)):
         labels = offered[label][:]
     if labels is None:
-        happened = f"is balanced, but {type(offered).__name__} does not tell the classes of its samples"
+        happened = f"is balanced, but {type(offered).__name__} does not provide the classes of its samples"
         expected = "a data set with `labels` or `targets`, one whole number per sample"
         fix = "loader.sampling=shuffled, or weighted with a file of weights"
         raise ConfigError(key="loader.sampling", happened=happened, expected=expected, fix=fix)
@@ -270,7 +270,7 @@ def labels_of(source: DataSource) -> NDArray[np.integer[Any]]:
 def _lengths(source: DataSource) -> NDArray[Any]:
     name = type(dataset_of(source)).__name__
     if (lengths := source.lengths) is None:
-        happened = f"is given, but {name} does not tell the lengths of its samples"
+        happened = f"is given, but {name} does not provide the lengths of its samples"
         expected = "a data set with `lengths`, one number per sample"
         raise ConfigError(key="loader.bucket_batches", happened=happened, expected=expected, fix="loader.bucket_batches=null")
     return _checked(lengths, f"{name}.lengths", (len(source),), "iuf", "numbers")

@@ -156,7 +156,7 @@ class StreamLoader(Loader):
         if reads_all(dataset, self._all_readers):
             caveats.append(f"each of {self._all_readers} readers reads all of {name} and keeps one sample in {self._all_readers}")
         if samples and self._loaded is None:
-            caveats.append("the stream starts again: the checkpoint has no state for this number of ranks and workers; samples may repeat")
+            caveats.append("the stream starts over: the checkpoint has no state for this number of ranks and workers; samples may repeat")
         elif not self._stream.has_state:
             caveats.append(f"{name} has no state_dict and load_state_dict: after a resume samples may repeat or be skipped")
         if comes_from(dataset, "datasets") and _shuffles_in_a_buffer(dataset):
@@ -167,8 +167,8 @@ class StreamLoader(Loader):
         if self._keeps_state and position is None:
             self._keeps_state = False
             if self._first_reader == 0:
-                what = f"the state of {type(self._stream.dataset).__name__} is not kept, it has more than tensors and plain containers"
-                print(f"data     {what}: after a resume the stream starts again", flush=True)
+                what = f"the state of {type(self._stream.dataset).__name__} is not saved, it has more than tensors and plain containers"
+                print(f"data     {what}: after a resume the stream starts over", flush=True)
 
     def _reader(self, number: int, position: Any) -> _Reader:
         return _Reader(self._stream, self._first_reader + number, self._all_readers, position)

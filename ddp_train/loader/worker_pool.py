@@ -174,8 +174,8 @@ class _Worker:
             self._process.start()
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             happened = f"the data set cannot be sent to loader workers: {error}"
-            expected = "a data set that can be pickled (as everywhere where processes are not forked)"
-            fix = "open files and make lambdas where they are used, or loader.num_workers=0"
+            expected = "a data set that can be pickled, because workers are not forked"
+            fix = "open files and create lambdas in the methods that use them, or loader.num_workers=0"
             raise UserError(key="loader.num_workers", happened=happened, expected=expected, fix=fix) from error
         finally:
             for passed_on in (its_end, output, *slots):

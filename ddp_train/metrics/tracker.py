@@ -150,7 +150,7 @@ class Tracker(ABC):
         self._thread.join(self.close_timeout_s)
         if not self._is_finished:
             self._is_given_up = True  # the next writer begins with the unsent rows
-            print(f"{self.service} did not take everything within {self.close_timeout_s:g} s; {self.lost()}", flush=True)
+            print(f"{self.service} did not accept everything within {self.close_timeout_s:g} s; {self.lost()}", flush=True)
 
     def _row(self, step: int) -> Row:
         """Return the row of a step; the row before it is complete now."""
@@ -161,7 +161,7 @@ class Tracker(ABC):
 
     def _add_media(self, media: Media, step: int) -> None:
         if self._media_in - self._media_done + media.size > _MAX_MEDIA_BYTES:
-            self._print_once("full", f"has {_MAX_MEDIA_BYTES >> 20} MiB of images and texts to take; more are left out until it has")
+            self._print_once("full", f"has {_MAX_MEDIA_BYTES >> 20} MiB of images and texts waiting; more are dropped until they are sent")
             return
         self._said.discard("full")
         self._media_in += media.size
@@ -190,12 +190,12 @@ class Tracker(ABC):
             except Exception as error:  # a third-party client and server may raise anything
                 if is_last or self._is_given_up:
                     return
-                self._print_once("behind", f"is behind ({_text(error)}); training goes on, and it is tried again")
+                self._print_once("behind", f"is behind ({_text(error)}); training continues, and rows are sent again later")
                 self.closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             if "behind" in self._said:
-                print(f"{self.service} has everything again", flush=True)
+                print(f"{self.service} is up to date again", flush=True)
             self._said.discard("behind")
             pause_s = _FIRST_PAUSE_S
             self._has_work.wait()
@@ -224,7 +224,7 @@ class Tracker(ABC):
                 try:
                     self.show(media, batch[-1].step)
                 except Exception as error:  # it is not tried again: numbers must not wait for it
-                    self._print_once("refused", f"did not take `{media.name}` ({_text(error)}); such images and texts are left out")
+                    self._print_once("refused", f"refused `{media.name}` ({_text(error)}); such images and texts are dropped")
             self._sent = batch[-1].step
             self._save()
         for _ in rows:  # only now: rows that were not sent are sent again

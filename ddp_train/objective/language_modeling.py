@@ -182,7 +182,7 @@ class ChunkedHead:
 
     def _not_the_logits(self, why: str) -> ConfigError:
         happened = f"{self.name} ({type(self.head).__name__}) {why}"
-        expected = "the module whose output are the logits that the model gives, for each token by itself"
+        expected = "the module whose output is the model's logits, for each token separately"
         fix = "objective.head=NAME with another module; or objective.chunk_tokens=null"
         return ConfigError(key="objective.head", happened=happened, expected=expected, fix=fix)
 

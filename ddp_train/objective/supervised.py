@@ -107,7 +107,7 @@ class Supervised(ByCompare, ABC):
         model_outputs, targets = outputs_and_targets(model, batch)
         outputs, auxiliary = (model_outputs, []) if isinstance(model_outputs, Tensor) else unwrap(model_outputs)
         if outputs.ndim and len(outputs) != batch_size(batch):
-            happened = f"the model gives {len(outputs)} outputs for the {batch_size(batch)} samples that the loader asked for"
+            happened = f"the model gives {len(outputs)} outputs for the {batch_size(batch)} samples of the batch"
             expected = "one for each sample; a collate that drops or repeats samples says how many its batch has"
             fix = "return ddp_train.interfaces.Counted(batch, number) from it"
             raise ConfigError(key="loader.collate", happened=happened, expected=expected, fix=fix)
@@ -195,8 +195,8 @@ def as_objective(candidate: object) -> AnyObjective:
 def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:
     """Return a model's auxiliary outputs, each with its weight in the loss."""
     if auxiliary and aux_weight is None:
-        happened = f"is null, and the model returns {len(auxiliary)} more, the first of shape {[*auxiliary[0].shape]}"
-        expected = "how much of it the training loss has: a loss (shape []) or further outputs; 0: nothing"
+        happened = f"is null, and the model returns {len(auxiliary)} auxiliary outputs, the first of shape {[*auxiliary[0].shape]}"
+        expected = "the weight of an auxiliary loss (shape []) or further outputs in the training loss; 0: none"
         raise ConfigError(key="objective.aux_weight", happened=happened, expected=expected, fix="+objective.aux_weight=0.4, or 0")
     return [(aux, aux_weight) for aux in auxiliary] if aux_weight else []
 
@@ -227,7 +227,7 @@ def split(batch: Batch) -> tuple[Any, Any]:
         names = [name for name in TARGETS if name in batch]
         if len(names) != 1:
             happened = f"is null, and {len(names)} of a batch's keys ({', '.join(map(str, batch))}) are called {', '.join(TARGETS)}"
-            expected = "one that has the targets; or the keys to train on, the targets last"
+            expected = "one key with the targets; or the keys to train on, the targets last"
             raise conflict("loader.fields", happened, "[INPUT,TARGET]", expected=expected)
         return {name: value for name, value in batch.items() if name != names[0]}, batch[names[0]]
     expected = "(inputs, targets), with several inputs (a, b, targets), or a dict"

@@ -47,7 +47,7 @@ def parameter_groups(
     """
     named = named_parameters(trained)
     if not any(parameter.requires_grad for parameter in named.values()):
-        raise ConfigError(key="model", happened="no parameter is to be trained", expected="one with requires_grad", fix="unfreeze a layer")
+        raise ConfigError(key="model", happened="no parameter is trainable", expected="one with requires_grad", fix="unfreeze a layer")
     if not groups and layer_decay is None:
         return split_by_decay([parameter for parameter in named.values() if parameter.requires_grad], weight_decay)
     factors = rate_factors(trained, layer_decay) if layer_decay is not None else {}
@@ -95,9 +95,9 @@ def _assign(named: Mapping[str, nn.Parameter], groups: Groups) -> dict[str, list
         chosen = matching(named, patterns, key=key)
         if chosen <= grouped:
             first = next(other for other, names in assigned.items() if chosen & set(names))
-            happened = f"all that it matches is in groups before it ({first})"
-            fix = f"put {group} before {first}, or a pattern of its own"
-            raise ConfigError(key=key, happened=happened, expected="at least one parameter that no group before it has", fix=fix)
+            happened = f"all parameters that it matches are in earlier groups ({first})"
+            fix = f"put {group} before {first}, or use another pattern"
+            raise ConfigError(key=key, happened=happened, expected="at least one parameter that no earlier group has", fix=fix)
         assigned[group] = [name for name in named if name in chosen - grouped]
         grouped |= chosen
     return assigned
@@ -115,9 +115,9 @@ def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
     layer_numbers = _layer_numbers(model)
     last = max(layer_numbers.values(), default=0)
     if last == 0:
-        happened = f"{type(model).__name__} has no layers one after another"
+        happened = f"{type(model).__name__} has no sequence of layers"
         expected = "an nn.ModuleList or nn.Sequential of at least two layers with parameters"
-        fix = "optimizer.layer_decay=null, and optimizer.groups for parts that are to have a rate of their own"
+        fix = "optimizer.layer_decay=null, and optimizer.groups for parts with their own learning rate"
         raise ConfigError(key="optimizer.layer_decay", happened=happened, expected=expected, fix=fix)
     return {name: decay ** (last - layer_numbers.get(name, last)) for name in named_parameters(trained)}
 

@@ -65,18 +65,18 @@ def several(model: nn.Module, *, parts: Mapping[str, Callable[..., torch.optim.O
     for part, make in parts.items():
         names = matching(named, [part], key="optimizer.parts")
         if shared := [name for name in named if name in names and name not in remaining]:
-            raise ConfigError(key=f"optimizer.parts.{part}", happened=f"has {shared[0]}, and a part before it has it", expected="one part")
+            raise ConfigError(key=f"optimizer.parts.{part}", happened=f"{shared[0]} is in an earlier part", expected="one part")
         parameters = [remaining.pop(name) for name in named if name in names]
         optimizer = make(split_by_decay(parameters, getattr(make, "keywords", {}).get("weight_decay")))
         optimizers.append(optimizer)
         if has_modes(optimizer):
-            happened = f"{type(optimizer).__name__} has other weights to evaluate than to train, which the other parts would not follow"
+            happened = f"{type(optimizer).__name__} evaluates other weights than it trains, which the other parts would not follow"
             expected = "an ordinary optimizer as a part; a schedule-free one trains the whole model"
             fix = "optimizer=custom with its optimizer._target_"
             raise ConfigError(key=f"optimizer.parts.{part}", happened=happened, expected=expected, fix=fix)
     if remaining:
         happened = f"{len(remaining)} parameters are in no part: {join_few([*remaining])}"
-        raise ConfigError(key="optimizer.parts", happened=happened, expected="each in one")
+        raise ConfigError(key="optimizer.parts", happened=happened, expected="each in one part")
     return Several(*optimizers)
 
 

@@ -128,6 +128,6 @@ class _Naming(DistributedDataParallel):
             trained = [name for name, parameter in parameters if parameter.requires_grad]  # the order of torch's numbers
             unused = [trained[int(number)] for number in unused_numbers[1].split()]
             part = f"{len(unused)} of the model's {len(trained)} parameters"
-            happened = f"is false, and {part} took no part in the last step's loss: {join_few(unused)}"
-            expected = "a gradient for every parameter in every step, for which DDP waits; or requires_grad=False where none is wanted"
+            happened = f"is false, and {part} did not contribute to the last step's loss: {join_few(unused)}"
+            expected = "a gradient for every parameter in every step, for which DDP waits; or requires_grad=False"
             raise conflict("strategy.find_unused_parameters", happened, "true", expected=expected) from None

@@ -140,8 +140,8 @@ class FSDP(Strategy):
         if self._prefetch is None:
             return
         if len(blocks) < 2:
-            happened = f"is {self._prefetch}, and the weights of {len(blocks)} blocks come together by themselves"
-            expected = "two at least, of which one can come while the other computes"
+            happened = f"is {self._prefetch}, and the weights of only {len(blocks)} blocks are gathered separately"
+            expected = "at least two blocks: one is gathered while the other computes"
             raise conflict("strategy.prefetch", happened, "null, or strategy.blocks=[CLASS]", expected=expected)
         ahead, cut = self._prefetch, cast(list[Any], blocks)
         cast(Any, whole).set_modules_to_forward_prefetch(cut[:ahead])
@@ -187,7 +187,7 @@ def _require_shardable(model: nn.Module) -> None:
     if isinstance(model, Joint):
         objective, name = model.objective, type(model.objective).__name__
         if model.turn is not None:
-            happened = f"is fsdp, and the parts of {name} take turns, each with a forward of its own"
+            happened = f"is fsdp, and the parts of {name} take turns, each with its own forward"
             raise conflict("strategy", happened, "ddp or zero1", expected="an objective without turns")
         if isinstance(objective, nn.Module) and any(parameter.requires_grad for parameter in objective.parameters()):
             expected = "an objective without, or one whose parameters are in the model"
@@ -196,7 +196,7 @@ def _require_shardable(model: nn.Module) -> None:
         if parameter.ndim == 0:
             raise conflict("strategy", f"is fsdp, and the parameter {name} has no dimension", "ddp", expected="one of shape [1]")
         if not parameter.is_contiguous():
-            happened = f"is fsdp, and the values of {name} do not lie in their order (channels_last)"
+            happened = f"is fsdp, and the parameter {name} is not contiguous (channels_last)"
             raise conflict("strategy", happened, "ddp", expected="contiguous parameters, whose rows can be sharded")
 
 

@@ -30,7 +30,7 @@ class LocalSGD(Strategy):
     """
 
     has_local_weights = True
-    refuses_loss_scale = "with strategy=local_sgd each rank would skip steps by a loss scale of its own"
+    refuses_loss_scale = "with strategy=local_sgd each rank would skip steps by its own loss scale"
     period_argument = "every_steps"
     argument_ranges: ClassVar = {"every_steps": {"min": 1}, "outer_lr": {"above": 0}, "outer_momentum": {"min": 0, "below": 1}}
 

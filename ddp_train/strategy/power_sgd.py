@@ -33,7 +33,7 @@ class PowerSGD(DDP):
     """
 
     state_is_per_rank = True
-    refuses_loss_scale = "with strategy=power_sgd a step adds what the one before has left out, under another loss scale"
+    refuses_loss_scale = "with strategy=power_sgd a step adds the rest of the step before it, which had another loss scale"
     argument_ranges: ClassVar = {"rank": {"min": 1}, "from_step": {"min": 0}}
 
     def __init__(self, *, rank: int = 4, from_step: int = 1000, sync_batchnorm: bool = False) -> None:

@@ -127,4 +127,4 @@ def refuse_unexpected(error: BaseException, node: Mapping[str, Any], key: str) -
     for inner_key, value in dotted_items({key: node}):
         if inner_key.endswith(f".{argument[1]}"):
             fix = f"remove it: {removal(inner_key, value)}"
-            raise ConfigError(key=inner_key, happened=f"is passed on to something that does not take it: {error}", fix=fix) from error
+            raise ConfigError(key=inner_key, happened=f"is passed to a function that does not accept it: {error}", fix=fix) from error

@@ -95,11 +95,11 @@ class Profiler:
         request, problem = self._world.from_main(self._read)
         ranks = [rank for rank in ((request and request.ranks) or self._config.ranks) if rank < self._world.size]
         if request is not None and self._window is not None:
-            problem = "a window is to be recorded already"
+            problem = "another profile is scheduled already"
         elif not ranks:
             problem = f"the run has ranks 0 to {self._world.size - 1}"
         if request is None or problem:
-            self._world.print(f"profile.request is left aside: {problem}")
+            self._world.print(f"profile.request is ignored: {problem}")
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         self._steps_taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)

@@ -56,4 +56,4 @@ def test_a_job_whose_first_run_is_cancelled_is_taken_out_of_the_queue(slurm: Cal
     bed.wait_for(one, "CANCELLED", "FAILED", within_s=60)
     assert bed.wait_for(two, "CANCELLED", within_s=60)["Reason"] in ("DependencyNeverSatisfied", "Dependency", "None")
     refused = bed.run(sys.executable, "-m", "ddp_train", *RUN, "after=first", cwd=project.folder)
-    assert refused.returncode == 78 and "after: first does not get done: cancelled" in refused.stderr
+    assert refused.returncode == 78 and "after: first will not finish: cancelled" in refused.stderr

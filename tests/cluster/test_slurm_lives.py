@@ -85,7 +85,7 @@ def test_a_full_disk_at_a_stop_is_named_and_the_run_goes_on_when_it_is_mended(sm
     project.bed.must("scancel", "--signal=USR1", job)
     project.ended(job, "FAILED", within_s=300)
     log = logs(run_folder.root)
-    assert log.count("again:") == 1 and re.search(r"outputs/run cannot go on: .*No space left on device", log), log
+    assert log.count("again:") == 1 and re.search(r"outputs/run cannot continue: .*No space left on device", log), log
     assert re.search(r"never: .*\b78\b", log) and "which was NOT saved; the run continues from step" in log
     assert "os._exit" not in log and "in the configuration" not in log and "Traceback" not in log, log
     filler.unlink()

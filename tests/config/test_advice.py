@@ -54,13 +54,13 @@ def paste(
 @pytest.mark.parametrize(
     ("wrong", "said", "keeps"),
     [
-        (["+models=3"], "models: is no part of a configuration, and nothing reads it", False),
+        (["+models=3"], "models: is not a key of the configuration, and nothing reads it", False),
         (["+traner.max_steps=3"], "did you mean trainer.max_steps=3?", False),
         (["+lr=0.1"], "did you mean optimizer.lr=0.1?", False),
-        (["+profiler._target_=my.Profiler"], "no other is made", True),
-        (["+paths.data=mine"], "values of your own, for ${extra.NAME}, stand below extra", False),
+        (["+profiler._target_=my.Profiler"], "a component in one of ", True),
+        (["+paths.data=mine"], "values of your own, for ${extra.NAME}, go below extra", False),
         (["+logger.project=mine"], "metrics, one writer for each NAME", True),
-        (["+extra.mine._target_=builtins.dict"], "nothing below extra is made", True),
+        (["+extra.mine._target_=builtins.dict"], "nothing below extra is instantiated", True),
     ],
 )
 def test_what_nothing_reads_is_refused(
@@ -114,21 +114,21 @@ def test_an_experiment_without_its_first_line_says_so(
 @pytest.mark.parametrize(
     ("wrong", "said", "meant"),
     [
-        (["optimizer.betas=[0.9,", "0.99]"], "the shell cuts at blanks", ["optimizer.betas=[0.9, 0.99]"]),
+        (["optimizer.betas=[0.9,", "0.99]"], "the shell splits at spaces", ["optimizer.betas=[0.9, 0.99]"]),
         (["optimizer.lr", "=0.1"], "came as 2 words, 'optimizer.lr', '=0.1'", ["optimizer.lr=0.1"]),
         (["optimizer.lr", "=", "0.1"], "came as 3 words", ["optimizer.lr=0.1"]),
         (["optimizer.lr=", "0.1"], "came as 2 words", ["optimizer.lr=0.1"]),
         (["data=mnist", "data.root=my(1)"], "quotes around text", ['data.root="my(1)"']),
         (["--trainer.max_steps=3"], "key=value without dashes", ["trainer.max_steps=3"]),
-        (["--multrun"], "is no option", ["--multirun"]),
-        (["model", "mlp"], "has no option behind it", ["model=mlp"]),
+        (["--multrun"], "is not an option", ["--multirun"]),
+        (["model", "mlp"], "has no option", ["model=mlp"]),
         (["trainer.max_stepz=3"], "is not a key", ["trainer.max_steps=3"]),
         (["lr=0.1"], "nothing reads it", ["optimizer.lr=0.1"]),
         (["mine=0.1"], "values of your own", ["+extra.mine=0.1"]),
         (["optimizer.amsgrad=true"], "ddp_train.optimizer.adamw.AdamW takes it", ["+optimizer.amsgrad=true"]),
         (["+model=mlp"], "no + before it", ["model=mlp"]),
         (["+experiment=mnist_convnet"], "no + before it", ["experiment=mnist_convnet"]),
-        (["cluster.env.NCCL_DEBUG=INFO"], "a + before what is added", ["+cluster.env.NCCL_DEBUG=INFO"]),
+        (["cluster.env.NCCL_DEBUG=INFO"], "a + before an added key", ["+cluster.env.NCCL_DEBUG=INFO"]),
         (["--config-name=confg"], "there is no confg.yaml", ["--config-name=config"]),
         (["--config-name=nowhere"], "there is no nowhere.yaml", ["--config-name=config"]),
     ],
@@ -152,7 +152,7 @@ def test_what_hydra_refuses_says_what_was_meant(
         (["+extra.mine.a=1", "~extra.mine", "trainer.max_stepz=1"], "max_stepz: is not a key", "did you mean trainer.max_steps=1?"),
         (["model=mlp", "--config-dir"], "--config-dir: expected one argument", "--config-dir=VALUE"),
         (["model=mlp", "--cfg", "jop", "seed=1"], "expected: one of job, hydra, all", "--cfg=job"),
-        (["resume", "s", "~model.width"], "only these can be removed: ~metrics.console, ", "leave it out"),
+        (["resume", "s", "~model.width"], "only these can be removed from a resumed run: ~metrics.console, ", "leave it out"),
         (["resume", "s", "~model"], "model: would be removed", "leave it out"),
     ],
 )
@@ -304,7 +304,7 @@ def test_a_run_is_resumed_where_its_relative_paths_are(
     (project / "run/environment.json").write_text(json.dumps({"working_directory": str(project)}))
     assert command_line(monkeypatch, elsewhere, "resume", str(project / "run"), "trainer.max_epochs=2") == (2, [])
     shown = capsys.readouterr().err
-    assert f"data.root: is pictures, in {project}, where the run was started; you stand in {elsewhere}" in shown
+    assert f"data.root: is pictures, relative to {project}, where the run was started; you are in {elsewhere}" in shown
     cd, _, words = shown.rpartition("  fix: ")[2].strip().partition(" && ")
     assert command_line(monkeypatch, Path(shlex.split(cd)[1]), *shlex.split(words)[1:])[0] == 0
     assert command_line(monkeypatch, elsewhere, "resume", str(project / "run"), f"data.root={project}/pictures")[0] == 0

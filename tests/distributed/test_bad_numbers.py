@@ -88,7 +88,7 @@ def test_a_run_goes_back_and_on_past_the_bad_batch(project: Project) -> None:
     assert (lost["kind"], lost["loss"], rewound["kind"]) == ("nonfinite", "nan", "rewound")
     assert 17 in lost["sample_ids"]
     assert rewound["step"] < lost["step"] <= rewound["from_step"]
-    assert f"rewound from step {rewound['from_step']} to step_{rewound['step']:08d}; the data goes on after sample" in done.stdout
+    assert f"rewound from step {rewound['from_step']} to step_{rewound['step']:08d}; the data continues after sample" in done.stdout
     jumps = [event for event in found if event["kind"] == "rewound"]
     jumped = sum(12 * (jump["from_step"] - jump["step"]) for jump in jumps)
     records = metrics(run, "train")

@@ -26,7 +26,7 @@ def test_a_run_that_goes_on_records_the_same_steps_on_the_ranks_that_are_asked(p
     wait_for(lambda: any((run / "metrics.jsonl").exists() and len(metrics(run)) > 2 for run in project.runs()))
     run = project.the_run()
     asked = project.run("profile", str(run), "--steps=2", "--ranks=0,1")
-    assert asked.returncode == 0 and "asked: 2 steps on rank 0, 1, after the next training record" in asked.stdout
+    assert asked.returncode == 0 and "requested: 2 steps on rank 0, 1, after the next training record" in asked.stdout
     wait_for(lambda: len(list((run / "profile").glob("rank_*.txt"))) == 2)
     process.send_signal(signal.SIGINT)
     done = finish(process)
@@ -37,4 +37,4 @@ def test_a_run_that_goes_on_records_the_same_steps_on_the_ranks_that_are_asked(p
         assert {"data", "forward", "backward", "optimizer", "gloo:all_reduce"} <= set(recorded(run, rank))
     assert "communication: " in done.stdout and "ms a step" in done.stdout
     again = project.run("profile", str(run))
-    assert again.returncode == 2 and "no process works on" in again.stderr
+    assert again.returncode == 2 and "no process is training in" in again.stderr

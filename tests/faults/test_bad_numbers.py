@@ -62,4 +62,4 @@ def test_a_run_that_cannot_be_saved_by_going_back_ends_with_a_verdict(project: P
     assert "There is no checkpoint to go back to yet" in early.output
     hopeless = start(project, "hopeless", "+model.breaks_at=6", "health.on_nonfinite=rewind", "checkpoint.every_steps=2")
     assert hopeless.returncode == 1
-    assert "has not helped 3 times" in hopeless.output, hopeless.output
+    assert "has failed 3 times" in hopeless.output, hopeless.output

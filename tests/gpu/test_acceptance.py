@@ -395,7 +395,7 @@ def test_streams_that_are_held_up_change_no_bit(rig: Rig) -> None:
 def test_the_largest_micro_batch_that_fits_is_found(rig: Rig) -> None:
     """Some 17 samples of a model fill the device: `loader.micro_batch_size=auto` must find a number near that, the run take its steps with
     it, and one that goes on take the same number."""
-    rig.needs_cuda("where its memory ends no error says so")
+    rig.needs_cuda("a process that runs out of memory on CPU is killed without an error")
     hungry = [*rig.convnet, "model._target_=tests.gpu.parts.Hungry", "loader.micro_batch_size=auto", "trainer.grad_accum_steps=null"]
     arguments = [*hungry, f"trainer.global_batch_size={64 * rig.ranks}", "hydra.run.dir=run"]
     rig.train(*arguments, "trainer.max_steps=5")

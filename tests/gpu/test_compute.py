@@ -144,7 +144,7 @@ def test_gradients_that_travel_in_fewer_bytes_train_as_whole_ones_do(rig: Rig) -
 def test_batch_norms_take_the_samples_of_all_ranks(rig: Rig) -> None:
     """`strategy.sync_batchnorm=true`: on all ranks the losses of one rank with all samples, from which norms of each rank alone part."""
     rig.needs(2, "one has all samples anyway")
-    rig.needs_cuda("torch's SyncBatchNorm computes on GPUs alone")
+    rig.needs_cuda("torch's SyncBatchNorm runs on GPUs only")
     batch = f"trainer.global_batch_size={8 * rig.ranks}"
     arguments = [*rig.images, "model=mini_resnet", batch, "amp=off", "trainer.max_steps=20", "trainer.log_every_steps=1"]
     arguments += ["deterministic=true", "precision.float32_matmul_precision=highest", "optimizer.lr=0.0003"]

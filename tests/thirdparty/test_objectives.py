@@ -155,7 +155,7 @@ def test_every_kind_of_torchmetrics_states_comes_to_what_one_rank_has() -> None:
         for name in expected if isinstance(expected, dict) else [...]:
             one, many = (expected[name], value[name]) if name is not ... else (expected, value)
             assert torch.allclose(one, many, atol=1e-5), (type(whole).__name__, one, many)
-    with pytest.raises(ConfigError, match="each under a name of its own"):
+    with pytest.raises(ConfigError, match="each with its own name"):
         as_metric(MetricCollection([regression.R2Score()]), "both", torch.device("cpu"))
 
 

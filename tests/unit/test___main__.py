@@ -22,7 +22,7 @@ WRONG = f"{sys.executable} -m ddp_train model=mlpp"
         (
             f"ulimit -f 1; {sys.executable} -m ddp_train",
             78,
-            "too large: `ulimit -f` allows a file 1,024 bytes; raise it",
+            "too large: `ulimit -f` limits a file to 1,024 bytes; raise it",
         ),
         (f"{sys.executable} -m ddp_train hydra.run.dir=läuf", 2, """fix: 'hydra.run.dir="läuf"'"""),
     ],

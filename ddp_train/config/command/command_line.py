@@ -51,7 +51,7 @@ def join_cut_words(words: Sequence[str]) -> tuple[list[str], list[ConfigError]]:
         meant.append(text)
         if count > 1:
             key, cut = text.partition("=")[0].lstrip("+~"), rest[:count]
-            happened = f"came as {count} words, {', '.join(map(repr, cut))}: the shell cuts at blanks"
+            happened = f"came as {count} words, {', '.join(map(repr, cut))}: the shell splits at spaces"
             errors.append(ConfigError(key=key, happened=happened, expected=f"one word for {' '.join(cut)}", fix=shlex.quote(text)))
         rest = rest[count:]
     return meant, errors
@@ -73,16 +73,16 @@ def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapp
         key = text.lstrip("+")
         if key in groups:
             fix = f"{key}={bare.pop(0)}" if bare and bare[0] in groups[key] else ""
-            yield ConfigError(key=key, happened="has no option behind it", expected=f"one of {', '.join(groups[key])}", fix=fix)
+            yield ConfigError(key=key, happened="has no option", expected=f"one of {', '.join(groups[key])}", fix=fix)
         elif key in keys:
-            fix = override(key, keys[key]) + ", which is what it is" if not isinstance(keys[key], Mapping) else ""
-            yield ConfigError(key=key, happened="has no value behind it", expected=f"{key}=VALUE", fix=fix)
+            fix = override(key, keys[key]) + ", its present value" if not isinstance(keys[key], Mapping) else ""
+            yield ConfigError(key=key, happened="has no value", expected=f"{key}=VALUE", fix=fix)
         else:
             close, section = nearest(key, [*keys, *groups]), key.rpartition(".")[0]
             siblings = [name.rpartition(".")[2] for name in keys if section and name.rpartition(".")[0] == section]
             expected = "key=value, group=option, +key=value or ~key" + (f"; {section} has {', '.join(siblings)}" if siblings else "")
             fix = f"did you mean {close}=VALUE?" if close else "ddp-train --help"
-            yield ConfigError(key=key, happened="is no key of this configuration, and has no value behind it", expected=expected, fix=fix)
+            yield ConfigError(key=key, happened="is not a key of this configuration, and has no value", expected=expected, fix=fix)
 
 
 def is_bare(text: str) -> bool:
@@ -96,7 +96,7 @@ def unreadable(text: str, error: Exception) -> ConfigError:
     if not key.lstrip("+~"):
         return ConfigError(happened=f"{text!r} has no key", expected="key=value, group=option, +key=value or ~key", fix="ddp-train --help")
     happened = f"{value!r} cannot be read" if value else str(error).splitlines()[0]
-    expected = "as many brackets closed as opened; quotes around text with blanks, brackets or more than a-z, the shell's around them"
+    expected = "matching brackets; quotes around text with spaces, brackets or special characters, and the shell's quotes around them"
     return ConfigError(key=key.lstrip("+~"), happened=happened, expected=expected, fix="" if _depth(value) else override(key, value))
 
 
@@ -111,15 +111,15 @@ def _misplaced_command(bare: Sequence[str], others: Sequence[str], keys: Mapping
 
     if first in COMMANDS:
         expected = "the command first" + (", and single values: a run that is resumed keeps its components" if first == "resume" else "")
-        return error(f"{first!r} is a command, and stands behind other words", expected, *bare, *_overrides_for(first, others, keys))
+        return error(f"{first!r} is a command, and comes after other words", expected, *bare, *_overrides_for(first, others, keys))
     if first in ("train", "fit", "run", "start"):
-        return error(happened, "nothing: ddp-train without one trains", *others)
+        return error(happened, "no command: ddp-train without one trains", *others)
     if first in ("eval", "test", "validate"):
         return error(happened, "a command", "evaluate", str(path) if len(bare) > 1 else "RUN", *others)
     if first == "version":
         return error(happened, "an option", "--version")
     if is_run and len(bare) == 1:
-        happened = f"{first} is the folder of a {'sweep' if is_sweep else 'run'}, and nothing says what to do with it"
+        happened = f"{first} is the folder of a {'sweep' if is_sweep else 'run'}, and no command was given for it"
         return error(happened, "a command", "resume", first, *_overrides_for("resume", others, keys))
     if (is_run or first not in keys) and (close := nearest(first, COMMANDS)):
         return error(happened, ", ".join(COMMANDS), close, *bare[1:], *_overrides_for(close, others, keys))
@@ -167,7 +167,7 @@ def refuse_unknown_options(arguments: list[str]) -> None:
             here = f"{close}{text[len(name) :]}"
         fix = meant(here) if here else shlex.quote(text.lstrip("-")) if equals else "ddp-train --help"
         expected = "key=value without dashes, or an option of ddp-train --help"
-        errors.append(ConfigError(happened=f"{name} is no option", expected=expected, fix=fix))
+        errors.append(ConfigError(happened=f"{name} is not an option", expected=expected, fix=fix))
     if errors:
         raise ConfigErrors(errors)
 

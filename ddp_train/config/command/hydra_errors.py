@@ -56,7 +56,7 @@ def _unreadable_yaml(error: YAMLError) -> ConfigError:
         return ConfigError(happened=str(error), expected="a YAML file", fix="correct this file")
     key = f"{shown(Path(mark.name))}, line {mark.line + 1}, column {mark.column + 1}"
     expected, fix = "plain YAML: numbers, texts, lists and groups of keys", "correct this line; special characters need quotes"
-    return ConfigError(key=key, happened=f"is no YAML: {error.problem}", expected=expected, fix=fix)
+    return ConfigError(key=key, happened=f"is not valid YAML: {error.problem}", expected=expected, fix=fix)
 
 
 def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
@@ -114,7 +114,7 @@ def _to_be_added(absent: Mapping[str, Override], tree: Mapping[str, Any], errors
             owner = value_at(tree, key.rpartition(".")[0])
             reader = owner.get("_target_") if isinstance(owner, Mapping) else None
             happened = f"is not in the YAML of this option, but {reader or key.partition('.')[0]} takes it"
-            yield ConfigError(key=key, happened=happened, expected="a + before what is added", fix=shlex.quote(f"+{override.input_line}"))
+            yield ConfigError(key=key, happened=happened, expected="a + before an added key", fix=shlex.quote(f"+{override.input_line}"))
 
 
 def _sort(words: Iterable[str], loader: ConfigLoader) -> tuple[list[str], list[Override], list[ConfigError]]:

@@ -39,7 +39,7 @@ def changed(
             merged[section].pop(name, None)
         elif text.startswith("~"):
             there = [f"~{each}.{name}" for each in NAMED for name in saved.get(each) or ()]
-            kept = f"of a run that is resumed, only these can be removed: {', '.join(there)}"
+            kept = f"only these can be removed from a resumed run: {', '.join(there)}"
             errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
         elif equals and key not in values and text not in added:
             errors.append(unknown(key, values, _plain(value)))

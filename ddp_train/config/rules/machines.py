@@ -52,12 +52,12 @@ def check_machines(config: PartialConfig) -> Iterator[ConfigError]:
 def _check_other_machines(cluster: ClusterConfig) -> Iterator[ConfigError]:
     """Check that nothing of their shape is left open: the machines are others than this one, which cannot ask them."""
     if cluster.device == "auto":
-        happened = "is auto, and the run's machines are not this one"
+        happened = "is auto, and the run uses machines other than this one"
         yield conflict("cluster.device", happened, "cuda", expected="cuda: a GPU for each process; or cpu")
     has_open = not cluster.hosts or any(host.processes is None for host in cluster.hosts)
     if cluster.device == "cuda" and cluster.processes_per_node is None and has_open:
         happened = "is not given, and this machine cannot know the GPUs of the others"
-        yield conflict("cluster.processes_per_node", happened, 4, expected="the GPUs of each machine of the job: one process each")
+        yield conflict("cluster.processes_per_node", happened, 4, expected="the number of GPUs of each machine")
 
 
 def _check_hosts(config: PartialConfig) -> Iterator[ConfigError]:
@@ -65,12 +65,12 @@ def _check_hosts(config: PartialConfig) -> Iterator[ConfigError]:
     if cluster.launcher != "ssh":
         yield ConfigError(key="cluster.hosts", happened=f"is given with cluster.launcher={cluster.launcher}", expected="cluster=ssh")
     elif not cluster.hosts:
-        expected = "the machines, as ssh knows them"
+        expected = "the machines' names for ssh"
         yield ConfigError(key="cluster.hosts", happened="is not given", expected=expected, fix="'cluster.hosts=[a,b:4,c]'")
     else:
         if cluster.nodes is not None and cluster.nodes.most != len(cluster.hosts):
             happened = f"is {config.tree['cluster']['nodes']}, with {len(cluster.hosts)} in cluster.hosts"
-            yield conflict("cluster.nodes", happened, "null", expected="null, or the fewest and all of them")
+            yield conflict("cluster.nodes", happened, "null", expected="null, or MIN:MAX with all machines as MAX")
         if not cluster.wait:
             yield ConfigError(key="cluster.wait", happened="is false with cluster=ssh", expected="true: the run ends with its command")
 
@@ -92,13 +92,13 @@ def check_copies(cluster: ClusterConfig, environment: Mapping[str, str]) -> Iter
                 continue
             with suppress(ValueError):
                 if (count := node_range(environment.get(variable, "")).most) > 1:
-                    happened = f"{variable}={environment[variable]} says that {says.format(count)}; each would train a run of its own"
+                    happened = f"{variable}={environment[variable]} says that {says.format(count)}; each would start its own run"
                     expected = "one command for each machine of a run; on one machine it starts a process per GPU itself"
                     fix = f"{meant}\n  on purpose: env -u {variable} ddp-train ..."
                     yield ConfigError(key="cluster", happened=happened, expected=expected, fix=fix)
                     return
     if step is not None and step.most_tasks > 1 and not step.is_typed_in:
         happened = f"srun starts {step.most_tasks} tasks on a node, and each of them would start all processes of the node"
-        fix = "srun --ntasks-per-node=1 ddp-train ..., with cluster.processes_per_node where it has to be said"
+        fix = "srun --ntasks-per-node=1 ddp-train ..., with cluster.processes_per_node if needed"
         expected = "one task per node: ddp-train starts one process per GPU itself"
         yield ConfigError(key="cluster", happened=happened, expected=expected, fix=fix)

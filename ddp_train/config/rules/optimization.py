@@ -41,7 +41,7 @@ def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
 def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) -> Iterator[ConfigError]:
     example = "{match: head, lr: 0.01}"
     if not isinstance(group, Mapping):
-        yield ConfigError(key=key, happened=f"is {group!r}", expected="match, and what is other for it", fix=f"'{key}={example}'")
+        yield ConfigError(key=key, happened=f"is {group!r}", expected="match, and lr, weight_decay or freeze", fix=f"'{key}={example}'")
         return
     match, options = group.get("match"), [name for name in group if name not in ("match", "freeze")]
     patterns = [match] if isinstance(match, str) else match
@@ -51,12 +51,12 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
     if not isinstance(group.get("freeze", False), bool):
         yield ConfigError(key=f"{key}.freeze", happened=f"is {group['freeze']!r}", expected="true or false")
     if group.get("freeze") and options:
-        happened = "is given with freeze=true, and what is frozen is not trained"
+        happened = "is given with freeze=true, and frozen parameters are not trained"
         fix = f"remove it: {removal(f'{key}.{options[0]}', group[options[0]])}"
         yield ConfigError(key=f"{key}.{options[0]}", happened=happened, expected="one of the two", fix=fix)
     elif not group.get("freeze") and not options:
         expected, fix = "lr, weight_decay or freeze", f"'{key}={example}'"
-        yield ConfigError(key=key, happened="says nothing but whom it matches", expected=expected, fix=fix)
+        yield ConfigError(key=key, happened="has only match, and changes nothing", expected=expected, fix=fix)
     for name in options:
         if name == "params" or not takes(target, name):
             known = [each for each in [*(parameters_of(target) or ())][1:] if each != "params"]
@@ -73,13 +73,13 @@ def _check_rates(ours: Mapping[str, Any], config: PartialConfig) -> Iterator[Con
     """Yield what is wrong with `lr_scale` and `base_batch_size`, and what would take no notice of them."""
     scale, base, off = ours.get("lr_scale"), ours.get("base_batch_size"), "null optimizer.base_batch_size=null"
     if scale not in (None, *LR_SCALES):
-        yield ConfigError(key="optimizer.lr_scale", happened=f"is {scale!r}", expected="linear (SGD), sqrt (Adam and its kin) or null")
+        yield ConfigError(key="optimizer.lr_scale", happened=f"is {scale!r}", expected="linear (SGD), sqrt (Adam and similar) or null")
     if base is not None and (isinstance(base, bool) or not isinstance(base, int) or base < 1):
         yield ConfigError(key="optimizer.base_batch_size", happened=f"is {base!r}", expected="a number of samples, at least 1")
     if (scale is None) != (base is None):
         missing, given = ("lr_scale", "base_batch_size") if scale is None else ("base_batch_size", "lr_scale")
         happened = f"is not given, and optimizer.{given} is {ours[given]}"
-        expected = "both: how rates follow the global batch, and the one for which they were found"
+        expected = "both: how learning rates scale with the global batch, and the batch for which they were tuned"
         fix = "optimizer.lr_scale=linear optimizer.base_batch_size=256, or optimizer.lr_scale=sqrt for Adam"
         yield ConfigError(key=f"optimizer.{missing}", happened=happened, expected=expected, fix=fix)
     if scale is not None and (absolute := sorted({"max_lr", "base_lr"} & config.scheduler.keys())):
@@ -100,12 +100,12 @@ def check_scheduler(config: PartialConfig) -> Iterator[ConfigError]:
     if every not in (None, "step", "epoch"):
         yield ConfigError(key="scheduler.every", happened=f"is {every!r}", expected="step or epoch")
     elif every == "epoch" and follows:
-        happened = "is epoch, and ReduceLROnPlateau moves on after each evaluation"
-        expected = "evaluation.every_steps, which says how often; null there is the end of every epoch"
+        happened = "is epoch, and ReduceLROnPlateau steps after each evaluation"
+        expected = "evaluation.every_steps as its period; null means every epoch"
         fix = f"remove it: {removal('scheduler.every', every)}"
         yield ConfigError(key="scheduler.every", happened=happened, expected=expected, fix=fix)
     if metric is not None and not follows:
-        yield conflict("scheduler.metric", f"is given, and {path} follows none", "null, or scheduler=plateau", expected="null")
+        yield conflict("scheduler.metric", f"is given, and {path} follows no metric", "null, or scheduler=plateau", expected="null")
     elif not isinstance(metric, str | None):
         yield ConfigError(key="scheduler.metric", happened=f"is {metric!r}", expected="the name of a metric of the evaluation, or null")
     if follows and "data" in config.tree and not config.is_evaluated:

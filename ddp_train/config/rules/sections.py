@@ -19,7 +19,7 @@ def check_health(config: PartialConfig) -> Iterator[ConfigError]:
     """Check that there is a checkpoint where a run may have to go back to one, and that spikes which lead to it are looked for."""
     health, checkpoint = config.health, config.checkpoint
     if health.on_spike == "rewind" and health.spike_zscore is None:
-        happened = "is rewind, but health.spike_zscore is null: spikes are not looked for"
+        happened = "is rewind, but health.spike_zscore is null: spikes are not detected"
         yield ConfigError(key="health.on_spike", happened=happened, expected="both or none", fix="health.spike_zscore=8")
     rewinding = [key for key in ("on_nonfinite", "on_spike") if getattr(health, key) == "rewind"]
     saves_evaluations = checkpoint.every_evaluation and config.is_evaluated
@@ -37,7 +37,7 @@ def check_evaluation(config: PartialConfig) -> Iterator[ConfigError]:
         yield conflict("evaluation.save_predictions", happened, "false", expected="an evaluation split: data.eval with what differs for it")
     for name, changes in evaluation.sets.items():
         if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,63}", name, re.ASCII) or name.startswith("step_"):
-            happened = "is no name for an evaluation set: its metrics are eval/NAME/loss, its predictions in predictions/NAME"
+            happened = "is not a valid name of an evaluation set: its metrics are eval/NAME/loss, its predictions in predictions/NAME"
             expected = "letters, digits, '_' and '-', 64 at most, a letter or digit first, and not step_"
             yield ConfigError(key=f"{schema.EVALUATION_SETS}.{name}", happened=happened, expected=expected)
         if not isinstance(changes, Mapping | None):
@@ -102,11 +102,11 @@ def check_faults(config: PartialConfig) -> Iterator[ConfigError]:
         if fault.phase == "start" and fault.step is not None:
             yield refused(place, "step", f"is {fault.step}, with phase start", "null: the start comes before all steps")
         if kind == "slow" and not has_seconds:
-            yield refused(place, "seconds", "is not given", "how long each step is held up, in seconds")
+            yield refused(place, "seconds", "is not given", "the delay of each step, in seconds")
         if has_seconds and kind not in ("sleep", "slow", "no_space", "read_only"):
             yield refused(place, "seconds", f"is {fault.seconds}", f"none: {kind} takes no time")
         if kind == "read_only" and os.geteuid() == 0:
-            yield refused(place, "kind", "is read_only, and you are root, for whom no folder is", "another user; or a read-only mount")
+            yield refused(place, "kind", "is read_only, and you are root, who can write anywhere", "another user; or a read-only mount")
 
 
 def check_checkpoints(config: PartialConfig) -> Iterator[ConfigError]:
@@ -128,7 +128,7 @@ def check_device(config: PartialConfig) -> Iterator[ConfigError]:
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < (min(wanted, 1) if handover.shares_gpu() else wanted):
             why = "" if gpus else devices.why_none()
-            happened = f"{wanted} processes want a GPU each; this machine shows {gpus}{why and f': {why}'}"
+            happened = f"{wanted} processes need a GPU each; this machine shows {gpus}{why and f': {why}'}"
             fix = f"cluster.processes_per_node={gpus}" if gpus else "cluster=cpu"
             yield ConfigError(key="cluster.processes_per_node" if gpus else "cluster.device", happened=happened, fix=fix)
     if device == "cpu" and config.amp.get("dtype") == "float16":
@@ -136,8 +136,8 @@ def check_device(config: PartialConfig) -> Iterator[ConfigError]:
         yield conflict("amp", happened, "bf16", expected="amp=off or amp=bf16 on CPU")
     for key, value in arguments(config.strategy, "offloads"):
         if device == "cpu" and value is True:
-            happened = "is true for a run on CPU, where all lies in the host's memory"
-            yield conflict(key, happened, "false", expected="GPUs, whose memory it spares")
+            happened = "is true for a run on CPU, which uses no GPU memory"
+            yield conflict(key, happened, "false", expected="GPUs, whose memory it saves")
 
 
 def check_precision(config: PartialConfig) -> Iterator[ConfigError]:
@@ -145,7 +145,7 @@ def check_precision(config: PartialConfig) -> Iterator[ConfigError]:
     if config.precision.channels_last and class_constant(config.strategy, "shards_parameters"):
         yield conflict("precision.channels_last", "is true, and strategy=fsdp shards contiguous weights only", "false")
     if config.precision.cudnn_benchmark and config.tree.get("deterministic") is True:
-        yield conflict("precision.cudnn_benchmark", "is true, and deterministic is true: cuDNN would choose by what it measures", "false")
+        yield conflict("precision.cudnn_benchmark", "is true, and deterministic is true: cuDNN would choose algorithms by timing", "false")
 
 
 def check_activation_checkpointing(config: PartialConfig) -> Iterator[ConfigError]:

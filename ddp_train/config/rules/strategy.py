@@ -24,7 +24,7 @@ def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
             yield conflict(key, f"is true, with {micro_steps} micro-batches a step", "false")
     for key, value in arguments(strategy, "divides_ranks"):
         if isinstance(value, int) and (value < 1 or world_size % value):
-            expected = "a number that divides that of the ranks"
+            expected = "a divisor of the number of ranks"
             yield ConfigError(key=key, happened=f"is {value}, on {world_size} ranks", expected=expected)
     named = [(key, str(value)) for key, value in dotted_items({"optimizer": config.optimizer}) if key.endswith("._target_")]
     if class_constant(strategy, "shards_optimizer"):
@@ -47,13 +47,13 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
     in_buckets = world_size > 1 and stays_with and all(bool(strategy.get(name)) == value for name, value in stays_with.items())
     if micro_steps > 1 and not in_buckets:
         happened = (
-            f"is {mode}, whose CUDA graphs write over gradients, with {micro_steps} micro-batches a step on {plural(world_size, 'rank')}"
+            f"is {mode}, whose CUDA graphs overwrite gradients, with {micro_steps} micro-batches a step on {plural(world_size, 'rank')}"
         )
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)
     if world_size > 1 and class_constant(strategy, "shards_parameters"):
-        happened = f"is {mode}, and its CUDA graphs are recorded anew wherever weights move, as under strategy=fsdp"
+        happened = f"is {mode}, and its CUDA graphs are recorded again whenever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
 
@@ -84,11 +84,11 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
         expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
         yield conflict("optimizer", f"is {target}, which may need all parameters in a step, {with_it}", "adamw", expected=expected)
     if batch.world_size > 1 and not class_constant(strategy, "shards_parameters"):
-        expected = "strategy=fsdp, or one process: there a gradient is whole within backward, and its memory can be given back"
+        expected = "strategy=fsdp, or one process: there a gradient is complete during backward, and its memory can be freed"
         yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
     for key, value in arguments(strategy, "offloads"):
         if value:
-            yield conflict(key, f"is true: gradients leave the device by themselves, {with_it}", "false")
+            yield conflict(key, f"is true: gradients move to the host separately, {with_it}", "false")
 
 
 def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
@@ -101,7 +101,7 @@ def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
         yield conflict(MICRO_BATCH, happened, 32, expected="a number")
     for key, value in arguments(config.strategy, "refuses_accumulation"):
         if batch.world_size > 1 and value:
-            yield conflict(key, f"is true, and {MICRO_BATCH} is auto, which may come to several micro-batches a step", "false")
+            yield conflict(key, f"is true, and {MICRO_BATCH} is auto, which may give several micro-batches a step", "false")
 
 
 def check_loss_scale(config: PartialConfig) -> Iterator[ConfigError]:
@@ -117,7 +117,7 @@ def check_local_weights(config: PartialConfig) -> Iterator[ConfigError]:
     optimizer = str(config.optimizer.get("_target_")).rpartition(".")[2]
     if config.batch.world_size > 1 and config.strategy.get(argument) == 1 and (optimizer != "SGD" or is_clipped):
         what = f"the optimizer is {optimizer}" if optimizer != "SGD" else "trainer.clip_grad_norm is given"
-        happened = f"is 1, and {what}: as much would travel as with ddp, and the mean of the ranks' steps is not the step of the mean"
+        happened = f"is 1, and {what}: it would send as much as ddp, and the mean of the ranks' steps is not the step of the mean"
         expected = "2 or more; 1 is the same as ddp for SGD without clipping"
         yield ConfigError(key=f"strategy.{argument}", happened=happened, expected=expected, fix="strategy=ddp")
 

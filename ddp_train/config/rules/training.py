@@ -49,7 +49,7 @@ def check_batch_size_schedule(config: PartialConfig) -> Iterator[ConfigError]:
     if not trainer.batch_size_schedule:
         return
     if (least := min(change.value for change in trainer.batch_size_schedule)) < world_size:
-        yield ConfigError(key=key, happened=f"has a size of {least} for {world_size} ranks", expected="a sample for each rank at least")
+        yield ConfigError(key=key, happened=f"has a size of {least} for {world_size} ranks", expected="at least one sample per rank")
     if trainer.grad_accum_steps is not None:
         happened = f"is {trainer.grad_accum_steps}, and {key} changes the global batch"
         expected = "null: it follows from the size, loader.micro_batch_size and the number of ranks"

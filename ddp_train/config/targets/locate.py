@@ -58,7 +58,7 @@ def locate(path: str) -> Any:
     parts = path.split(".")
     if parts[0] == "__main__":  # a script, or a notebook's cells
         fix = f"put it into a file (in a notebook: %%writefile my_file.py) and name my_file.{parts[-1]}"
-        raise ImportError(f"the processes that train are not the program that has it; {fix}")
+        raise ImportError(f"the training processes cannot import it from this program; {fix}")
     for length in range(len(parts), 0, -1):
         module_name = ".".join(parts[:length])
         try:

@@ -140,14 +140,14 @@ def why_no_component(target: Any) -> str:
     """Return why a target is no component, or "". This guards against mistakes, and is no security boundary (docs/security.md)."""
     module, name = str(getattr(target, "__module__", "")), str(getattr(target, "__qualname__", ""))
     is_tool = module.partition(".")[0] in _TOOLS or (module in ("builtins", "io", "_io") and name in _BUILTINS)
-    return f"is {module}.{name}, a tool of Python's and no component" if is_tool else ""
+    return f"is {module}.{name}, a function or class of Python and not a component" if is_tool else ""
 
 
 def name_in(value: Any) -> str | None:
     """Return the dotted name in a value `${object:NAME}`; None: another value. ValueError: it is only a part of a text."""
     match = re.search(r"\$\{object:([^{}]*)\}", value) if isinstance(value, str) else None
     if match and match[0] != value:
-        raise ValueError(f"is {value!r}, and an object is no part of a text")
+        raise ValueError(f"is {value!r}, and an object cannot be part of a text")
     return match[1].strip() if match else None
 
 

@@ -48,14 +48,14 @@ class TarIndex:
         self.path, self._folder = path, folder
         mapped = np.load(path, mmap_mode="r")
         if mapped.dtype != SAMPLE:
-            raise ValueError(f"{path} is no index of tars")
+            raise ValueError(f"{path} is not an index of tars")
         self.samples: NDArray[np.void] = np.asarray(mapped)  # a plain view: the subclass makes every access slower
         with open(path, "rb") as file:
             file.seek(mapped.offset + mapped.nbytes)
             self.shards: NDArray[np.void] = np.load(file)
         if digest is not None and self.digest() != digest:
-            happened = f"{path} was made anew: the tars have changed since the run began"
-            raise DataError(key="data.root", happened=happened, fix="start it again")
+            happened = f"{path} was written again: the tars have changed since the run began"
+            raise DataError(key="data.root", happened=happened, fix="start the run again")
 
     def shard_path(self, shard: int) -> str:
         return os.path.join(self._folder, os.fsdecode(self.shards["name"][shard]))
@@ -146,9 +146,9 @@ def _write(places: list[str], samples: NDArray[np.void], shards: NDArray[np.void
                 os.fsync(file.fileno())
         except OSError as error:
             refusals.append(f"{path} cannot be written: {error.strerror}")
-            _log.info("the index goes elsewhere: %s", refusals[-1])
+            _log.info("the index is written elsewhere: %s", refusals[-1])
         else:
             return path
-    happened = "the index of the tars has no place: " + "; ".join(refusals)
+    happened = "the index of the tars cannot be written: " + "; ".join(refusals)
     expected = "a folder to write to, next to the tars or in the cache"
     raise DataError(key="data.root", happened=happened, expected=expected, fix="XDG_CACHE_HOME=FOLDER")

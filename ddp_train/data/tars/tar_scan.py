@@ -57,7 +57,7 @@ def find_shards(root: str, split: str) -> ShardSet:
     """
     root = os.path.abspath(root)
     if not os.path.isdir(root):
-        raise DataError(key="data.root", happened=f"{root} is no folder", expected="a folder with tar shards", fix=_FIX)
+        raise DataError(key="data.root", happened=f"{root} is not a folder", expected="a folder with tar shards", fix=_FIX)
     if split.endswith((".tar", *_COMPRESSED)) or re.search(r"[*?\[{]", split):
         candidates = [(root, split)]
     elif split:
@@ -71,7 +71,7 @@ def find_shards(root: str, split: str) -> ShardSet:
         beside = ", ".join(sorted(os.listdir(root))[:5]) or "nothing"
         raise DataError(key="data.split", happened=f"there is no {wanted}", expected=f"tar shards; {root} has {beside}", fix=_FIX)
     if len(sets) > 1:
-        happened = f"there are tars in {sets[0].folder} and tars {sets[1].pattern} beside it"
+        happened = f"both the folder {sets[0].folder} and the pattern {sets[1].pattern} have tars"
         fix = f"data.split='{split}/*.tar' or data.split='{split}-*.tar'"
         raise DataError(key="data.split", happened=happened, expected="one of the two", fix=fix)
     return sets[0]
@@ -102,7 +102,7 @@ def _expand_braces(pattern: str) -> list[str]:
 
 def refusal(path: str) -> DataError:
     expected = "plain tars: in a compressed one no sample can be reached without reading all before it"
-    fix = "unpack it (gunzip, unzstd, ...); images are compressed already, so it hardly grows"
+    fix = "unpack it (gunzip, unzstd, ...); images are compressed already, so this costs little space"
     return DataError(key="data.root", happened=f"{path} is compressed", expected=expected, fix=fix)
 
 
@@ -136,7 +136,7 @@ def scan(path: str, *, image_extensions: tuple[str, ...], label_extension: str) 
         if sample.image is None or sample.label is None:
             lacking = image_extensions if sample.image is None else (label_extension,)
             happened = f"{path}: sample {key} has no .{' or .'.join(lacking)}, only .{', .'.join(sample.extensions)}"
-            fix = "data.image_extensions=[...] or data.label_extension=..., if they are called otherwise"
+            fix = "data.image_extensions=[...] or data.label_extension=..., if they have other names"
             raise DataError(key="data.root", happened=happened, expected=f"an image and a label for {_KEY}, in the same tar", fix=fix)
         rows.append((0, *sample.image, sample.label))
     return np.array(rows, SAMPLE)

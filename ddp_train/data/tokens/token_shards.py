@@ -83,7 +83,7 @@ class TokenIndex:
             fix = f"ddp-train prepare tokens FILE... to={root}, or data.root=FOLDER"
             raise DataError(key="data.root", happened=happened, expected=expected, fix=fix) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"does not say what it should: {type(error).__name__}: {error}"
+            what = f"has unexpected content: {type(error).__name__}: {error}"
             raise damaged(path, what, f"what `ddp-train prepare tokens` wrote, {FORMAT!r}") from None
         return index
 
@@ -246,7 +246,7 @@ class TokenDocuments(TokenShards):
         except OSError as error:
             raise _unreadable(path, error) from None
         except (ValueError, EOFError) as error:
-            raise damaged(path, f"is no array: {error}", expected) from None
+            raise damaged(path, f"is not an array: {error}", expected) from None
         if starts.dtype != np.int64 or starts.shape != (shard.documents,):
             raise damaged(path, f"has {starts.dtype} {list(starts.shape)}", expected)
         return starts

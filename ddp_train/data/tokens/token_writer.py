@@ -61,7 +61,7 @@ class TiktokenTokenizer:
             self.end_of_text = self._encoding.eot_token
         except KeyError:
             happened = f"the encoding {name} has no <|endoftext|>"
-            raise ConfigError(key="tokenizer", happened=happened, expected="one that has", fix="tokenizer=tiktoken:gpt2") from None
+            raise ConfigError(key="tokenizer", happened=happened, expected="one that has it", fix="tokenizer=tiktoken:gpt2") from None
 
     def encode(self, text: bytes) -> Tokens:
         tokens: Tokens = self._encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=())
@@ -96,7 +96,7 @@ def _encoding(name: str) -> Any:
         import tiktoken
     except ImportError:
         happened, fix = f"tiktoken:{name} needs the package tiktoken", 'pip install "ddp-train[text]", or tokenizer=byte'
-        raise ConfigError(key="tokenizer", happened=happened, expected="it installed", fix=fix) from None
+        raise ConfigError(key="tokenizer", happened=happened, expected="tiktoken installed", fix=fix) from None
     try:
         return tiktoken.get_encoding(name)
     except OSError as error:  # it fetches the vocabulary when it is first used

@@ -41,8 +41,8 @@ def checkpoint_activations(model: nn.Module, config: ActivationCheckpointingConf
         classes[kind] = classes.get(kind) or _checkpointed(kind, saved)
         module.__class__ = classes[kind]
     names = join_few(sorted({kind.__name__ for kind in classes}))
-    kept = f", all but the results of {len(config.save_ops)} operations" if saved else ""
-    return f"memory   {len(chosen)} of {len(blocks)} blocks ({names}) are computed again in backward{kept}"
+    kept = f", except the results of {len(config.save_ops)} operations" if saved else ""
+    return f"memory   {len(chosen)} of {len(blocks)} blocks ({names}) are recomputed in backward{kept}"
 
 
 def _operation(name: str) -> list[Any]:

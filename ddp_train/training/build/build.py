@@ -210,7 +210,7 @@ def _require_predictions(objective: AnyObjective, sources: Iterable[Source]) -> 
     if any(isinstance(source, Stream) for source in sources):
         raise conflict(key, "is true, but the evaluation data is a stream", "false", expected=expected)
     if not isinstance(objective, SupportsPredict):
-        happened = f"is true, but the objective {type(objective).__name__} cannot say what it found for each sample"
+        happened = f"is true, but the objective {type(objective).__name__} cannot predict"
         raise conflict(key, happened, "false", expected="one with the method `predict` (ddp_train.interfaces.SupportsPredict)")
 
 
@@ -255,7 +255,7 @@ def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: 
         return _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=trained)), rate_factor)
     layer_decay, lr = ours.get("layer_decay"), _rate(theirs, target)
     if layer_decay is not None and lr is None:
-        raise ConfigError(key="optimizer.lr", happened="is not given", expected="the rate of the last layer, for optimizer.layer_decay")
+        raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")
     groups = parameter_groups(trained, theirs.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
     optimizer = _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=groups)), rate_factor)
     training_mode(optimizer)
@@ -266,8 +266,8 @@ def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
     if factor != 1.0:
         for group in optimizer.param_groups:
             if group.get("lr") is None:
-                happened = f"is given, and a {type(optimizer).__name__} finds its rate itself"
-                raise conflict("optimizer.lr_scale", happened, "null optimizer.base_batch_size=null", expected="an optimizer with a rate")
+                happened = f"is given, and a {type(optimizer).__name__} sets its learning rate itself"
+                raise conflict("optimizer.lr_scale", happened, "null optimizer.base_batch_size=null", expected="one with a learning rate")
             group["lr"] = group["lr"] * factor
     return optimizer
 

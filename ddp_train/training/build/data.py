@@ -55,7 +55,7 @@ def adapt(data: Any, fields: Sequence[str] | None = None, collate: Collate | Non
         return Stream(data, fields, collate) if is_stream(data) else as_source(data, fields, collate)
     for name, part in data.sources.items():
         if is_stream(part):
-            happened = f"is a stream ({type(part).__name__}): its samples have no positions to draw from, nor to go back to"
+            happened = f"is a stream ({type(part).__name__}): its samples have no positions to draw from and to resume at"
             expected = "data with positions (`ddp-train help docs/data.md`)"
             raise ConfigError(key=f"data.sources.{name}.data", happened=happened, expected=expected)
     return MixtureSource({name: as_source(part, fields, collate) for name, part in data.sources.items()}, data.weights)

@@ -92,7 +92,7 @@ def has_state(objective: AnyObjective) -> bool:
     for name, value in getattr(objective, "__dict__", {}).items():
         held = value.parameters() if isinstance(value, nn.Module) else [value] if isinstance(value, Tensor) else []
         if any(tensor.requires_grad for tensor in held):
-            happened = f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is no torch.nn.Module"
+            happened = f"{type(objective).__name__}.{name} has parameters to train, but {type(objective).__name__} is not a torch.nn.Module"
             expected = "an nn.Module, whose parameters are found, trained and saved"
             fix = f"class {type(objective).__name__}(nn.Module), with super().__init__(); or {name}.requires_grad_(False)"
             raise ConfigError(key="objective", happened=happened, expected=expected, fix=fix)
@@ -182,9 +182,9 @@ def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
         seed = torch.initial_seed()
         torch.manual_seed(seed)
         if not torch.equal(drawn, torch.get_rng_state()):
-            raise ValueError("its constructor draws numbers of its own")
+            raise ValueError("its constructor draws random numbers itself")
         if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
-            raise ValueError("it has parameters of a class of their own")
+            raise ValueError("it has parameters of a custom class")
         gc.collect()
         if not _meta_tensors().keys() <= earlier_tensors.keys() | state_ids:
             raise ValueError("it keeps tensors that are neither parameters nor buffers")

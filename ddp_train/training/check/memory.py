@@ -50,7 +50,7 @@ def print_memory_use(components: Components, world: World) -> None:
         share = torch.cuda.max_memory_reserved(world.device) / total
         if share > _MAX_SHARE:
             warning = (
-                f"warning  {share:.0%} of the {format_bytes(total)} of rank {world.rank}'s device are taken: a longer or larger batch may"
+                f"warning  {share:.0%} of the {format_bytes(total)} of rank {world.rank}'s device are in use: a longer or larger batch may"
                 " not fit. A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
             )
             lines.append((logging.WARNING, warning))

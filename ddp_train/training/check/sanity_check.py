@@ -140,7 +140,7 @@ def _require_scores(objective: AnyObjective, scores: object, world: World, *, is
     try:
         metrics = objective.metrics({name: value.tolist() for name, value in scores.items()})
     except Exception as error:  # one batch may be too small for a metric
-        logger.info("not tried whether the metrics are numbers: %s: %s", type(error).__name__, error)
+        logger.info("the metrics could not be checked: %s: %s", type(error).__name__, error)
         return
     for name, value in metrics.items():
         if not isinstance(value, (int, float)):
@@ -160,7 +160,7 @@ def _mismatch_error(error: Exception, components: Components, trial: _Trial, for
     loss = objective.loss_fn if isinstance(objective, LossObjective) else objective
     fix = ""
     if "DTensor" in str(error) or "root module first" in str(error):
-        fix = "strategy=ddp or zero1; under fsdp the weights are whole within the model's forward alone, and not in other methods of it"
+        fix = "strategy=ddp or zero1; under fsdp the weights are whole in the model's forward only, not in its other methods"
     elif isinstance(batch, Mapping) and not forward.gives:
         fix = f"loader.fields=[{','.join(map(str, batch))}] takes these keys of each sample, in this order; or an objective for dicts"
     return ConfigError(
@@ -170,7 +170,7 @@ def _mismatch_error(error: Exception, components: Components, trial: _Trial, for
         f"  data       gives {describe(batch)}\n"
         f"  model      {type(model).__name__} ({types}) {forward}\n"
         f"  objective  {getattr(loss, '__name__', type(loss).__name__)}",
-        expected="data, model and objective that fit",
+        expected="data, model and objective that fit together",
         fix=fix,
     )
 
@@ -206,7 +206,7 @@ def _refuse_out_of_range(labels: NDArray[Any], ids: Indices | None, num_classes:
     raise DataError(
         key="data",
         happened=f"label {labels[tuple(first)]} of {sample} is out of range: the model's output has {num_classes} classes"
-        f" ({len(outside)} such among the {labels.size} labels of {name})",
+        f" ({len(outside)} of {labels.size} labels of {name})",
         expected=f"labels from 0 to {num_classes - 1}",
         fix="data whose labels count from 0, or a model with more classes",
     )
@@ -244,7 +244,7 @@ def _growth_of_numbers(components: Components, trial: _Trial, world: World) -> I
                 values = {"loss": whole_loss(objective, model, batch)} if trial.trains else objective.score(model, batch)
             numbers.append({name: float(value.double().sum()) for name, value in values.items()})
     except Exception as error:
-        logger.info("not tried whether loss and scores are sums: %s: %s", type(error).__name__, error)
+        logger.info("could not check whether loss and scores are sums: %s: %s", type(error).__name__, error)
         return
     for name in numbers[0]:
         once, again, twice = (values[name] for values in numbers)

@@ -127,7 +127,7 @@ def from_dcp(folder: Path, to: Path) -> list[str]:
     source = DcpFolder(folder)
     with appears_whole(to) as partial:
         _write_tensors(partial, source.tensors, source.read, {"format": "pt"})
-    others = f"; {source.num_others} other entries are left where they are" if source.num_others else ""
+    others = f"; {source.num_others} other entries are skipped" if source.num_others else ""
     return [f"weights  {len(source.tensors)} tensors of {folder}{others}"]
 
 

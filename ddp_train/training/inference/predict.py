@@ -70,7 +70,7 @@ def infer(objective: AnyObjective, model: nn.Module, inputs: Any) -> dict[str, T
         if isinstance(value, Tensor) and value.ndim and len(value) == size
     }
     if not rows:
-        happened = f"cannot say what it finds in samples without targets, and the model gives {describe(outputs)}"
+        happened = f"cannot predict for samples without targets, and the model gives {describe(outputs)}"
         expected = "tensors with one row for each sample; or an objective with the method `infer` (ddp_train.interfaces.SupportsInfer)"
         raise ConfigError(key="objective", happened=happened, expected=expected)
     return rows

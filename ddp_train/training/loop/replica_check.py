@@ -100,8 +100,8 @@ class ReplicaCheck:
             key="health.check_replicas_every_steps",
             happened=f"a corrupted replica, found after step {step}: {'; '.join(problems)}",
             expected="the same weights, optimizer state and schedule on all ranks, bit for bit",
-            fix="ddp-train resume RUN, which goes on from the newest checkpoint: nothing was saved since; if it is the same machine again,"
-            " replace it (memory), or look for code that changes weights on one rank alone",
+            fix="ddp-train resume RUN, which continues from the newest checkpoint; nothing was saved since. If the machine fails again,"
+            " replace it (memory), or look for code that changes weights on one rank only",
         )
 
     def _different(self, tensors: Mapping[str, Tensor]) -> dict[str, dict[int, Any]]:

@@ -244,7 +244,7 @@ class Trainer:
                     key="data",
                     happened=f"the data of rank {self.world.rank} ended within step {step + 1},"
                     f" after {number} of its {parts} micro-batches",
-                    expected="data that goes on until the run's last step, on every rank",
+                    expected="data until the run's last step, on every rank",
                     fix="look for a StopIteration that the data set raises",
                 )
             window.data_wait_s += time.perf_counter() - started

@@ -74,7 +74,7 @@ def _copy_new(source: Path, target: Path) -> None:
                 new.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(shutil.copyfile(path, f"{new}.{os.getpid()}.tmp"), new)  # others may read there
     except OSError as error:
-        logger.info("not all that was compiled is copied from %s to %s: %s", source, target, one_line(str(error), _SHOWN))
+        logger.info("not all compiled code was copied from %s to %s: %s", source, target, one_line(str(error), _SHOWN))
 
 
 class Compiled:
@@ -111,7 +111,7 @@ class Compiled:
         text = f"compile  {plural(self.graphs, 'graph')} in {self.seconds:.1f} s{again}"
         if number := sum(self.breaks.values()):
             text += f"; {plural(number, 'graph break')}, the first: {next(iter(self.breaks))}"
-        return text + (f"; {self.given_up} regions run as written, the log says why" if self.given_up else "")
+        return text + (f"; {self.given_up} regions run without compilation, the log says why" if self.given_up else "")
 
     def end_warm_up(self) -> None:
         """Say what was compiled before the first step; from now on each time that it is done again."""
@@ -157,7 +157,7 @@ class Compiled:
         if is_forward and number.isdecimal() and int(number) > 0:
             self.recompiles += 1
             if self._is_warm:
-                logger.warning("compiled again for other shapes or types, the %d. time, in %.1f s", self.recompiles, took)
+                logger.warning("recompiled for other shapes or types: number %d, in %.1f s", self.recompiles, took)
 
     def _count(self) -> None:
         from torch._dynamo.utils import counters
@@ -187,7 +187,7 @@ class _Region:
             where, what = _users_line(error), f"{type(error).__name__}: {one_line(str(error), _SHOWN)}"
             if not self._goes_on:
                 happened = f"{self._name} cannot be compiled{where}\n  {what}"
-                fix = "compile.on_failure=eager runs it as it is written; compile.regions=[CLASS] compiles other parts; compile=off"
+                fix = "compile.on_failure=eager runs it without compilation; compile.regions=[CLASS] compiles other parts; compile=off"
                 raise RunError(key="compile", happened=happened, fix=fix) from error
             logger.warning("%s is not compiled%s: %s", self._name, where, what, exc_info=error)
         self._compiled.given_up += 1

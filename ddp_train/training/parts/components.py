@@ -201,8 +201,8 @@ def load_callback_states(components: Components, saved: Mapping[str, Any]) -> li
     for name in loading.keys() & states.keys():
         with callback_errors(name, "load_state_dict"):
             loading[name].load_state_dict(states[name])
-    lines = [f"callbacks.{name} has no state in the checkpoint, and begins now" for name in loading if name not in saved]
-    return lines + [f"callbacks.{name} is gone, and its state in the checkpoint with it" for name in saved if name not in loading]
+    lines = [f"callbacks.{name} has no state in the checkpoint and starts fresh" for name in loading if name not in saved]
+    return lines + [f"callbacks.{name} was removed; its state in the checkpoint is dropped" for name in saved if name not in loading]
 
 
 @contextmanager

@@ -148,8 +148,8 @@ def recorded_name(set_name: str, name: str) -> str:
 def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     """Return what a node of `evaluation.metrics` has made, as a metric: of torchmetrics' kind, or a function."""
     if any(type(part).__module__ == _OF_LAST_BATCHES for part in (candidate.modules() if isinstance(candidate, nn.Module) else ())):
-        happened = f"gave a {type(candidate).__name__}, whose value is that of the last batches alone"
-        expected = "a metric of all samples: its value must not depend on who saw which batch"
+        happened = f"gave a {type(candidate).__name__}, whose value covers the last batches only"
+        expected = "a metric of all samples: its value must not depend on which rank saw which batch"
         raise ConfigError(key=f"evaluation.metrics.{name}._target_", happened=happened, expected=expected, fix="the metric that it wraps")
     if isinstance(candidate, nn.Module) and hasattr(candidate, "_reductions"):  # a MetricCollection has none: it keeps states in groups
         return KeptMetric(candidate.to(device))
@@ -158,7 +158,7 @@ def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     raise ConfigError(
         key=f"evaluation.metrics.{name}._target_",
         happened=f"gave a {type(candidate).__name__}",
-        expected="a torchmetrics.Metric (of several, each under a name of its own), or a function f(predictions, targets) -> a number,"
+        expected="a torchmetrics.Metric (several: each with its own name), or a function f(predictions, targets) -> a number,"
         " of which neither has a default",
     )
 
@@ -183,7 +183,7 @@ def require_numbers(metrics: Mapping[str, Metric]) -> None:
         except ConfigError as error:
             if isinstance(error.__cause__, TypeError):
                 raise
-            logger.info("not tried whether %s gives numbers: %s", error.key, error.happened)
+            logger.info("could not check whether %s gives numbers: %s", error.key, error.happened)
         metric.reset()
 
 

@@ -86,13 +86,13 @@ class LossMonitor:
             self.log_event(step.event("skipped", loss=loss, grad_norm=norm), f"step {step.number} skipped: {values}; {step.samples_text()}")
         if state.skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             happened = f"the last {state.skipped_in_a_row} steps up to step {step.number} were all skipped: {values}"
-            expected = "finite losses and gradients, but for single batches"
+            expected = "finite losses and gradients, except for single batches"
             fix = "a smaller optimizer.lr, or amp=off to see whether precision is the cause"
             raise NonFiniteLossError(key="health.on_nonfinite", happened=happened, expected=expected, fix=fix)
 
     def _on_nonfinite_step(self, step: _Step, loss: float, norm: float, *, first: int, last: int) -> None:
         value = f"the training loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
-        among = f", the first such in steps {first} to {last}" if last > first else ""
+        among = f", the first one in steps {first} to {last}" if last > first else ""
         happened = f"{value} at step {step.number}{among}; {step.samples_text()}"
         event = step.event("nonfinite", loss=loss, grad_norm=norm)
         if self.on_nonfinite == "rewind":

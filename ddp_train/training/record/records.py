@@ -58,7 +58,7 @@ class Records:
                 is_shown = True
         if not is_shown and kind not in self._warned_of:
             self._warned_of.add(kind)
-            print(f"{name} and other {kind} go nowhere: no metric writer takes {kind}; metrics.tensorboard does", flush=True)
+            print(f"{name} and other {kind} are not recorded: no metric writer accepts {kind}; metrics.tensorboard does", flush=True)
 
     def log_event(self, event: Event, line: str) -> None:
         """Write one line of events.jsonl, and print `line`, if there is one."""

@@ -113,8 +113,8 @@ class Checkpoints:
             raise RewindError(
                 key="health.on_nonfinite",
                 happened=f"{cause.happened}\n"
-                f"    Going back to step {state.step} and on with other data has not helped {_MAX_REWINDS} times",
-                expected="a checkpoint from which training goes on",
+                f"    Going back to step {state.step} and continuing with other data has failed {_MAX_REWINDS} times",
+                expected="a checkpoint from which training can continue",
                 fix="ddp-train resume RUN/checkpoints/STEP of an earlier step, with a smaller optimizer.lr",
             )
         jump = Jump(from_step=from_step, to_step=state.step, samples=(state.samples, samples))
@@ -125,7 +125,7 @@ class Checkpoints:
             predictions.forget_after(self.run_folder.predictions, state.step)
         self.records.log_event(
             {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
-            f"rewound from step {from_step} to {chosen.name}; the data goes on after sample {samples:,}",
+            f"rewound from step {from_step} to {chosen.name}; the data continues after sample {samples:,}",
         )
         self._schedule.go_back(self.world.from_main(lambda: catalog.saved_checkpoints(self.run_folder.checkpoints)))
         self.records.reopen()
@@ -160,6 +160,6 @@ def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> N
     """Set aside what was saved after the chosen checkpoint, and remove what is incomplete (rank 0)."""
     remove_debris(run_folder.checkpoints)
     moved = set_aside_after(chosen.parent if chosen else run_folder.checkpoints, chosen)
-    world.print(*(f"a checkpoint of a later step, or of another run, is now {name}" for name in moved))
+    world.print(*(f"a checkpoint of a later step, or of another run, was renamed to {name}" for name in moved))
     if chosen is None and run_folder.metrics.exists():
         print("resumed  from the start: there is no good checkpoint", flush=True)

@@ -58,7 +58,7 @@ def accepted_meaning_changes(meaning: Mapping[str, Any], known: Mapping[str, Any
     """Refuse data whose numbers mean something else than a model knows, as far as both say it (UserError); return accepted differences."""
     names = meaning.keys() & known.keys()
     saved, present = ({"meaning": {name: plain(values[name]) for name in names}} for values in (known, meaning))
-    happened = "the numbers of the data mean something else than the model was trained with"
+    happened = "the classes or tokens of the data do not mean what the model was trained with"
     return _accepted(saved, present, accepted=accepted, key=key, happened=happened)
 
 
@@ -71,8 +71,8 @@ def _accepted(saved: Identity, present: Identity, *, accepted: str | None, key: 
     if not changes or accepted == code:
         return changes
     overrides = " ".join(override(name, old.get(name)) for name in names if name in (_BATCH, *_ORDER))
-    fix = f"{overrides or 'the data of before'}; or, to go on with what there is now, {_KEY}={code}"
-    raise UserError(key=key, happened="\n    ".join([f"{happened}:", *changes]), expected="what it was before (on the left)", fix=fix)
+    fix = f"{overrides or 'the earlier data'}; or, to continue with the present data, {_KEY}={code}"
+    raise UserError(key=key, happened="\n    ".join([f"{happened}:", *changes]), expected="the earlier data (on the left)", fix=fix)
 
 
 def saved_identity(checkpoint: Path) -> Identity:
@@ -102,12 +102,12 @@ def accepted_changes(checkpoint: Path, identity: Identity, world: World, config:
     def compare() -> list[str]:
         saved = saved_identity(checkpoint)
         if not saved:
-            print(f"{checkpoint.name} does not say on which data it was trained: it is not compared", flush=True)
+            print(f"{checkpoint.name} does not say which data it was trained on: the data is not compared", flush=True)
             return []
-        happened = f"{checkpoint} was saved with other data than there is now: samples would come twice or never, or mean something else"
+        happened = f"{checkpoint} was saved with different data: samples would be repeated, skipped, or mean something else"
         changes = _accepted(saved, identity, accepted=config.accept_changed_data, key="resume", happened=happened)
         if changes:
-            print(f"{_KEY}: the run goes on with what has changed:", *changes, sep="\n    ", flush=True)
+            print(f"{_KEY}: the run continues with these changes:", *changes, sep="\n    ", flush=True)
         return changes
 
     return world.from_main(compare)

@@ -96,7 +96,7 @@ def _rename(weights: Mapping[str, Tensor], renames: Mapping[str, str], source: s
         prefix = next((prefix for prefix in longest_first if name.startswith(prefix)), "")
         new = plain_name(renames.get(prefix, "") + name.removeprefix(prefix))
         if new in renamed:
-            raise UserError(key="init_from_keys", happened=f"two tensors of {source} would be called {new}", expected="a name for each")
+            raise UserError(key="init_from_keys", happened=f"two tensors of {source} would be called {new}", expected="different names")
         renamed[new] = tensor
     return renamed
 

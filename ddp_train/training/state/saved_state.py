@@ -117,7 +117,7 @@ def restore(
     strategy = components.strategy
     replica = own.get("replica", {}) if strategy.has_local_weights else {}
     if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights):
-        world.print("the ranks of the checkpoint had weights and optimizers of their own: all go on with the mean and rank 0's")
+        world.print("the checkpoint has weights and an optimizer for each rank: all continue with the mean weights and rank 0's optimizer")
     _load_shared(checkpoint, shared | replica, components, state, world)
     strategy_state = (own if strategy.state_is_per_rank else shared).get("strategy", {})
     strategy.start_training(components.trained, strategy_state, weights_are_equal=replica.keys().isdisjoint(components.modules))
@@ -166,8 +166,8 @@ def _compare_rates(saved: list[float], current: list[float]) -> list[str]:
     for old, new in zip(saved, current, strict=False):
         if not math.isclose(old, new, rel_tol=1e-6, abs_tol=1e-15):
             return [
-                f"rate     the learning rate goes from {old:.4g} to {new:.4g} here, and the result is not that of a run that began with"
-                " these settings; scheduler=constant and warmup_stable_decay, before it decays, go on without a jump"
+                f"rate     the learning rate goes from {old:.4g} to {new:.4g} here: the result differs from that of a run that began with"
+                " these settings; scheduler=constant, and warmup_stable_decay before its decay, have no such jump"
             ]
     return []
 

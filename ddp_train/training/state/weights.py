@@ -37,7 +37,7 @@ def find(path: Path) -> tuple[Path, Path]:
     folder = path if is_run else path.parent.parent
     if not is_run and not catalog.is_checkpoint(path):
         expected = "a folder that holds config.yaml, or one of its checkpoints"
-        raise ConfigError(key=_KEY, happened=f"{path} is no run folder and no checkpoint", expected=expected)
+        raise ConfigError(key=_KEY, happened=f"{path} is neither a run folder nor a checkpoint", expected=expected)
     name = path / "checkpoints" / catalog.LAST if is_run else path
     if is_run:
         catalog.require_candidates(name, key=_KEY)
@@ -102,7 +102,7 @@ def put_weights(checkpoint: Path, weights: Mapping[str, Any], modules: Mapping[s
     if problems:
         shown = problems if len(problems) <= _MAX_LINES else [*problems[:_MAX_LINES], "..."]
         happened = "\n    ".join([f"{checkpoint} does not fit the model:", *shown])
-        fix = "the code of that time; environment.json of the run has its commit and its packages"
+        fix = "the code of that run; environment.json of the run has its commit and its packages"
         raise UserError(key="model", happened=happened, expected="the model that the run has trained", fix=fix)
     for name, module in modules.items():
         put_state(module, weights[name], weights[f"{name}_versions"])

@@ -77,7 +77,7 @@ def test_on_a_full_disk_the_marker_is_empty_or_the_job_is_ended_at_once(
     monkeypatch.setattr(Path, "touch", full)
     assert cancel([str(tmp_path)], LAUNCHER) == 0
     assert asked == ["scancel"]  # which SLURM does not requeue
-    assert "cannot be marked as cancelled (No space left on device): it is ended at once" in capsys.readouterr().err
+    assert "cannot be marked as cancelled (No space left on device): ending it at once" in capsys.readouterr().err
 
 
 def test_who_does_not_end_is_told_of_a_harder_way(

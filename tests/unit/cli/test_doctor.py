@@ -43,7 +43,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 @pytest.mark.parametrize("word", ["-m", "--multirun", "resume=outputs/x"])
 def test_it_is_of_one_run_that_is_to_come(word: str) -> None:
-    with pytest.raises(ConfigError, match="the machines of one run that is to come"):
+    with pytest.raises(ConfigError, match="the machines of one planned run"):
         doctor.examine([word], launcher(lambda job: 1))
 
 

@@ -84,7 +84,7 @@ def test_other_data_another_checkpoint_and_another_number_of_ranks_are_taken(tmp
     torch.nn.init.zeros_(next(parts.model.parameters()))
     saved(tmp_path / "checkpoints", 9, parts)
     words = ["data.eval.num_samples=33", "cluster.processes_per_node=3", "trainer.global_batch_size=2"]
-    with pytest.raises(ConfigError, match=r"trainer\.global_batch_size: is of training"):
+    with pytest.raises(ConfigError, match=r"trainer\.global_batch_size: is a key of training"):
         begun(evaluate, str(tmp_path), *words)
     job = begun(evaluate, str(tmp_path / "checkpoints/step_00000007"), *words[:2])
     assert job.config.batch.world_size == 3 and job.task is not None and job.task.checkpoint.endswith("step_00000007")
@@ -169,7 +169,7 @@ def test_a_class_of_ones_own_comes_with_its_arguments(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     finished(tmp_path)
-    with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*as many brackets closed"):
+    with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*matching brackets"):
         begun(evaluate, str(tmp_path), "data.noise=[0.1")
 
 
@@ -225,7 +225,7 @@ def test_every_checkpoint_is_scored_as_it_comes(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
-    for words, said in (([], "no run folder was given"), (["--wach"], "no option"), ([str(tmp_path)], "no run folder")):
+    for words, said in (([], "no run folder was given"), (["--wach"], "is not an option"), ([str(tmp_path)], "neither a run folder")):
         with pytest.raises(ConfigError, match=said):
             begun(evaluate, *words)
     finished(tmp_path)
@@ -245,7 +245,7 @@ def test_a_watch_of_a_run_that_will_save_nothing_ends(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no complete checkpoint"):
         begun(evaluate, str(tmp_path))
     Result(status=Status.INTERRUPTED).write(tmp_path / "result.json")
-    with pytest.raises(EnvironmentRefuses, match="has saved nothing"):
+    with pytest.raises(EnvironmentRefuses, match="has saved no checkpoint"):
         begun(evaluate, str(tmp_path), "--watch")
 
 

@@ -66,14 +66,14 @@ def run_mode() -> Any:
     [
         ([], "no folder was given"),
         (["a", "b"], "no folder was given"),
-        (["1st"], "no name for a package"),
-        (["__main__"], "no name for a package"),
-        (["class"], "class is no name for a package of Python"),
+        (["1st"], "not a valid name of a Python package"),
+        (["__main__"], "not a valid name of a Python package"),
+        (["class"], "class is not a valid name of a Python package"),
         (["torch"], f"there is a module torch already: {importlib.util.find_spec('torch').origin}"),  # type: ignore[union-attr]
         (["sys"], "there is a module sys already\n"),
-        (["full"], "full is there already, and has files in it"),
-        (["full/file"], "full/file is there already, and is a file"),
-        (["full/file/mine"], "full/file/mine cannot be made here: Not a directory"),
+        (["full"], "full exists already and has files in it"),
+        (["full/file"], "full/file exists already and is a file"),
+        (["full/file/mine"], "full/file/mine cannot be created: Not a directory"),
     ],
 )
 def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(here: Path, words: list[str], says: str) -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(here: Path, 
 def test_a_folder_is_called_what_it_is_called_where_it_lies(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "mine/inner").mkdir(parents=True)
     monkeypatch.chdir(here / "mine/inner")
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="exists already"):
         make("..")
     (here / "empty").mkdir()
     monkeypatch.chdir(here / "empty")

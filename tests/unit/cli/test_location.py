@@ -47,7 +47,7 @@ def test_a_typed_folder_with_a_run_goes_on_and_only_under_its_own_configuration(
     found = location("hydra.run.dir=typed", "seed=3")
     assert found.is_continued and found.take_for_run(checked) == here / "typed"
     release()  # as at the end of the command
-    with pytest.raises(ConfigError, match="has another configuration"):
+    with pytest.raises(ConfigError, match="has a different configuration"):
         found.require_same(check_composed(other := composed_of("seed=4"), other.hydra))
     assert not location("hydra.run.dir=typed", "resume=never").is_continued
     with pytest.raises(UserError, match=r"hydra\.run\.dir"):

@@ -51,7 +51,7 @@ def test_a_command_without_its_folder_asks_for_it(
     assert "configuration" not in shown and "started" not in shown  # nothing of it was asked for
 
 
-IS_CUT_OFF = "mine/experiment/broken.yaml, line 2, column 7: is no YAML: "  # and the words of the parser, of which there are two
+IS_CUT_OFF = "mine/experiment/broken.yaml, line 2, column 7: is not valid YAML: "  # and the words of the parser, of which there are two
 
 
 def failing(error: Exception) -> Callable[[object, object], int]:
@@ -98,8 +98,8 @@ def test_a_run_that_was_let_go_is_named_all_the_same(
     ("words", "content", "said"),
     [
         *((words, "seed: [1", IS_CUT_OFF) for words in ([], ["plan"], ["help"])),
-        ([], "seed: !five 1", "line 2, column 7: is no YAML: could not determine a constructor for the tag '!five'"),
-        (["plan"], "a: 1\na: 2", "mine/experiment/broken.yaml, line 2, column 1: is no YAML: found duplicate key a"),
+        ([], "seed: !five 1", "line 2, column 7: is not valid YAML: could not determine a constructor for the tag '!five'"),
+        (["plan"], "a: 1\na: 2", "mine/experiment/broken.yaml, line 2, column 1: is not valid YAML: found duplicate key a"),
         ([], "seed: \a", "unacceptable character #x0007"),
     ],
 )
@@ -131,6 +131,6 @@ def test_a_command_takes_the_options_that_its_help_names(name: str, launcher: La
     command = COMMANDS[name]
     module: Any = importlib.import_module(f"ddp_train.cli.{command.module}")
     in_help = set(re.findall(r"(?<![\w-])(?:--?[a-z][a-z-]*|to(?==))", getattr(module, command.usage)))
-    with pytest.raises(ConfigError, match="is no option") as refused:
+    with pytest.raises(ConfigError, match="is not an option") as refused:
         getattr(module, command.function)(["RUN", "--nothing-like-it=1"], launcher)
     assert {word for word in refused.value.expected.split(", ") if word} == in_help

@@ -63,7 +63,7 @@ def test_what_is_no_path_is_refused(value: str) -> None:
 
 
 def test_what_is_no_run_is_named(run: Path) -> None:
-    assert "/typo is no run folder" in refused("after=[a,typo]")
+    assert "/typo is not a run folder" in refused("after=[a,typo]")
     sweep = Sweep(root=run.absolute() / "sweep", command=[])
     sweep.jobs = [SweepJob(number=number, folder=str(number), overrides=[], identity="") for number in range(2)]
     sweep.save()
@@ -84,7 +84,7 @@ class Own:
 
 def test_a_run_that_never_gets_done_is_not_waited_for(run: Path) -> None:
     mark_cancelled(RunFolder(run))
-    with pytest.raises(EnvironmentRefuses, match="a does not get done: cancelled") as caught:
+    with pytest.raises(EnvironmentRefuses, match="a will not finish: cancelled") as caught:
         require_pipeline(checked(*SLURM, "after=a"))
     assert caught.value.exit_code == ENVIRONMENT_REFUSES
 

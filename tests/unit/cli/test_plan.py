@@ -73,7 +73,7 @@ def fact(shown: str, label: str) -> list[str]:
 def test_it_says_what_runs_how_large_it_is_and_how_it_starts(plan: Plan) -> None:
     shown = plan("cluster=cpu", "optimizer.lr=0.5", "trainer.max_steps=30", "trainer.max_epochs=null")
     command, said = fact(shown, "plan")
-    assert command.startswith("ddp-train model=mlp model.width=16 ") and "Nothing is started, nothing is written" in said
+    assert command.startswith("ddp-train model=mlp model.width=16 ") and "Nothing is started or written" in said
     assert fact(shown, "run")[0].startswith("outputs/default/20") and "a new run" in fact(shown, "run")[0]
     assert "optimizer.lr=0.5" in shown and "instead of 0.001 (conf/optimizer/adamw.yaml)" in shown
     assert "model=mlp" in shown and "instead of convnet" in shown and "~metrics.tensorboard" in shown
@@ -84,7 +84,7 @@ def test_it_says_what_runs_how_large_it_is_and_how_it_starts(plan: Plan) -> None
     assert fact(shown, "steps") == ["30 (10 per epoch of 640 samples)"]
     assert "at most 2 (keep_last) + 1 (one that is written) = 3 at a time, " in fact(shown, "saves")[1]
     assert fact(shown, "tests") == ["after every epoch, and at the end"]
-    assert fact(shown, "time") == ["not known: no run of this name has had this model, data and precision"]
+    assert fact(shown, "time") == ["not known: no earlier run of this name had this model, data and precision"]
     (agent, *_) = fact(shown, "agent")
     assert "--nproc-per-node=2 --max-restarts=0 -m ddp_train" in agent
 
@@ -117,7 +117,7 @@ def test_mistakes_are_those_of_the_run(plan: Plan) -> None:
     said = plan("trainer.max_stepz=3", "seed=abc", code=WRONG_INPUT)
     assert "trainer.max_stepz" in said and "did you mean trainer.max_steps=3" in said and "seed" in said
     assert "no option 'resnet'" in plan("model=resnet", code=WRONG_INPUT)
-    assert "--multirunn is no option" in plan("--multirunn", code=WRONG_INPUT)
+    assert "--multirunn is not an option" in plan("--multirunn", code=WRONG_INPUT)
     assert "scheduler.warmup_steps" in plan("scheduler.warmup_steps=9999", code=WRONG_INPUT)  # which only the data tells
 
 
@@ -126,7 +126,7 @@ def test_the_time_follows_from_the_newest_run_of_the_kind(plan: Plan, tmp_path: 
     past_run(tmp_path / "outputs/default/one", step_ms=100)
     said = fact(plan(*base), "time")
     assert said[0].startswith("about 60 min for 36,000 steps: 100 ms a step in outputs/default/one, the newest run")
-    assert "that run had another batch: global batch 32" in said[-1]
+    assert "that run had a different batch: global batch 32" in said[-1]
     assert "which is enough" in "".join(fact(plan(*base, "cluster.walltime=120"), "time"))
     short = "".join(fact(plan(*base, "cluster.walltime=13", "cluster.grace_s=60"), "time"))
     assert "it saves and stops after 12 min, which is too short: the run has to be started 5 times" in short
@@ -153,7 +153,7 @@ def test_what_it_waits_for_is_shown(plan: Plan, tmp_path: Path) -> None:
     assert fact(shown, "after") == ["first   (submitted, not running)"]
     assert fact(shown, "weights") == ["first   (chosen when the run begins)"]
     mark_cancelled(RunFolder(tmp_path / "first"))
-    assert "first does not get done: cancelled" in plan(*SLURM, "after=first", code=ENVIRONMENT_REFUSES)
+    assert "first will not finish: cancelled" in plan(*SLURM, "after=first", code=ENVIRONMENT_REFUSES)
 
 
 def test_the_jobs_of_a_sweep_are_listed(plan: Plan) -> None:
@@ -163,7 +163,7 @@ def test_the_jobs_of_a_sweep_are_listed(plan: Plan) -> None:
     assert jobs[0] == "6, 2 at a time; after one that fails: sweep.on_failure=continue"
     assert jobs[1].split()[:3] == ["job", "model.width", "optimizer.lr"] or jobs[1].split()[:3] == ["job", "optimizer.lr", "model.width"]
     assert jobs[7].split()[0] == "5" and jobs[7].endswith("5")
-    assert jobs[8] == "what follows is job 0"
+    assert jobs[8] == "below is job 0"
     assert "optimizer.lr=0.1 " in shown
     assert "hydra.sweep.subdir: two jobs" in plan("-m", "seed=1,2", "hydra.sweep.subdir=same", code=WRONG_INPUT)
 
@@ -183,7 +183,7 @@ def test_what_a_sweep_would_be_refused_is_refused(plan: Plan, tmp_path: Path) ->
 def test_a_sweeper_that_decides_as_it_goes_is_named(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLALCHEMY_SILENCE_UBER_WARNING", "1")
     shown = plan("-m", "hydra/sweeper=optuna", "optimizer.lr=interval(0.001,0.1)", "cluster=cpu")
-    assert fact(shown, "jobs") == ["hydra/sweeper=optuna chooses their values as it goes; what follows is a job without them"]
+    assert fact(shown, "jobs") == ["hydra/sweeper=optuna chooses their values during the sweep; below is a job without them"]
 
 
 def test_secrets_and_control_characters_are_not_shown(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_job_of_slurm_is_shown_as_it_would_be_submitted(plan: Plan, tmp_path: 
     for line in ("#SBATCH --nodes=16", '#SBATCH --partition="gpu"', "#SBATCH --time=0-12:00:00", "#SBATCH --gpus-per-node=8"):
         assert f"  | {line}" in shown.splitlines()
     assert fact(shown, "file")[0].endswith("/launch/slurm.sbatch") and "/launch/task.sh" in shown
-    assert "files of source" in fact(shown, "code")[0] and "/launch/spec.json" in fact(shown, "spec")[0]
+    assert "source files" in fact(shown, "code")[0] and "/launch/spec.json" in fact(shown, "spec")[0]
     assert fact(shown, "ranks") == ["128 on cuda: 16 machines x 8"]
     assert "OMP_NUM_THREADS=..." in shown
 

@@ -142,11 +142,11 @@ def test_a_large_vocabulary_makes_uint32(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ('{"text": "a"}\n{"txt": "b"}\n', [], "a.jsonl, line 2 is no document: KeyError"),
-        ('{"text": "a"}\nb\n', [], "a.jsonl, line 2 is no document: JSONDecodeError"),
-        ('{"text": 1}\n', [], "a.jsonl, line 1 is no document"),
+        ('{"text": "a"}\n{"txt": "b"}\n', [], "a.jsonl, line 2 is not a document: KeyError"),
+        ('{"text": "a"}\nb\n', [], "a.jsonl, line 2 is not a document: JSONDecodeError"),
+        ('{"text": 1}\n', [], "a.jsonl, line 1 is not a document"),
         ('{"text": ""}\n', [], "there is no text in these files"),
-        ('{"text": "a"}\n' * 5, ["val_fraction=0.1"], "0.1 of 5 documents is none"),
+        ('{"text": "a"}\n' * 5, ["val_fraction=0.1"], "0.1 of 5 documents is less than one"),
         ('{"text": "a"}\n', ["val_fraction=1"], "val_fraction: is 1"),
         ('{"text": "a"}\n', ["shard_tokens=many"], "shard_tokens: is many"),
         ('{"text": "a"}\n', ["tokenizer=bytes"], "there is no tokenizer 'bytes'"),

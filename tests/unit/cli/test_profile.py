@@ -34,20 +34,20 @@ def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def test_what_is_typed_is_asked(queued: RunFolder, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert profile([str(queued.root), *words], LAUNCHER) == 0
     assert ProfileRequest.pop(queued) == ProfileRequest(kind="memory", steps=3, ranks=[0, 2])
-    assert capsys.readouterr().out.startswith("asked: 3 steps on rank 0, 2, after the next training record (one every 25 steps); into ")
+    assert capsys.readouterr().out.startswith("requested: 3 steps on rank 0, 2, after the next training record (one every 25 steps); into ")
 
 
 def test_without_options_it_is_what_the_run_says(queued: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile([str(queued.root)], LAUNCHER) == 0
     assert ProfileRequest.pop(queued) == ProfileRequest()
-    assert "asked: 5 steps on rank 0, " in capsys.readouterr().out
+    assert "requested: 5 steps on rank 0, " in capsys.readouterr().out
 
 
 def test_a_run_of_this_machine_is_asked_too(tmp_path: Path) -> None:
     run_folder = a_run(tmp_path)
     with works_in(run_folder) as process:
         assert profile([str(tmp_path)], LAUNCHER) == 0
-        with pytest.raises(ConfigError, match="was asked already"):
+        with pytest.raises(ConfigError, match="was requested already"):
             profile([str(tmp_path)], LAUNCHER)
         process.send_signal(signal.SIGTERM)
     assert run_folder.profile_request.exists()
@@ -58,7 +58,7 @@ def test_a_run_of_this_machine_is_asked_too(tmp_path: Path) -> None:
     [
         ([], "no run folder was given"),
         (["RUN", "other"], "no run folder was given"),
-        (["RUN", "--step=3"], "--step=3 is no option"),
+        (["RUN", "--step=3"], "--step=3 is not an option"),
         (["RUN", "--steps"], "--steps has no value"),
         (["RUN", "--steps=0"], "not a number of at least 1"),
         (["RUN", "--steps=many"], "'many' is not a number"),
@@ -74,7 +74,7 @@ def test_a_mistake_is_named(queued: RunFolder, words: list[str], problem: str) -
 
 def test_who_takes_no_steps_is_not_asked(tmp_path: Path) -> None:
     run_folder = a_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match="no process works on"):
+    with pytest.raises(ConfigError, match="no process is training in"):
         profile([str(run_folder.root)], LAUNCHER)
     Result(status=Status.COMPLETED, step=100).write(run_folder.result)
     with pytest.raises(ConfigError, match="is done"):
@@ -83,14 +83,14 @@ def test_who_takes_no_steps_is_not_asked(tmp_path: Path) -> None:
     evaluation.task.write_text("{}")
     with pytest.raises(ConfigError, match="an evaluation"):
         profile([str(evaluation.root)], LAUNCHER)
-    with pytest.raises(ConfigError, match="no run folder"):
+    with pytest.raises(ConfigError, match="neither a run folder"):
         profile([str(tmp_path)], LAUNCHER)
 
 
 def test_a_job_of_a_sweep_that_runs_is_asked_and_the_sweep_is_not(tmp_path: Path) -> None:
     job = a_run(tmp_path / "0")
     Sweep(root=tmp_path, command=[], jobs=[SweepJob(number=0, folder="0", overrides=[], identity="0")]).save()
-    with pytest.raises(ConfigError, match="no process works on"):
+    with pytest.raises(ConfigError, match="no process is training in"):
         profile([str(job.root)], LAUNCHER)
     with works_in(RunFolder(tmp_path)) as process:
         assert profile([str(job.root)], LAUNCHER) == 0

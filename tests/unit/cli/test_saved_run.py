@@ -58,13 +58,13 @@ def test_what_has_an_effect_on_a_run_that_is_done_is_accepted(run: Path, overrid
         (("optimizer.lr=0.1",), "optimizer.lr=0.1 would change nothing"),
         (("trainer.max_steps=9",), "trainer.max_steps=9 would change nothing"),
         (("evaluation.batch_size=7",), "evaluation.batch_size=7 would"),
-        (("cluster.walltime=60", "evaluation.save_predictions=true", "seed=2"), "taken: seed=2 would"),
+        (("cluster.walltime=60", "evaluation.save_predictions=true", "seed=2"), "done: seed=2 would"),
     ],
 )
 def test_what_would_have_none_is_refused_with_what_to_type(run: Path, overrides: tuple[str, ...], named: str) -> None:
     with pytest.raises(ConfigError, match=named) as caught:
         resume(run, *overrides)
-    assert f"all 10 steps of {run} are taken" in str(caught.value)
+    assert f"all 10 steps of {run} are done" in str(caught.value)
     assert "trainer.max_steps=20" in str(caught.value)
 
 
@@ -95,7 +95,7 @@ def test_another_strategy_goes_on_with_a_run(run: Path) -> None:
 
 
 def test_what_cannot_be_read_is_named(run: Path) -> None:
-    with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*as many brackets closed"):
+    with pytest.raises(ConfigErrors, match=r"data\.noise: '\[0\.1' cannot be read[\s\S]*matching brackets"):
         resume(run, "data.noise=[0.1")
 
 

@@ -98,7 +98,7 @@ def test_a_run_whose_dependency_never_gets_done_says_so(
     mark_cancelled(RunFolder(first))
     _, how, why = status(second, capsys)
     assert how == "job 18 ended: cancelled (DependencyNeverSatisfied)"
-    assert why.startswith(f"it comes after {first}, which does not get done: cancelled by ") and f"ddp-train resume {second}" in why
+    assert why.startswith(f"it waits for {first}, which will not finish: cancelled by ") and f"ddp-train resume {second}" in why
 
 
 def test_a_run_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_a_cut_off_file_of_a_run_is_named_and_is_no_mistake_of_the_command_line(
     assert main.run(sys.argv[1:], LAUNCHER) == 0
     shown = capsys.readouterr().out
     assert "not running; again: the run ended without writing result.json" in shown
-    assert f"{run_folder.result} is damaged, and passed over" in shown
+    assert f"{run_folder.result} is damaged and ignored" in shown
     run_folder.submitted.parent.mkdir()
     run_folder.submitted.write_text('{"engine": "sl')
     assert main.run(sys.argv[1:], LAUNCHER) == 2

@@ -64,7 +64,7 @@ def test_a_run_that_cannot_be_written_is_never_started_again_and_the_disk_is_nam
     assert show_verdict([str(run_folder.root), "--begins"], LAUNCHER) == 78
     assert show_verdict([str(run_folder.root), "--ended=78"], LAUNCHER) == 78
     first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("never"))
-    assert first.endswith("cannot be written: No space left on device") and "its machines ended with 78" in second
+    assert first.endswith("cannot be written: No space left on device") and "its machines ended with exit code 78" in second
 
 
 def test_a_run_that_leaves_no_word_is_started_so_often_and_no_oftener(run_folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

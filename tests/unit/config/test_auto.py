@@ -66,7 +66,7 @@ def refused(*overrides: str, base: list[str]) -> ConfigError:
 def test_an_auto_that_the_data_does_not_answer_is_refused_with_what_it_has() -> None:
     error = refused("+model.num_classes=auto", base=[*OWN_DATA, *OWN_MODEL])
     assert str(error) == (
-        "model.num_classes: is auto, and the data does not say it\n"
+        "model.num_classes: is auto, and the data does not provide it\n"
         "  expected: a fact of the data; it has none (`facts` of a data set: `ddp-train help docs/data.md`)\n"
         "  fix: model.num_classes=VALUE"
     )
@@ -132,7 +132,9 @@ def test_a_class_may_have_a_meaning_of_its_own_for_auto(section: str, giver: str
     assert [*auto.find_unanswerable({section: node}, (section,))] == []
     assert auto.answer({section: node}, {"step": 3}) == {}
     assert auto.answer({section: node}, {"size": 3}) == {f"{section}.size": 3}
-    with pytest.raises(ConfigError, match=rf"{section}.width: is auto, and {giver} does not say it\n.* a fact of {giver}; it has step=3"):
+    with pytest.raises(
+        ConfigError, match=rf"{section}.width: is auto, and {giver} does not provide it\n.* a fact of {giver}; it has step=3"
+    ):
         auto.answer({section: {**node, "width": "auto"}}, {"step": 3})
 
 

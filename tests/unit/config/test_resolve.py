@@ -46,7 +46,7 @@ def test_objects_are_named_in_a_config_and_had_where_they_are_used(monkeypatch: 
     [
         ("${object:os.system}", "model.dtype: os.system is posix.system"),
         ("${object:torch.float33}", "model.dtype: cannot import torch.float33"),
-        ("x${object:torch.float32}", "an object is no part of a text"),
+        ("x${object:torch.float32}", "an object cannot be part of a text"),
     ],
 )
 def test_names_of_tools_and_of_nothing_are_refused(

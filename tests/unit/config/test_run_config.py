@@ -42,7 +42,7 @@ def test_what_it_comes_to_is_said() -> None:
 
 def test_a_batch_that_follows_the_number_of_ranks_is_said() -> None:
     several = checked("cluster.processes_per_node=3", "loader.micro_batch_size=8")
-    assert several.batch_notes() == ["another number of ranks has another batch, and another result; trainer.global_batch_size=24 keeps it"]
+    assert several.batch_notes() == ["another number of ranks changes the batch and the result; trainer.global_batch_size=24 keeps both"]
     assert checked("cluster.processes_per_node=3", "trainer.global_batch_size=24").batch_notes() == []
 
 
@@ -80,7 +80,7 @@ def test_an_optimizer_without_a_rate_is_refused() -> None:
         *(f"~optimizer.{name}" for name in ("lr", "betas", "eps", "weight_decay", "fused")),
         *SQRT[:3],
     ]
-    with pytest.raises(ConfigError, match=r"lr_scale: is given, and a Finding finds its rate itself"):
+    with pytest.raises(ConfigError, match=r"lr_scale: is given, and a Finding sets its learning rate itself"):
         components(*bare)
 
 

@@ -182,7 +182,7 @@ def draw_of(source: Any, **changes: Any) -> Sampler:
         (np.ones(99), r"has float64 \(99,\)\n  expected: numbers \(100,\): one for each sample"),
         (np.ones((100, 1)), r"has float64 \(100, 1\)"),
         (np.asarray(["a"] * 100), "has <U1"),
-        (np.r_[np.ones(98), -1.5, -2], r"has weight -1.5 for sample 98 \(2 like it\)"),
+        (np.r_[np.ones(98), -1.5, -2], r"has weight -1.5 for sample 98 \(2 such weights\)"),
         (np.r_[np.nan, np.ones(99)], "has weight nan for sample 0"),
         (np.r_[np.inf, np.ones(99)], "has weight inf for sample 0"),
         (np.zeros(100), "has only zeros"),
@@ -208,10 +208,10 @@ def test_weights_are_whole_numbers_too_and_a_missing_or_foreign_file_is_named(tm
 @pytest.mark.parametrize(
     ("source", "changes", "message"),
     [
-        (Sentences(), {"sampling": "balanced"}, "loader.sampling: is balanced, but Sentences does not tell the classes"),
+        (Sentences(), {"sampling": "balanced"}, "loader.sampling: is balanced, but Sentences does not provide the classes"),
         (Sentences(labels=np.zeros(99, int)), {"sampling": "balanced"}, r"Sentences.labels is int64 \(99,\)"),
         (Sentences(labels=np.zeros(100)), {"sampling": "balanced"}, "Sentences.labels is float64"),
-        (Sentences(), {"bucket_batches": 4}, "loader.bucket_batches: is given, but Sentences does not tell the lengths"),
+        (Sentences(), {"bucket_batches": 4}, "loader.bucket_batches: is given, but Sentences does not provide the lengths"),
         (Sentences(lengths=np.zeros(99)), {"bucket_batches": 4}, r"Sentences.lengths is float64 \(99,\)"),
         (
             Sentences(labels=np.arange(100) % 60),
@@ -303,7 +303,7 @@ def test_a_sampler_of_others_is_entered_anywhere_and_leaves_the_streams_alone() 
 @pytest.mark.parametrize(
     ("sampler", "said"),
     [
-        (Every(range(100), generator=torch.Generator()), "gives another order when it is asked again"),
+        (Every(range(100), generator=torch.Generator()), "gives a different order the second time"),
         ([[0, 1], [2, 3]], "an index for each sample, not batches of them"),
         ([99, 100], "gives the indices 99 to 100"),
         ([], "gives the indices none"),

@@ -84,7 +84,7 @@ def test_a_state_continues_after_what_was_consumed_not_after_what_was_read_ahead
 
         resumed = new()
         resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-        assert not [line for line in resumed.caveats(12 * steps) if "starts again" in line]
+        assert not [line for line in resumed.caveats(12 * steps) if "starts over" in line]
         rest = resumed.micro_batches(12 * steps)
         assert ids(list(islice(rest, (14 - steps) * parts))) == whole[steps * parts :]
         rest.close()
@@ -102,14 +102,14 @@ def test_a_state_is_not_taken_by_another_number_of_workers_and_that_is_said() ->
     list(islice(first.micro_batches(0), 2))
     other = loader(Stateful(24), batch=4, workers=2)
     other.load_state_dict(first.state_dict(8))
-    assert any("the stream starts again: the checkpoint has no state for this number of ranks" in line for line in other.caveats(8))
+    assert any("the stream starts over: the checkpoint has no state for this number of ranks" in line for line in other.caveats(8))
 
 
 def test_a_state_that_would_execute_something_is_not_kept_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     strange = loader(Stateful(24, extra=Path("/")), batch=4)
     list(islice(strange.micro_batches(0), 3))
     assert strange.state_dict(8) == {}
-    assert capsys.readouterr().out.count("the state of Stateful is not kept") == 1
+    assert capsys.readouterr().out.count("the state of Stateful is not saved") == 1
 
 
 def test_what_is_not_guaranteed_is_said(tmp_path: Path) -> None:

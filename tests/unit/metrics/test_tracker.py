@@ -118,11 +118,11 @@ def test_a_dead_server_costs_the_loop_nothing_and_gets_all_of_it_later(
     assert time.monotonic() - started < 5
     while not (said := capsys.readouterr().out):
         time.sleep(0.01)
-    assert said == "test is behind (ConnectionError: refused); training goes on, and it is tried again\n"  # once
+    assert said == "test is behind (ConnectionError: refused); training continues, and rows are sent again later\n"  # once
     service.answers.set()
     client.close()
     assert service.steps() == [*range(1, 1001)]
-    assert capsys.readouterr().out in ("", "test has everything again\n")  # nobody says it at the end
+    assert capsys.readouterr().out in ("", "test is up to date again\n")  # nobody says it at the end
 
 
 def test_what_a_dead_server_did_not_get_is_said_and_a_resumed_run_sends_it(
@@ -131,7 +131,7 @@ def test_what_a_dead_server_did_not_get_is_said_and_a_resumed_run_sends_it(
     service = Service()
     service.answers.clear()
     attempt(service, 0, 4, close_timeout_s=0.2)
-    assert "test did not take everything within 0.2 s; metrics.jsonl has it" in capsys.readouterr().out
+    assert "test did not accept everything within 0.2 s; metrics.jsonl has it" in capsys.readouterr().out
     service.answers.set()
     attempt(service, 4, 6)
     assert service.steps() == [*range(1, 7)]
@@ -177,7 +177,7 @@ def test_one_that_the_service_does_not_take_holds_up_nothing_and_is_said_once(tm
         client.write(record(step))
     client.close()
     assert service.steps() == [1, 2, 3] and [step for _, step, _ in service.shown] == [1, 2, 3] and service.is_finished
-    assert capsys.readouterr().out == "test did not take `bad` (ValueError: no such format); such images and texts are left out\n"
+    assert capsys.readouterr().out == "test refused `bad` (ValueError: no such format); such images and texts are dropped\n"
 
 
 def test_a_dead_server_costs_so_much_memory_and_no_more(
@@ -193,7 +193,7 @@ def test_a_dead_server_costs_so_much_memory_and_no_more(
     service.answers.set()
     client.close()
     assert service.steps() == [1, 2, 3, 4, 5] and [step for _, step, _ in service.shown] == [1, 2]
-    assert capsys.readouterr().out.count("more are left out until it has") == 1
+    assert capsys.readouterr().out.count("more are dropped until they are sent") == 1
     assert client._media_in == client._media_done == 80
 
 

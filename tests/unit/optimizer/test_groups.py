@@ -48,7 +48,7 @@ def test_without_decay_all_parameters_share_one_group_and_one_kernel() -> None:
 
 def test_no_group_is_empty() -> None:
     assert len(parameter_groups(nn.Linear(2, 2, bias=False), 0.1)) == 1
-    with pytest.raises(ConfigError, match="no parameter is to be trained"):
+    with pytest.raises(ConfigError, match="no parameter is trainable"):
         parameter_groups(nn.Linear(2, 2).requires_grad_(False), 0.1)
 
 
@@ -90,7 +90,7 @@ def test_the_first_group_that_matches_has_a_parameter() -> None:
         ({"a": {"match": ["norm", "nrom"], "lr": 1.0}}, r"'nrom' matches no parameter"),
         (
             {"a": {"match": "*", "lr": 1.0}, "b": {"match": "norm", "lr": 2.0}},
-            r"groups\.b\.match: all that it matches is in groups before it \(a\)",
+            r"groups\.b\.match: all parameters that it matches are in earlier groups \(a\)",
         ),
         (
             {"a": {"match": "*.bias", "weight_decay": 0.5}},
@@ -188,5 +188,5 @@ def test_a_residual_network_counts_its_stages() -> None:
 
 
 def test_a_model_without_layers_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer\.layer_decay: Linear has no layers one after another"):
+    with pytest.raises(ConfigError, match=r"optimizer\.layer_decay: Linear has no sequence of layers"):
         rate_factors(nn.Linear(2, 2), 0.5)

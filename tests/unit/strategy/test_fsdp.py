@@ -141,7 +141,7 @@ def test_the_weights_of_the_next_blocks_are_asked_for_ahead(ahead: int | None, i
 
 
 def test_to_ask_ahead_needs_blocks() -> None:
-    with rank_of(0, 2), pytest.raises(ConfigError, match="the weights of 0 blocks"):
+    with rank_of(0, 2), pytest.raises(ConfigError, match="the weights of only 0 blocks"):
         FSDP(prefetch=1).prepare(nn.Sequential(nn.Linear(2, 2)), torch.device("cpu"), 2)
 
 

@@ -144,7 +144,7 @@ def test_of_an_objective_without_a_state_a_strategy_sees_the_model_alone() -> No
 
 
 def test_parameters_that_nobody_would_find_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Hidden.temperature has parameters to train, but Hidden is no torch.nn.Module"):
+    with pytest.raises(ConfigError, match=r"Hidden.temperature has parameters to train, but Hidden is not a torch.nn.Module"):
         parts_of(Hidden)
 
 

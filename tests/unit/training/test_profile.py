@@ -155,9 +155,9 @@ def test_the_same_steps_are_recorded_beside_those_that_are_there(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"steps": 0}', "left aside: steps is 0, not a number of at least 1"),
-        ('{"ranks": [7]}', "left aside: the run has ranks 0 to 0"),
-        ('{"kind": "memory"}', "left aside: a window is to be recorded already"),
+        ('{"steps": 0}', "ignored: steps is 0, not a number of at least 1"),
+        ('{"ranks": [7]}', "ignored: the run has ranks 0 to 0"),
+        ('{"kind": "memory"}', "ignored: another profile is scheduled already"),
     ],
 )
 def test_a_request_that_cannot_be_is_said_and_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:

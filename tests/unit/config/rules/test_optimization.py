@@ -21,7 +21,7 @@ class Grouping:
         (["+optimizer.groups.head=3"], r"optimizer\.groups\.head: is 3"),
         (["+optimizer.groups.head={lr: 0.1}"], r"optimizer\.groups\.head\.match: is not given"),
         (["+optimizer.groups.head={match: [], lr: 0.1}"], r"optimizer\.groups\.head\.match: is \[\]"),
-        (["+optimizer.groups.head={match: head}"], r"optimizer\.groups\.head: says nothing but whom it matches"),
+        (["+optimizer.groups.head={match: head}"], r"optimizer\.groups\.head: has only match, and changes nothing"),
         (["+optimizer.groups.head={match: head, freeze: 1}"], r"optimizer\.groups\.head\.freeze: is 1"),
         (["+optimizer.groups.head={match: head, freeze: true, lr: 0.1}"], r"optimizer\.groups\.head\.lr: is given with freeze=true"),
         (
@@ -34,9 +34,9 @@ class Grouping:
         (["scheduler.every=week"], r"scheduler\.every: is 'week'"),
         (
             ["scheduler=plateau", "+scheduler.every=epoch"],
-            r"scheduler\.every: is epoch, and ReduceLROnPlateau moves on after each evaluation",
+            r"scheduler\.every: is epoch, and ReduceLROnPlateau steps after each evaluation",
         ),
-        (["+scheduler.metric=loss"], r"scheduler\.metric: is given, and .*warmup_cosine follows none"),
+        (["+scheduler.metric=loss"], r"scheduler\.metric: is given, and .*warmup_cosine follows no metric"),
         (["scheduler=plateau", "data.eval=null"], r"scheduler: follows a metric of the evaluation, and data\.eval is null"),
         (["optimizer.groups=head"], r"optimizer\.groups: is 'head'"),
     ],

@@ -59,7 +59,7 @@ def test_an_object_that_is_called_with_a_part_of_what_its_function_takes_lacks_n
 
 @pytest.mark.parametrize("path", TOOLS.split())
 def test_tools_are_refused(path: str) -> None:
-    assert "a tool of Python's and no component" in why_no_component(locate(path))
+    assert "a function or class of Python and not a component" in why_no_component(locate(path))
 
 
 @pytest.mark.parametrize("path", COMPONENTS.split())
@@ -122,13 +122,13 @@ def test_a_set_with_a_target_of_its_own_is_whole_and_the_others_differ_from_the_
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("+evaluation.sets.step_3={}", r"evaluation\.sets\.step_3: is no name for an evaluation set"),
-        ("+evaluation.sets={a/b: {}}", r"evaluation\.sets\.a/b: is no name"),
+        ("+evaluation.sets.step_3={}", r"evaluation\.sets\.step_3: is not a valid name of an evaluation set"),
+        ("+evaluation.sets={a/b: {}}", r"evaluation\.sets\.a/b: is not a valid name"),
         ("+evaluation.sets.hard=test", r"evaluation\.sets\.hard: is 'test'[\s\S]*evaluation\.sets\.hard=\{split: test\}"),
         ("+evaluation.sets.hard.nois=1", r"evaluation\.sets\.hard\.nois: .*has no argument 'nois'"),
         ("+evaluation.sets.hard.noise=loud", r"evaluation\.sets\.hard\.noise: is 'loud'"),
         ("+evaluation.sets.hard={_target_: os.system, command: ls}", r"evaluation\.sets\.hard\._target_: os\.system"),
-        ("+evaluation.sets.hard.image_size=auto", r"evaluation\.sets\.hard\.image_size: is auto, and nothing answers it"),
+        ("+evaluation.sets.hard.image_size=auto", r"evaluation\.sets\.hard\.image_size: is auto, and nothing provides a value"),
     ],
 )
 def test_what_is_wrong_with_a_set_is_told_with_its_key(override: str, said: str) -> None:

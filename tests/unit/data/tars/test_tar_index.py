@@ -76,7 +76,9 @@ def test_a_folder_that_may_not_be_written_has_its_index_in_the_cache(
     monkeypatch.setattr(builtins, "open", read_only)  # root may write everywhere
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     folders = [data, cache]
-    with pytest.raises(DataError, match=rf"no place: {data}/tar_index.*Permission denied; {cache}/ddp_train/.*\n.*\n.*XDG_CACHE_HOME"):
+    with pytest.raises(
+        DataError, match=rf"cannot be written: {data}/tar_index.*Permission denied; {cache}/ddp_train/.*\n.*\n.*XDG_CACHE_HOME"
+    ):
         TarShards(str(data))
     folders.pop()
     with caplog.at_level("INFO", logger="ddp_train"):

@@ -110,7 +110,7 @@ def test_a_split_is_a_folder_a_prefix_or_a_pattern(tmp_path: Path, split: str) -
 
 
 def test_missing_shards_are_clear_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere is no folder") as caught:
+    with pytest.raises(DataError, match="nowhere is not a folder") as caught:
         TarShards(str(tmp_path / "nowhere"))
     assert caught.value.key == "data.root"
     (tmp_path / "notes.txt").touch()

@@ -89,14 +89,14 @@ def damage_index(change):
     ("damage", "message"),
     [
         (lambda root: (root / "index.json").unlink(), r"index.json cannot be read: No such file(.|\n)*prepare tokens"),
-        (lambda root: (root / "index.json").write_text("{"), "index.json does not say what it should: JSONDecodeError"),
-        (lambda root: (root / "index.json").write_text("[]"), "index.json does not say what it should: TypeError"),
+        (lambda root: (root / "index.json").write_text("{"), "index.json has unexpected content: JSONDecodeError"),
+        (lambda root: (root / "index.json").write_text("[]"), "index.json has unexpected content: TypeError"),
         (
             damage_index(lambda index: index.update(format="ddp_train tokens 2")),
             "the format is 'ddp_train tokens 2'\n.*'ddp_train tokens 1'",
         ),
-        (damage_index(lambda index: index.pop("end_of_text")), "index.json does not say what it should: KeyError: 'end_of_text'"),
-        (damage_index(lambda index: index.update(dtype="float32")), "index.json does not say what it should: KeyError: 'float32'"),
+        (damage_index(lambda index: index.pop("end_of_text")), "index.json has unexpected content: KeyError: 'end_of_text'"),
+        (damage_index(lambda index: index.update(dtype="float32")), "index.json has unexpected content: KeyError: 'float32'"),
         (damage_index(lambda index: index.update(vocab_size=70_000)), "tokens do not fit the vocabulary"),
         (damage_index(lambda index: index["splits"]["val"][0].update(file="../a.bin")), "or a shard is empty"),
         (lambda root: (root / "train_00003.bin").unlink(), "train_00003.bin cannot be read: No such file"),
@@ -123,7 +123,7 @@ def test_a_shard_of_the_right_length_with_foreign_content_is_refused_when_it_is_
     ("content", "message"),
     [
         (None, "cannot be read: No such file"),
-        (b"no array", "is no array"),
+        (b"no array", "is not an array"),
         (np.asarray([0, 41]), r"has int64 \[2\]\n.*int64 \[3\]"),
         (np.asarray([0, 41, 43], np.int32), r"has int32 \[3\]"),
         (np.asarray([0, 61, 43]), "starts.npy "),

@@ -154,7 +154,7 @@ def test_the_options_of_the_group_are_applied_before_the_strategy() -> None:
     base = ["model=mini_resnet", "model.width=2", "model.blocks_per_stage=1", "data=synthetic_images", "trainer.max_epochs=1"]
     assert components(*base, base=[]).notes == []
     full = components(*base, "activation_checkpointing=full", base=[])
-    assert full.notes == ["memory   3 of 3 blocks (BasicBlock) are computed again in backward"]
+    assert full.notes == ["memory   3 of 3 blocks (BasicBlock) are recomputed in backward"]
     assert "checkpoint" in full.model.get_submodule("blocks.0").forward.__code__.co_names
     selective = components(*base, "activation_checkpointing=selective", "activation_checkpointing.every=2", base=[])
-    assert selective.notes == ["memory   2 of 3 blocks (BasicBlock) are computed again in backward, all but the results of 7 operations"]
+    assert selective.notes == ["memory   2 of 3 blocks (BasicBlock) are recomputed in backward, except the results of 7 operations"]

@@ -217,9 +217,8 @@ def test_a_label_out_of_range_anywhere_in_the_data_is_named_before_the_first_ste
     source.batch = lambda indices: (read(indices)[0], torch.from_numpy(labels[indices]))
     type_with_labels = type("Labelled", (type(source),), {"labels": labels})
     source.__class__ = type_with_labels
-    assert (
-        "label 12 of sample 17 is out of range: the model's output has 10 classes (1 such among the 640 labels of the training data)"
-        in refusal(parts)
+    assert "label 12 of sample 17 is out of range: the model's output has 10 classes (1 of 640 labels of the training data)" in refusal(
+        parts
     )
 
 

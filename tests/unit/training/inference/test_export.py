@@ -118,8 +118,8 @@ def test_nothing_is_written_over_and_what_is_typed_wrong_is_told(tmp_path: Path)
         ([run, "--format=safetensor"], r"--format: is 'safetensor'[\s\S]*one of safetensors, pt, "),
         ([run, "--format=pt", f"to={tmp_path}/there.pt"], "nothing is written over"),
         ([run, f"to={tmp_path}/new.pt"], r"--format=pt"),
-        ([run, "--to=w.safetensors"], r"--to=w.safetensors is no option[\s\S]*fix: to=w.safetensors"),
-        ([str(tmp_path / "nowhere")], "no run folder"),
+        ([run, "--to=w.safetensors"], r"--to=w.safetensors is not an option[\s\S]*fix: to=w.safetensors"),
+        ([str(tmp_path / "nowhere")], "neither a run folder"),
     ):
         with pytest.raises(ConfigError, match=said):
             typed(words, LAUNCHER)
@@ -171,7 +171,7 @@ def test_what_torch_has_written_comes_back_to_the_bit(tmp_path: Path, capsys: py
     state = {"model": model.state_dict(), "optimizer": {"lr": 0.1, "momentum": torch.ones(3)}}
     torch_dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
     assert prepare_words(["weights", str(tmp_path / "theirs"), f"to={tmp_path}/weights.safetensors", "--unpickle"]) == 0
-    assert "2 other entries are left" in capsys.readouterr().out
+    assert "2 other entries are skipped" in capsys.readouterr().out
     found = safetensors.torch.load_file(tmp_path / "weights.safetensors")
     assert found.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
@@ -214,7 +214,7 @@ def test_nothing_is_unpickled_unless_that_is_asked_for(tmp_path: Path, capsys: p
     (tmp_path / "theirs/.metadata").write_bytes(pickle.dumps(_Touches(tmp_path / "ran")))
     words = ["weights", str(tmp_path / "theirs"), f"to={tmp_path}/weights.safetensors"]
     assert prepare_words(words) == 2
-    assert "runs whatever its writer has put there" in capsys.readouterr().err
+    assert "runs any code that its writer put there" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
     assert prepare_words([*words, "--unpickle"]) == 2  # it is no metadata
     assert (tmp_path / "ran").exists()

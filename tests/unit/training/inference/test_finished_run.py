@@ -47,7 +47,7 @@ def test_a_checkpoint_of_a_run_is_loaded(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no run folder and no checkpoint"):
+    with pytest.raises(ConfigError, match="is neither a run folder nor a checkpoint"):
         load(tmp_path)
     config: RunConfig = checked(base=TINY_CONVNET)
     (tmp_path / "config.yaml").write_text(config.yaml())

@@ -243,7 +243,7 @@ def test_a_state_is_saved_and_comes_back(tmp_path: Path, capsys: pytest.CaptureF
     restore(checkpoint, again.components, TrainState(), alone())
     assert again.components.callbacks["diary"].events[0][0] == "loaded"
     said = capsys.readouterr().out
-    assert "callbacks.new has no state in the checkpoint" in said and "callbacks.other is gone" in said
+    assert "callbacks.new has no state in the checkpoint" in said and "callbacks.other was removed" in said
 
 
 def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None:

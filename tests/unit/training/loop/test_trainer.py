@@ -21,7 +21,7 @@ def test_lost_weights_are_never_saved() -> None:
 
 def test_a_lost_loss_ends_the_run() -> None:
     parts = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50")
-    with pytest.raises(NonFiniteLossError, match=r"at step 2, the first such in steps 1 to 10; its samples: \d+, .* and 24 more"):
+    with pytest.raises(NonFiniteLossError, match=r"at step 2, the first one in steps 1 to 10; its samples: \d+, .* and 24 more"):
         trainer(parts, log_every_steps=10).train()
 
 

@@ -122,7 +122,7 @@ def test_a_failure_names_the_users_line_or_goes_on_without() -> None:
     assert torch.equal(model(torch.ones(2)), torch.full((2,), 2.0))
     model(torch.ones(3))
     assert found.given_up == 1
-    assert "1 regions run as written" in found.line()
+    assert "1 regions run without compilation" in found.line()
 
 
 def test_a_backend_that_fails_is_a_failure_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_what_cannot_be_a_metric_is_refused_before_the_run() -> None:
 
 def test_a_metric_of_the_last_batches_is_refused() -> None:
     running = type("Running", (nn.Module,), {"__module__": "torchmetrics.wrappers.running", "_reductions": {}})
-    with pytest.raises(ConfigError, match="that of the last batches alone"):
+    with pytest.raises(ConfigError, match="covers the last batches only"):
         as_metric(running(), "mine", torch.device("cpu"))
 
 

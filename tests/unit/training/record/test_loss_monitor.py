@@ -124,7 +124,7 @@ def test_the_first_lost_step_is_named_with_its_samples_and_the_steps_looked_at()
     told.judge(noise(3), state)
     state.window = None
     with pytest.raises(
-        NonFiniteLossError, match=r"loss is nan at step 5, the first such in steps 4 to 7; its samples: \d+, \d+, \d+, \d+\n"
+        NonFiniteLossError, match=r"loss is nan at step 5, the first one in steps 4 to 7; its samples: \d+, \d+, \d+, \d+\n"
     ):
         told.judge([2.0, NAN, 2.0, NAN], state)
     assert (told.events[0]["kind"], told.events[0]["step"], told.events[0]["loss"]) == ("nonfinite", 5, "nan")

@@ -153,7 +153,7 @@ class Mute:
 
 def test_an_objective_that_cannot_predict_is_refused_when_it_should() -> None:
     mute = ["objective._target_=tests.unit.training.record.test_predictions.Mute", "~objective.label_smoothing"]
-    with pytest.raises(ConfigError, match="objective Mute cannot say what it found for each sample"):
+    with pytest.raises(ConfigError, match="objective Mute cannot predict"):
         components(*mute, "evaluation.save_predictions=true")
     components(*mute)
 

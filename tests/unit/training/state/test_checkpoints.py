@@ -76,7 +76,7 @@ def test_going_back_to_the_same_checkpoint_is_given_up_after_three_times(tmp_pat
     for _ in range(3):
         ours.rewind(Rewind({}, "lost"))
         state.step, state.samples = state.step + 1, state.samples + 32
-    with pytest.raises(RewindError, match="Going back to step 2 and on with other data has not helped 3 times"):
+    with pytest.raises(RewindError, match="Going back to step 2 and continuing with other data has failed 3 times"):
         ours.rewind(Rewind({}, "lost"))
     ours.records.close()
 

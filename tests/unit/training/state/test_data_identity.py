@@ -65,7 +65,7 @@ def test_another_order_or_other_data_is_refused_with_both_values(change: str, na
     accept = f"accept_changed_data={code_of(refused.value)}"
     accepted = resumed(tmp_path, *IMAGES, change, accept)
     assert accepted is not None and any(line.startswith(named) for line in accepted)
-    with pytest.raises(UserError, match="was saved with other data"):  # a code is of one change
+    with pytest.raises(UserError, match="was saved with different data"):  # a code is of one change
         resumed(tmp_path, *IMAGES, "seed=2", accept)
 
 
@@ -177,7 +177,7 @@ def test_classes_of_a_users_data_are_those_that_the_model_knows(tmp_path: Path) 
         with pytest.raises(UserError, match="classes"):
             resumed(tmp_path, base=other)
         own = build(checked(base=other), alone()).data_identity["meaning"]
-        with pytest.raises(UserError, match=r"init_from: .*mean something else"):
+        with pytest.raises(UserError, match=r"init_from: .*do not mean what"):
             data_identity.accepted_meaning_changes(own, known, key="init_from", accepted=None)
     with pytest.raises(UserError, match=r"data\.samples: 12 -> 8"):
         resumed(tmp_path, base=named("cat", "dog", length=8))
@@ -212,7 +212,7 @@ def test_a_checkpoint_that_does_not_say_its_data_is_taken_with_a_line(tmp_path: 
     parts.data_identity = {}
     saved(tmp_path / "checkpoints", 4, parts)
     assert resumed(tmp_path, *IMAGES) == []
-    assert "does not say on which data" in capsys.readouterr().out
+    assert "does not say which data" in capsys.readouterr().out
 
 
 def test_the_identity_is_part_of_every_checkpoint(tmp_path: Path) -> None:
