@@ -180,8 +180,8 @@ ENTRY = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 HEADERS: dict[str, str] = {
     "a name comes twice": f'{{"weight": {json.dumps(ENTRY)}, "weight": {json.dumps({**ENTRY, "shape": [2, 2]})}}}',
     "values of bias are at a wrong position": json.dumps({"weight": ENTRY, "bias": {**ENTRY, "data_offsets": [8, 24]}}),
-    "values of bias are not where .*": json.dumps({"weight": ENTRY, "bias": ENTRY}),
-    "values of weight are not where": json.dumps({"weight": {**ENTRY, "data_offsets": [0, 1 << 60]}}),
+    "values of bias are at a wrong position": json.dumps({"weight": ENTRY, "bias": ENTRY}),
+    "values of weight are at a wrong position": json.dumps({"weight": {**ENTRY, "data_offsets": [0, 1 << 60]}}),
     "weight has a shape that no tensor can have": json.dumps(
         {
             "weight": {**ENTRY, "shape": [0, 1 << 61, 1 << 61], "data_offsets": [0, 0]},
@@ -206,7 +206,7 @@ def test_a_folder_of_dcp_is_not_unpickled(tmp_path: Path, marker: Path) -> None:
     folder.mkdir()
     (folder / ".metadata").write_bytes(pickle.dumps(Payload(open, str(marker), "w")))
     (folder / "__0_0.distcp").write_bytes(b"")
-    refused(begin_with(folder), r"pickles run code")
+    refused(begin_with(folder), r"pickles can run code")
     refused(lambda: find(folder, verify, key="resume"), "COMPLETE is missing")
 
 
@@ -268,8 +268,8 @@ def by_manifest(path: Path, outside: Path) -> None:
 
 SPOILT: dict[str, Callable[[Path, Path], None]] = {
     "links are not followed": by_link,
-    r"'\.\./\.\./outside' is no name": by_name(lambda outside: "../../outside"),
-    r"'/.*/outside' is no name": by_name(str),
+    r"'\.\./\.\./outside' is not the name": by_name(lambda outside: "../../outside"),
+    r"'/.*/outside' is not the name": by_name(str),
     "is not a plain file": by_pipe,
     "is not a folder that can be read": by_linked_folder,
     "shared.pt is not in manifest.json": by_pickle,

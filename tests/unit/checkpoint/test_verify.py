@@ -54,7 +54,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "-1 ranks at step 2 do not leave": lambda path: forge(path, world_size=-1),
     "1 ranks at step -2 do not leave": lambda path: forge(path, step=-2),
     "manifest.json is of step 7": lambda path: forge(path, step=7),
-    "'../step_00000001/COMPLETE' is no name": lambda path: forge(
+    "'../step_00000001/COMPLETE' is not the name": lambda path: forge(
         path,
         files={"../step_00000001/COMPLETE": {"bytes": 1, "xxh3_128": ""}}
         | {FILE: {"bytes": (path / FILE).stat().st_size, "xxh3_128": xxhash.xxh3_128_hexdigest((path / FILE).read_bytes())}},
