@@ -179,7 +179,7 @@ def test_a_huge_header_is_not_parsed(tmp_path: Path, marker: Path, length: int) 
 ENTRY = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 HEADERS: dict[str, str] = {
     "a name comes twice": f'{{"weight": {json.dumps(ENTRY)}, "weight": {json.dumps({**ENTRY, "shape": [2, 2]})}}}',
-    "values of bias are at a wrong position": json.dumps({"weight": ENTRY, "bias": {**ENTRY, "data_offsets": [8, 24]}}),
+    "values of bias are at a wrong position.*": json.dumps({"weight": ENTRY, "bias": {**ENTRY, "data_offsets": [8, 24]}}),
     "values of bias are at a wrong position": json.dumps({"weight": ENTRY, "bias": ENTRY}),
     "values of weight are at a wrong position": json.dumps({"weight": {**ENTRY, "data_offsets": [0, 1 << 60]}}),
     "weight has a shape that no tensor can have": json.dumps(
