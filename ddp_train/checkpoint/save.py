@@ -170,7 +170,7 @@ class PendingSave:
     """What one save is to write."""
 
     number: int  # counts the saves of one saver, from 1
-    partial: Path  # where it is written, beside the other checkpoints, until it is complete
+    partial: Path  # where it is written until it is complete: in the folder of the other checkpoints
     staged: StagedShare
     may_be_infinite: Callable[[str], bool]
     manifest: Manifest  # without the files, which are not written yet

@@ -24,7 +24,7 @@ class Location(NamedTuple):
 
     folder: Path
     key: str  # the config key that says so
-    is_new: bool  # nobody has typed it: it is made, under another name where it exists
+    is_new: bool  # it was not typed: it is made, under another name where it exists
     is_continued: bool  # there is a run or a sweep in it, which goes on
 
     def take_for_run(self, checked: RunConfig) -> Path:

@@ -56,7 +56,7 @@ def plan(arguments: list[str], launcher: Launcher) -> int:
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
     is_json = "--json" in arguments
     words = options_first([word for word in arguments if word != "--json"])
-    sys.argv[1:] = words  # as Hydra would read them: whoever explains its errors reads them there
+    sys.argv[1:] = words  # as Hydra would read them: the explanation of its errors reads them there
     refuse_unknown_options(words)
     args = parse(words)
     version.setbase("1.3")

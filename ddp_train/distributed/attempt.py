@@ -90,7 +90,7 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
 
     def is_complete() -> bool:
         nonlocal num_read
-        if (num_hellos := store.add("hellos/count", 0)) > max(num_read, size - 1):  # nobody goes on before all are there
+        if (num_hellos := store.add("hellos/count", 0)) > max(num_read, size - 1):  # no rank goes on before all are there
             num_read = num_hellos
             hellos = lines_of(store, "hellos")
             remembered.update({hello["rank"]: hello["remembered"] for hello in hellos})

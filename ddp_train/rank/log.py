@@ -74,7 +74,7 @@ def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextI
             _flush()
         sys.stdout, sys.stderr = python_streams
         for screen in screens:
-            screen.close()  # whoever has kept it must not write into what gets its descriptor next
+            screen.close()  # a logger that kept it must not write into the file that gets its descriptor next
         for descriptor, terminal in zip((1, 2), terminals, strict=True):
             os.dup2(terminal.fileno(), descriptor)
             terminal.close()

@@ -202,7 +202,7 @@ def _comes_from_a_peer(error: BaseException) -> bool:
 def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers | None, *, rank: int, is_by_peer: bool) -> failure.Failure:
     """Log an error of this rank, tell the other ranks, and return who is to blame and what the others were doing.
 
-    Where it `is_by_peer`, this waits up to 3 s for the report of whoever broke the connection.
+    Where it `is_by_peer`, this waits up to 3 s for the report of the rank that broke the connection.
     """
     if peers is not None:
         peers.report_activity(lambda: failure.describe_error(error, is_by_peer=is_by_peer), has_lost_rank=is_by_peer)

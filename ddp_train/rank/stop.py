@@ -11,7 +11,7 @@ handlers only between bytecodes, and a collective is none). The message thread r
 
 Why it is the same step: no rank has finished step s when it is agreed on, and none begins step s+1 before it knows. Nothing is assumed of
 the steps: ranks may run ahead of each other as far as they like, as they do where collectives only enqueue or come every few steps.
-Why nobody waits for long: message threads answer, and they wait for no main thread.
+Why no rank waits for long: message threads answer, and they wait for no main thread.
 """
 
 import logging

@@ -141,7 +141,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         pin_memory=_pins_memory(loader, world),
         skips=loader.on_bad_sample == "skip",
         by_size=by_size,
-        mixture=mixture if loader.bucket_batches is None else None,  # within a window of batches nobody keeps count
+        mixture=mixture if loader.bucket_batches is None else None,  # within a window of batches the samples of each source are not counted
         blend=_blend(source.facts, loader),
     )
 

@@ -32,7 +32,7 @@ def try_step(components: Components, world: World, micro_batch: MicroBatch | Non
     micro_batch = micro_batch or components.train_loader.peek()
     with batch_on(world.device, micro_batch) as batch:
         for turn in times * [*components.turns.values()] or times * [None]:
-            components.optimizer.zero_grad(set_to_none=True)  # which would keep the first buckets alive beside those that replace them
+            components.optimizer.zero_grad(set_to_none=True)  # old gradients would keep the first buckets alive
             with turn.alone() if turn else nullcontext():
                 with components.amp.autocast(world.device):
                     loss = components.loss(batch, turn)

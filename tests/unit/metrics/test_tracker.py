@@ -122,7 +122,7 @@ def test_a_dead_server_costs_the_loop_nothing_and_gets_all_of_it_later(
     service.answers.set()
     client.close()
     assert service.steps() == [*range(1, 1001)]
-    assert capsys.readouterr().out in ("", "test is up to date again\n")  # nobody says it at the end
+    assert capsys.readouterr().out in ("", "test is up to date again\n")  # not said at the end
 
 
 def test_what_a_dead_server_did_not_get_is_said_and_a_resumed_run_sends_it(

@@ -48,7 +48,7 @@ def test_the_third_restart_from_the_same_checkpoint_is_the_last_however_the_run_
     assert len(said.splitlines()) <= 15
     assert json.loads(run_folder.result.read_text())["status"] == "failed"
     start(run_folder)
-    assert close_last_attempt(run_folder) is None  # somebody has started it in spite of that: it counts anew
+    assert close_last_attempt(run_folder) is None  # it was started in spite of that: it counts anew
 
 
 def test_a_new_checkpoint_is_progress(run_folder: RunFolder) -> None:

@@ -34,7 +34,7 @@ class Doubled:
 
 
 class Open:
-    """A metric writer that nobody can close."""
+    """A metric writer without `close`."""
 
     def write(self, record: object) -> None: ...
 

@@ -234,7 +234,7 @@ def test_labels_of_a_classifier_of_ones_own_are_looked_at_where_it_says_that_the
 
 
 class OwnClassifier(LossObjective):
-    """A classifier that is none of ours, and fails by itself where nobody has looked."""
+    """A classifier that is none of ours, and fails by itself where its labels were not checked."""
 
     def __init__(self, says_so: bool) -> None:
         super().__init__(lambda logits, labels: logits[torch.arange(len(labels)), labels].mean())
