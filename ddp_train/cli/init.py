@@ -34,10 +34,12 @@ def init(arguments: list[str], launcher: Launcher) -> int:
             state = "has files in it" if folder.is_dir() else "is a file"
             raise UserError(happened=f"{folder} exists already and {state}", expected="a new folder, or an empty one", fix=_FIX)
         _write(folder, package)
-        subprocess.run([sys.executable, "-m", "ddp_train", "schema", ".schema"], cwd=folder, check=True)  # it imports the new package
     except OSError as error:
         happened = f"{folder} cannot be created: {error.strerror}"
         raise UserError(happened=happened, expected="a folder that you may write to", fix="ddp-train init ELSEWHERE/NAME") from None
+    schema = subprocess.run([sys.executable, "-m", "ddp_train", "schema", ".schema"], cwd=folder, check=False)  # imports the new package
+    if schema.returncode != DONE:  # its error is on the terminal
+        print(f"{folder} has no schemas for editors yet; in it, write them with: ddp-train schema .schema")
     print(f"{folder} is a project; its README.md describes the files. Try:")
     print(f"  cd {shlex.quote(str(folder))}\n  ddp-train debug=fast\n  ddp-train")
     return DONE

@@ -42,7 +42,9 @@ def test_it_is_called_as_its_folder_and_its_conf_is_found_and_checked_there(
         "conf/project/default.yaml",
         "tests/test_my_waves_2.py",
         ".gitignore",
+        ".schema/config.json",
     }
+    assert "my_waves_2.model.WaveNet" in (made / ".schema/model.json").read_text()
     assert not [file for file in files if "my_project" in (made / file).read_text() or "my-project" in (made / file).read_text()]
     monkeypatch.chdir(made)
     monkeypatch.syspath_prepend(str(made))  # as the command does with the folder where one stands
@@ -51,6 +53,15 @@ def test_it_is_called_as_its_folder_and_its_conf_is_found_and_checked_there(
     found = check_composed(composed, composed.hydra)
     assert (found.model["_target_"], found.model["width"], found.data["noise"]) == ("my_waves_2.model.WaveNet", 32, 0.9)
     assert list(found.callbacks) == ["weight_norm"] and list(found.evaluation.metrics) == ["worst_class"]
+
+
+def test_a_project_without_schemas_is_a_project_and_is_told_how_to_write_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    assert make("waves") == 0
+    assert "ddp-train schema .schema" in capsys.readouterr().out
+    assert (here / "waves/pyproject.toml").exists() and not (here / "waves/.schema").exists()
 
 
 def run_mode() -> Any:
