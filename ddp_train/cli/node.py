@@ -13,9 +13,9 @@ from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINAT
 from ddp_train.launch import signals, source_copy
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.launcher import Launcher
-from ddp_train.launch.node.facts import collect
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, rendezvous_under_an_engine
+from ddp_train.launch.node_facts.facts import collect
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder

@@ -30,7 +30,7 @@ from ddp_train.doctor.problems import ClusterReport, Measurement, blocks_all_red
 from ddp_train.doctor.table import screen
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.differences import SKEW_S
+from ddp_train.launch.node_facts.differences import SKEW_S
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system import torchrun_env
 from ddp_train.system.deadline import wait_until

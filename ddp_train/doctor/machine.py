@@ -17,7 +17,7 @@ from typing import Any
 
 from ddp_train.config.cluster import Rendezvous, environment_of
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.facts import GLOO, NCCL, NodeFacts, collect, taken_by_nccl
+from ddp_train.launch.node_facts.facts import GLOO, NCCL, NodeFacts, collect, taken_by_nccl
 from ddp_train.system import handover, network, torchrun_env
 from ddp_train.system.deadline import wait_until
 

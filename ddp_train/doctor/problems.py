@@ -9,8 +9,8 @@ from typing import Any
 
 from ddp_train.doctor.machine import MachineReport, PeerReport
 from ddp_train.errors import UserError
-from ddp_train.launch.node.differences import SKEW_S, differences, fingerprint
-from ddp_train.launch.node.facts import GLOO, NCCL
+from ddp_train.launch.node_facts.differences import SKEW_S, differences, fingerprint
+from ddp_train.launch.node_facts.facts import GLOO, NCCL
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _MIN_FREE_BYTES = _GIB

@@ -5,7 +5,7 @@ from statistics import median
 
 from ddp_train.doctor.problems import ClusterReport, most_common
 from ddp_train.errors import UserError, printable
-from ddp_train.launch.node.files import FileList
+from ddp_train.launch.node_facts.file_list import FileList
 
 _MAX_NAMED = 6
 _MAX_COLUMN = 40  # characters: a longer text moves its own line alone

@@ -6,6 +6,7 @@ walltime       when a run or a sweep has to stop for its time limit
 local          this machine: one agent, for a job that is composed already
 machines       several machines by hand
 node/          what runs on each of several machines, and how they agree
+node_facts/    what a machine tells of itself, and how machines are compared
 agent_process  an agent as a child of this process, which imports while the command composes
 fork_request   what a fork server is asked for: an agent, a rank or a check
 submit         a job goes to an engine, and an engine as a slot of a sweep's scheduler

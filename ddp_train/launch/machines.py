@@ -18,9 +18,9 @@ from ddp_train.errors import NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefu
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.facts import collect, of_a_command_line
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
+from ddp_train.launch.node_facts.facts import collect, of_a_command_line
 from ddp_train.system import devices
 from ddp_train.system.network import is_address, listen
 from ddp_train.system.torchrun_env import is_torchrun_worker

@@ -128,8 +128,8 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
     What is wrong is printed on each. The words that were typed are compared, too: those of other machines than the first have no effect.
     """
     from ddp_train.config.cluster import Rendezvous
-    from ddp_train.launch.node.differences import differences  # these look at a machine, which no other run needs
-    from ddp_train.launch.node.facts import NodeFacts, collect, of_a_command_line
+    from ddp_train.launch.node_facts.differences import differences  # these look at a machine, which no other run needs
+    from ddp_train.launch.node_facts.facts import NodeFacts, collect, of_a_command_line
 
     rank, node, nodes = torchrun_env.rank(), torchrun_env.node_rank(), torchrun_env.num_nodes()
     if torchrun_env.local_rank() == 0:

@@ -1,4 +1,4 @@
-"""What runs on each machine of a run over several, and what they tell each other before torch starts. Imports no torch.
+"""What runs on each machine of a run over several, and how they join and agree. Imports no torch.
 
 program          one machine's part: signals, what the registry says, its ending
 this_node        which machine this is, where it finds the first one, and what it brings
@@ -7,7 +7,4 @@ attempt_agent    its agent for one attempt
 registry         the service on the first machine: who is in the run, refusals, losses
 attempts         when all ranks start, start again and end; in the same process
 wire             the line between a machine and the registry
-facts            what a machine tells of itself
-files            its data and its code, in a few kilobytes
-differences      what of it differs from the first machine
 """

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, plural
-from ddp_train.launch.node.differences import clock, differences
-from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import SILENT_S, Line, LineLost, LineSilent, Message, is_proven, plain_address, proof, shown
+from ddp_train.launch.node_facts.differences import clock, differences
+from ddp_train.launch.node_facts.facts import NodeFacts
 from ddp_train.launch.signals import LISTENED
 
 _HELLO_WITHIN_S = 10.0

@@ -16,7 +16,7 @@ from ddp_train.config.saved import config_text
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
-from ddp_train.launch.node.facts import NodeFacts
+from ddp_train.launch.node_facts.facts import NodeFacts
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import refresh, write_json

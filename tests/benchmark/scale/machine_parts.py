@@ -17,8 +17,8 @@ from typing import Any
 from unittest.mock import patch
 
 from ddp_train.errors import DONE, FAILED
-from ddp_train.launch.node.files import FileList
 from ddp_train.launch.node.wire import Line, LineLost, connect, proof
+from ddp_train.launch.node_facts.file_list import FileList
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import Result, Status
 from tests.unit.launch.node.fake_machines import FIRST, Bed, bed

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_train.doctor.machine import MachineReport, PeerReport
 from ddp_train.doctor.problems import ClusterReport, Measurement
-from tests.unit.launch.node.machines import facts
+from tests.unit.launch.node_facts.machines import facts
 
 HEALTHY = MachineReport(
     facts=facts(),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ddp_train.doctor.problems import ClusterReport, blocks_all_reduce, problems
-from ddp_train.launch.node.files import FileList
+from ddp_train.launch.node_facts.file_list import FileList
 from tests.unit.doctor.examined import three
-from tests.unit.launch.node.machines import DATA, HASHES, facts
+from tests.unit.launch.node_facts.machines import DATA, HASHES, facts
 
 LOST = {"data": {"data.root": None}}
 GPUS = {"device": "NVIDIA H100", "device_count": 8, "driver": "570.1", "processes": 8}

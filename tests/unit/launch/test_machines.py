@@ -11,10 +11,10 @@ import pytest
 
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.machines import meet
-from ddp_train.launch.node.facts import of_a_command_line
 from ddp_train.launch.node.this_node import NodeRendezvous
+from ddp_train.launch.node_facts.facts import of_a_command_line
 from tests.unit.config.clusters import cluster_with
-from tests.unit.launch.node.machines import facts
+from tests.unit.launch.node_facts.machines import facts
 
 
 @pytest.fixture

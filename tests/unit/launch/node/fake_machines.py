@@ -20,13 +20,13 @@ from ddp_train.launch.node import attempts as attempts_module
 from ddp_train.launch.node import registry as registry_module
 from ddp_train.launch.node import wire
 from ddp_train.launch.node.attempts import Attempts
-from ddp_train.launch.node.facts import NodeFacts
 from ddp_train.launch.node.registry import Registry
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node.wire import Line, LineLost, Message, connect, of_socket, proof
+from ddp_train.launch.node_facts.facts import NodeFacts
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.network import WAITING, listen
-from tests.unit.launch.node.machines import facts
+from tests.unit.launch.node_facts.machines import facts
 from tests.unit.parts import checked
 
 FIRST = facts(node_rank=None)

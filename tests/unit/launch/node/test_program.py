@@ -27,7 +27,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.network import listen
-from tests.unit.launch.node.machines import facts
+from tests.unit.launch.node_facts.machines import facts
 from tests.unit.parts import checked
 
 

@@ -15,7 +15,7 @@ from ddp_train.launch.node import registry_client
 from ddp_train.launch.node.program import _Program
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node.wire import Line, LineLost, Message, is_proven, proof
-from tests.unit.launch.node.machines import facts
+from tests.unit.launch.node_facts.machines import facts
 from tests.unit.parts import checked
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ddp_train.launch.node.differences import clock, differences, fingerprint
-from ddp_train.launch.node.files import FileList
-from tests.unit.launch.node.machines import DATA, HASHES, facts
+from ddp_train.launch.node_facts.differences import clock, differences, fingerprint
+from ddp_train.launch.node_facts.file_list import FileList
+from tests.unit.launch.node_facts.machines import DATA, HASHES, facts
 
 FIRST = facts(config={**facts().config, "trainer.global_batch_size": 64})
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_train.launch.node.facts import NodeFacts
-from ddp_train.launch.node.files import FileList
+from ddp_train.launch.node_facts.facts import NodeFacts
+from ddp_train.launch.node_facts.file_list import FileList
 
 HASHES = {"ddp_train/errors.py": "1" * 16, "mine.py": "2" * 16}
 DATA = FileList(sizes={"a.bin": 10, "b": -1, "b/c.bin": 20}, hashes={"a.bin": "3" * 16, "b/c.bin": "4" * 16}, is_whole=True)

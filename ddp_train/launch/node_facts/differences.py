@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from ddp_train.launch.node.facts import NodeFacts
-from ddp_train.launch.node.files import FileList
+from ddp_train.launch.node_facts.facts import NodeFacts
+from ddp_train.launch.node_facts.file_list import FileList
 
 SKEW_S = 2.0  # clocks that differ by more are named: times in logs differ, and whatever else compares them
-_MAX = 8  # lines of a kind
+_MAX = 8  # sentences of a kind
 _MAY_DIFFER = (  # by machine
     *("cluster.node_rank", "cluster.processes_per_node", "cluster.threads_per_process", "cluster.rendezvous_endpoint", "cluster.device"),
     "cluster.nodes",  # told by itself, with what the environment says
@@ -18,6 +18,13 @@ _BATCH = "trainer.global_batch_size"  # each machine computes it as if all had a
 _ABSENT = "absent"
 
 
+class _Names(NamedTuple):
+    """How the two machines are called in a sentence."""
+
+    first: str
+    other: str
+
+
 def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     """Return what a machine has otherwise than the first: [] when both can train together.
 
@@ -25,22 +32,23 @@ def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
     """
     names = _names(first, other)
     if first.launch_id and other.launch_id and first.launch_id != other.launch_id:
-        return [f"it belongs to another run: {other.launch_id} on {names[1]}, {first.launch_id} on {names[0]}"]
+        return [f"it belongs to another run: {other.launch_id} on {names.other}, {first.launch_id} on {names.first}"]
     sentences = []
     if first.spec != other.spec:
         sentences.append(_sentence("spec.json", first.spec or _ABSENT, other.spec or _ABSENT, names))
     if first.nodes != other.nodes:
         sentences.append(_sentence("cluster.nodes", first.nodes, other.nodes, names))
-    sentences += _first_of(list(_config(first, other, names)), "keys")
-    sentences += _first_of(list(_files("code", first.source, other.source, names)), "files of code")
+    sentences += _shortened(_config_differences(first, other, names), "keys")
+    sentences += _shortened(_file_differences("code", first.source, other.source, names), "files of code")
     for key, ours in first.data.items():
+        theirs = other.data.get(key)
         if ours is None:
             continue  # the first machine may download it
-        if (theirs := other.data.get(key)) is None:
-            sentences.append(f"{key}: is missing on {names[1]}, exists on {names[0]}")
+        if theirs is None:
+            sentences.append(f"{key}: is missing on {names.other}, exists on {names.first}")
         else:
-            sentences += _first_of(list(_files(key, ours, theirs, names)), f"files of {key}")
-    return [*sentences, *_values(first.versions, other.versions, "version of ", names)]
+            sentences += _shortened(_file_differences(key, ours, theirs, names), f"files of {key}")
+    return [*sentences, *_value_differences(first.versions, other.versions, "version of ", names)]
 
 
 def fingerprint(facts: NodeFacts) -> str:
@@ -59,40 +67,44 @@ def clock(first: NodeFacts, other: NodeFacts, *, round_trip_s: float) -> str:
     """
     ahead = other.utc - first.utc
     skew_s = abs(ahead) - round_trip_s
-    host, theirs = _names(first, other)
-    return f"the clock of {theirs} is {skew_s:.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {host}" if skew_s > SKEW_S else ""
+    if skew_s <= SKEW_S:
+        return ""
+    names = _names(first, other)
+    return f"the clock of {names.other} is {skew_s:.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {names.first}"
 
 
-def _names(first: NodeFacts, other: NodeFacts) -> tuple[str, str]:
+def _names(first: NodeFacts, other: NodeFacts) -> _Names:
     if first.host != other.host:
-        return first.host, other.host
-    numbers = (first.node_rank or 0, "another" if other.node_rank is None else other.node_rank)
-    return f"{first.host} (machine {numbers[0]})", f"{other.host} (machine {numbers[1]})"
+        return _Names(first.host, other.host)
+    number = "another" if other.node_rank is None else other.node_rank
+    return _Names(f"{first.host} (machine {first.node_rank or 0})", f"{other.host} (machine {number})")
 
 
-def _config(first: NodeFacts, other: NodeFacts, names: tuple[str, str]) -> Iterator[str]:
+def _config_differences(first: NodeFacts, other: NodeFacts, names: _Names) -> Iterator[str]:
     left_out = _MAY_DIFFER if first.processes == other.processes else (*_MAY_DIFFER, _BATCH)
     ours, theirs = ({key: value for key, value in facts.config.items() if key not in left_out} for facts in (first, other))
-    for sentence in _values(ours, theirs, "", names):
+    for sentence in _value_differences(ours, theirs, "", names):
         # All ranks get the first machine's: it is what the run records.
         own = "; export a variable that differs by machine there, and set null here" if sentence.startswith("cluster.env.") else ""
         yield sentence + own
 
 
-def _files(what: str, ours: FileList, theirs: FileList, names: tuple[str, str]) -> Iterator[str]:
+def _file_differences(what: str, ours: FileList, theirs: FileList, names: _Names) -> Iterator[str]:
     here, there = _described(ours), _described(theirs)
     if not (ours.is_whole and theirs.is_whole and ours.listed_by == theirs.listed_by):  # only one may have come to look at it
-        here, there = ({name: text for name, text in files.items() if name in here and name in there} for files in (here, there))
+        seen_by_both = here.keys() & there.keys()
+        here, there = ({name: files[name] for name in seen_by_both} for files in (here, there))
     for name in sorted(here.keys() | there.keys()):
         shown, hash_here, hash_there = f"{what}: {name or 'the file'}", ours.hashes.get(name), theirs.hashes.get(name)
         if name not in there:
-            yield f"{shown} is missing on {names[1]}, exists on {names[0]}"
+            yield f"{shown} is missing on {names.other}, exists on {names.first}"
         elif name not in here:
-            yield f"{shown} exists on {names[1]}, is missing on {names[0]}"
+            yield f"{shown} exists on {names.other}, is missing on {names.first}"
         elif here[name] != there[name]:
             yield _sentence(shown, here[name], there[name], names)
         elif hash_here and hash_there and hash_here != hash_there:
-            yield f"{shown} has the same size but different content: sample {hash_there[:8]} on {names[1]}, {hash_here[:8]} on {names[0]}"
+            samples = f"sample {hash_there[:8]} on {names.other}, {hash_here[:8]} on {names.first}"
+            yield f"{shown} has the same size but different content: {samples}"
 
 
 def _described(files: FileList) -> dict[str, str]:
@@ -101,17 +113,18 @@ def _described(files: FileList) -> dict[str, str]:
     return {name: "a folder" if size < 0 else f"{size} bytes" for name, size in files.sizes.items()}
 
 
-def _values(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str, names: tuple[str, str]) -> Iterator[str]:
+def _value_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str, names: _Names) -> Iterator[str]:
     for key in sorted(ours.keys() | theirs.keys()):
         here, there = (repr(values[key]) if key in values else _ABSENT for values in (ours, theirs))
         if here != there:
             yield _sentence(prefix + key, here, there, names)
 
 
-def _sentence(what: str, here: str, there: str, names: tuple[str, str]) -> str:
-    return f"{what}: {there} on {names[1]}, {here} on {names[0]}"
+def _sentence(what: str, here: str, there: str, names: _Names) -> str:
+    return f"{what}: {there} on {names.other}, {here} on {names.first}"
 
 
-def _first_of(sentences: list[str], what: str) -> list[str]:
+def _shortened(differences: Iterator[str], what: str) -> list[str]:
+    sentences = list(differences)
     more = len(sentences) - _MAX
     return sentences if more <= 0 else [*sentences[:_MAX], f"and {more} more {what}"]

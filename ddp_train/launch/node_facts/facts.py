@@ -1,7 +1,4 @@
-"""What a machine tells of itself before torch starts: plain values that travel as JSON, up to some hundred kilobytes.
-
-`differences` says what of it differs from the first machine.
-"""
+"""What a machine tells of itself before torch starts: plain values that travel as JSON, up to some hundred kilobytes."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from ddp_train.config.cluster import Rendezvous, environment_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.tree import leaves
-from ddp_train.launch.node.files import FileList, list_data, list_source
+from ddp_train.launch.node_facts.file_list import FileList, list_data, list_source
 from ddp_train.system import devices, network
 from ddp_train.system.redaction import HIDDEN, is_secret_key, redact_all
 
@@ -31,8 +28,8 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _DATA_WITHIN_S = 0.9
 _SOURCE_WITHIN_S = 0.4
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf")
-_OWN = ("cluster.node_rank=", "cluster.processes_per_node=", "cluster.threads_per_process=")  # what each machine may be told for itself
-_PATHS = ("root", "path", "file", "folder", "dir", "directory")  # how keys of data are called that hold a path
+_TYPED_BY_MACHINE = ("cluster.node_rank=", "cluster.processes_per_node=", "cluster.threads_per_process=")
+_PATH_KEYS = ("root", "path", "file", "folder", "dir", "directory")  # of data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +102,8 @@ def collect(
     environment = {**os.environ, **environment_of(cluster.env)}
     problems += interface_problems(environment, network.interfaces(), uses_gpu=device == "cuda")
     gpus = devices.gpus() if device == "cuda" else []
-    machine = devices.ask_driver() or devices.GpuInventory()
-    kinds = " and ".join(sorted({gpu.name for gpu in machine.gpus if gpu.name})) if machine.gpus else "cuda"
+    inventory = devices.ask_driver() or devices.GpuInventory()
+    kinds = " and ".join(sorted({gpu.name for gpu in inventory.gpus if gpu.name})) if inventory.gpus else "cuda"
     return NodeFacts(
         host=socket.gethostname(),
         launch_id=rendezvous.launch_id,
@@ -122,14 +119,14 @@ def collect(
         versions=_versions(),
         device=kinds if gpus else device,
         device_count=len(gpus) if device == "cuda" else len(os.sched_getaffinity(0)),
-        driver=machine.driver,
+        driver=inventory.driver,
         problems=problems,
     )
 
 
 def of_a_command_line(facts: NodeFacts, arguments: Sequence[str]) -> NodeFacts:
     """Return facts with what was typed in the place of what came of it, where the first machine alone composes."""
-    shared = [text for text in arguments if not text.lstrip("+").startswith(_OWN)]
+    shared = [text for text in arguments if not text.lstrip("+").startswith(_TYPED_BY_MACHINE)]
     return replace(facts, config={"the command line": redact_all(" ".join(shared))})
 
 
@@ -146,8 +143,10 @@ def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, FileLis
     paths: dict[Path, str] = {}
     for key, value in leaves(config.data):
         name = key.rpartition(".")[2]
-        is_named_so = name in _PATHS or name.endswith(tuple(f"_{word}" for word in _PATHS))
-        if isinstance(value, str) and value and (is_named_so or "/" in value) and "://" not in value and "${" not in value:
+        is_path_key = name in _PATH_KEYS or name.endswith(tuple(f"_{word}" for word in _PATH_KEYS))
+        if not isinstance(value, str) or "://" in value or "${" in value:
+            continue
+        if value and (is_path_key or "/" in value):
             paths.setdefault(Path(value).absolute(), f"data.{key}")
     for path, key in paths.items():
         try:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_train.config.cluster import Rendezvous
-from ddp_train.launch.node.facts import NodeFacts, collect, interface_problems, taken_by_nccl
+from ddp_train.launch.node_facts.facts import NodeFacts, collect, interface_problems, taken_by_nccl
 from ddp_train.system import devices
 from tests.unit.config.clusters import SILENT
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.launch.node import files
-from ddp_train.launch.node.files import FileList, list_data, list_source
+from ddp_train.launch.node_facts import file_list
+from ddp_train.launch.node_facts.file_list import FileList, list_data, list_source
 
 MIB = 1 << 20
 
@@ -44,7 +44,7 @@ def test_other_bytes_of_a_large_file_are_seen_at_its_ends_and_in_blocks_between(
     file = tmp_path / "large.bin"
     file.write_bytes(bytes(64 * MIB))
     before = look(file).hashes
-    for place in (0, 64 * MIB - 1, (64 * MIB - files._BLOCK_BYTES) * 7 // 15):
+    for place in (0, 64 * MIB - 1, (64 * MIB - file_list._BLOCK_BYTES) * 7 // 15):
         with file.open("r+b") as stream:
             stream.seek(place)
             stream.write(b"x")
@@ -56,18 +56,18 @@ def test_other_bytes_of_a_large_file_are_seen_at_its_ends_and_in_blocks_between(
 
 
 def test_what_takes_too_long_is_left_out_and_said(tmp_path: Path) -> None:
-    for number in range(files._MAX_DATA_FILES + 5):
+    for number in range(file_list._MAX_DATA_FILES + 5):
         (tmp_path / f"{number:05}").touch()
     started = time.monotonic()
     found = look(tmp_path)
     assert time.monotonic() - started < 2
-    assert (len(found.sizes), found.is_whole) == (files._MAX_DATA_FILES, False)
-    assert len(found.hashes) == files._MAX_SAMPLED
+    assert (len(found.sizes), found.is_whole) == (file_list._MAX_DATA_FILES, False)
+    assert len(found.hashes) == file_list._MAX_SAMPLED
     assert not list_data(tmp_path, within_s=0).is_whole  # type: ignore[union-attr]
 
 
 def test_a_folder_of_very_many_is_not_listed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_MAX_IN_A_FOLDER", 3)
+    monkeypatch.setattr(file_list, "_MAX_IN_A_FOLDER", 3)
     for number in range(3):
         (tmp_path / f"{number}").touch()
     assert look(tmp_path).is_whole
@@ -108,7 +108,7 @@ def test_without_a_repository_the_python_files_below_count(folder: Path) -> None
     found, theirs = source()
     assert set(theirs) == {"mine.py", "part/other.py", "ignored.py"}
     assert (found.listed_by, found.is_whole) == ("folder", True)
-    assert "ddp_train/launch/node/files.py" in found.hashes
+    assert "ddp_train/launch/node_facts/file_list.py" in found.hashes
 
 
 def test_in_a_repository_what_git_ignores_does_not_count_and_the_rest_does_wherever_one_stands(
