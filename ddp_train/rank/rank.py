@@ -35,7 +35,7 @@ from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, status_of
 from ddp_train.run_folder.starts import count_attempt, end_attempt
-from ddp_train.system import stack_dump, torchrun_env
+from ddp_train.system import stack_dump, stack_text, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.phase import Phases
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
@@ -205,13 +205,13 @@ def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers 
     Where it `is_by_peer`, this waits up to 3 s for the report of the rank that broke the connection.
     """
     if peers is not None:
-        peers.report_activity(lambda: failure.describe_error(error, is_by_peer=is_by_peer), has_lost_rank=is_by_peer)
+        peers.report_activity(lambda: stack_text.describe_error(error, is_by_peer=is_by_peer), has_lost_rank=is_by_peer)
     logger.exception("rank %d failed", rank)
     if is_by_peer:
         error.add_note(f"{LOST}: see the logs of the other ranks.")
         if (gone := _wait_for_a_report(job, peers)) is not None and peers is not None:
             departed, pid = gone
-            doing = peers.ask_others() | {rank: failure.describe_error(error, is_by_peer=True)}
+            doing = peers.ask_others() | {rank: stack_text.describe_error(error, is_by_peer=True)}
             message = f"rank {departed} exited with code 0 after step {state.step} while the others were still training"
             fix = "look for os._exit in the code that this run uses"
             left = failure.Failure(rank=departed, pid=pid, step=state.step, error="EarlyExit", message=message, fix=fix)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status
 from ddp_train.system.files import earlier_copy, write_atomic
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"  # in the folder of a checkpoint
@@ -113,6 +113,14 @@ class RunFolder:
         """Tell whether the run has completed, by its result.json; a damaged one counts as no."""
         result = self.read_result()
         return result is not None and result.status == Status.COMPLETED
+
+    def has_ended_since(self, before: Result | None) -> bool:
+        """Tell whether the run has completed, or stopped in good order, since result.json held `before`.
+
+        A rank that dies after that is no failure. But a completed run may be continued, and fail then.
+        """
+        result = self.read_result()
+        return result is not None and result != before and result.status in (Status.COMPLETED, *EXIT_CODE_OF_STOP)
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank:05d}.log"

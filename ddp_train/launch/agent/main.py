@@ -21,7 +21,7 @@ from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, Us
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.ranks import Ranks, loads_alike
 from ddp_train.launch.fork_request import AgentOptions, AgentRequest
-from ddp_train.run_folder import failure
+from ddp_train.run_folder import failure, log_lines
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import NoProgress, close_last_attempt
 from ddp_train.system import handover, torch_internals
@@ -154,7 +154,7 @@ class Failures:
             print(f"{report.who} died after the run had ended: {report.message}", file=sys.stderr, flush=True)
         elif self._options.run_folder is not None:
             others = {other: each.pid for other, each in error.failures.items() if other != rank}
-            self._end_run(self._options.run_folder, report.with_others(failure.last_activities(self._options.run_folder, others)))
+            self._end_run(self._options.run_folder, report.with_others(log_lines.last_activities(self._options.run_folder, others)))
             if self._no_progress is not None:
                 return NO_PROGRESS
         elif first.exitcode < 0:
@@ -180,7 +180,7 @@ class Failures:
     def _has_ended(self) -> bool:
         """Tell whether the run was completed or stopped since this agent was made: a rank that dies after that changes nothing."""
         run_folder = self._options.run_folder
-        return run_folder is not None and failure.ended_since(run_folder, self._before) is not None
+        return run_folder is not None and run_folder.has_ended_since(self._before)
 
 
 def _record_first(failures: Mapping[int, ProcessFailure], run_folder: RunFolder) -> bool:

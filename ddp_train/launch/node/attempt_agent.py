@@ -131,7 +131,7 @@ class AttemptAgent:
         return code if code >= 0 else 128 - code, why
 
     def _record(self, report: failure.Failure) -> None:
-        if self.folder is not None and failure.ended_since(self.folder, self.before) is None:
+        if self.folder is not None and not self.folder.has_ended_since(self.before):
             report.record(self.folder)
 
     def _host(self) -> str:

@@ -235,7 +235,7 @@ class Attempts:
         report = failure.from_machine(host=node.name, ranks=attempt.ranks_of(node), why=why)
         folder = self._this_node.run_folder
         is_last = self._stop_signal is not None or self._restarts >= self._this_node.max_restarts
-        if folder is not None and failure.ended_since(folder, self.before) is None and report.record(folder) and is_last:
+        if folder is not None and not folder.has_ended_since(self.before) and report.record(folder) and is_last:
             print(report.screen(folder), file=sys.stderr, flush=True)
         self._registry.say(f"{report.message}; the ranks of all machines are stopped")
 
@@ -247,7 +247,7 @@ class Attempts:
         expected = (DONE, *_STOPPED_CODES) if attempt.ending == _Ending.JOIN else (DONE,)
         bad = [code for code in attempt.codes.values() if code not in expected]
         code = next((code for code in bad if code in FINAL), max(FAILED, bad[0]) if bad else DONE)
-        is_ended = folder is not None and failure.ended_since(folder, self.before) is not None
+        is_ended = folder is not None and folder.has_ended_since(self.before)
         is_failed = not is_ended and bool(attempt.lost or bad)
         if attempt.ending == _Ending.JOIN and not is_failed and not (folder is not None and folder.is_completed()):
             if folder is not None:

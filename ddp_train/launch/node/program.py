@@ -110,7 +110,7 @@ class _Program:
             report = failure.from_exception(error, rank=0, step=None)
             folder = self._this_node.run_folder
             before = None if self._attempts is None else self._attempts.before
-            if folder is not None and failure.ended_since(folder, before) is None:
+            if folder is not None and not folder.has_ended_since(before):
                 report.record(folder)
             registry.say(f"the node program of {self._this_node.facts.host}, the first machine, failed: {report.line(SHOWN)}")
             traceback.print_exception(error)
@@ -185,7 +185,7 @@ class _Program:
         text = f"{self._client.first_host} {why}"
         agent = self._agent
         if agent is not None and (folder := agent.folder) is not None:
-            if failure.ended_since(folder, agent.before) is not None:
+            if folder.has_ended_since(agent.before):
                 print(f"{text}; the run itself ended normally", file=sys.stderr, flush=True)
                 raise End(conclude(folder, FAILED, before=agent.before))
             report = failure.from_machine(host=self._client.first_host, ranks=agent.ranks_of_first, why=why)

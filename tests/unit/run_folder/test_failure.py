@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import traceback
 from pathlib import Path
 
 import pytest
@@ -24,23 +23,6 @@ def test_ranks_that_did_the_same_share_a_line_and_many_lines_are_cut() -> None:
     many = found.with_others({rank: f"at {rank}" for rank in range(64)}).others
     assert len(many) == 9
     assert many[-1] == "... and 56 more"
-
-
-def test_a_stack_is_described_by_what_goes_on_and_the_innermost_line_that_is_no_librarys() -> None:
-    class Model(torch.nn.Module):
-        def forward(self, stacks: list[traceback.StackSummary]) -> None:
-            stacks.append(traceback.extract_stack())
-
-    stacks: list[traceback.StackSummary] = []
-    Model()(stacks)
-    assert failure.describe(stacks[0]).startswith("in forward, test_failure.py:")
-    leaf = torch.ones((), requires_grad=True)
-    leaf.register_hook(lambda gradient: stacks.append(traceback.extract_stack()))
-    with pytest.raises(ZeroDivisionError) as caught:
-        _ = 1 // 0
-    assert failure.describe_error(caught.value, is_by_peer=False).startswith("failed with ZeroDivisionError, test_failure.py:")
-    leaf.backward()  # type: ignore[no-untyped-call]
-    assert failure.describe(stacks[1]).startswith("in backward, test_failure.py:")
 
 
 @pytest.mark.parametrize(
@@ -64,52 +46,6 @@ def test_the_out_of_memory_killer_is_named_where_the_kernel_counts_it(was_out_of
     assert found.error == "SIGKILL"
     assert said in found.message
     assert bool(found.fix) == (was_out_of_memory is not False)
-
-
-def test_the_last_words_of_a_rank_are_those_of_this_attempt(tmp_path: Path) -> None:
-    run_folder = RunFolder(tmp_path)
-    run_folder.logs.mkdir()
-    run_folder.rank_log(0).write_text(
-        f"12:00 rank 0 INFO {failure.WAS % os.getpid()}in forward\n12:01 rank 0 INFO {failure.WAS % os.getpid()}in backward\n"
-    )
-    pid = os.getpid()
-    assert failure.last_activities(run_folder, {0: pid, 1: pid}) == {0: "in backward", 1: "logged nothing"}
-    assert failure.last_activities(run_folder, {0: pid + 1}) == {0: "logged nothing"}
-
-
-WATCHDOG = """12:00 rank 1 INFO begins (pid 7)
-CUDA error: of the attempt before
-12:05 rank 1 INFO begins (pid 8)
-[rank1]:[E409 05:10:01.930 ProcessGroupNCCL.cpp:818] [Rank 1] Some NCCL operations have failed or timed out.
-[rank1]:[E409 05:10:01.931 ProcessGroupNCCL.cpp:1595] [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: {said}
-Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
-frame #2: c10d::ProcessGroupNCCL::Watchdog::run() + 0x120 (0x7fc in /venv/torch/lib/libtorch_cuda.so)
-terminate called after throwing an instance of 'c10::DistBackendError'
-  what():  [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: {said}
-frame #2: c10d::ProcessGroupNCCL::Watchdog::run() + 0x120 (0x7fc in /venv/torch/lib/libtorch_cuda.so)
-"""
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "CUDA error: an illegal memory access was encountered",
-        "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5",
-        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=78, OpType=ALLREDUCE)",
-    ],
-)
-def test_a_rank_that_the_watchdog_of_nccl_ended_is_shown_with_the_reason(tmp_path: Path, said: str) -> None:
-    run_folder = RunFolder(tmp_path)
-    run_folder.logs.mkdir()
-    run_folder.rank_log(1).write_text(WATCHDOG.format(said=said))
-    words = failure.native_error(run_folder, 1, 8)
-    assert words == said
-    found = failure.from_exit(rank=1, pid=8, exit_code=-6, run_folder=run_folder)
-    assert found.screen(run_folder).count(said) == 1
-    assert ("CUDA_LAUNCH_BLOCKING=1" in found.fix) == said.startswith("CUDA error")
-    assert said not in failure.from_exit(rank=1, pid=8, exit_code=-9, run_folder=run_folder).message
-    run_folder.rank_log(1).write_text("12:05 rank 1 INFO begins (pid 8)\n")
-    assert failure.native_error(run_folder, 1, 8) == failure.native_error(run_folder, 2, 9) == ""
 
 
 def test_a_failure_that_cannot_be_written_raises_nothing_and_is_the_first_where_no_report_is_there(
@@ -149,8 +85,8 @@ def test_what_is_lost_after_a_good_end_is_no_failure(tmp_path: Path, status: Sta
     folder, lost = RunFolder(tmp_path), failure.from_machine(host="node1", ranks=[2, 3], why="is gone")
     ended = Result(status=status, step=3)
     ended.write(folder.result)
-    assert failure.ended_since(folder, None) == ended
+    assert folder.has_ended_since(None)
     assert folder.read_result() == ended and not folder.failure.exists()
-    assert failure.ended_since(folder, ended) is None  # it is of an earlier start, and was continued since
+    assert not folder.has_ended_since(ended)  # it is of an earlier start, and was continued since
     lost.record(folder)
     assert (found := folder.read_result()) is not None and found.status == Status.FAILED
