@@ -41,6 +41,7 @@ from ddp_train.system.phase import Phases
 from ddp_train.system.process import HAS_SHARED_MEMORY, exit_code_of, keep_freed
 from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.training.check.memory import is_out_of_memory
+from ddp_train.training.parts.compiled import end_compilers
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
 from ddp_train.watchdog.client import WatchRequest, collective_timeout, start_watchdog, write_heartbeats
@@ -96,6 +97,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
             with stop.listening():
                 code = _run_attempt(job, world, state, stop, phases)
+                end_compilers()
                 if watchdog is not None and watchdog.stdin is not None:
                     watchdog.stdin.close()
         except BaseException as error:  # sys.exit in a component is no way to leave either

@@ -183,8 +183,8 @@ def _best(result: Result, name: str) -> str:
 
 
 def _command(name: str) -> str:
-    """Return a command of ours as this user can type it: its name when it is on the path, else where it lies."""
+    """Return a command of ours as this user can type it: its name when it is on the path or not installed, else where it lies."""
     own = Path(sys.executable).with_name(name)
-    if shutil.which(name) == str(own):
+    if shutil.which(name) == str(own) or not own.exists():
         return name
     return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)

@@ -40,6 +40,7 @@ INTERNALS = {
     "torch.utils._pytree.tree_map": _NONE,
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir": _NO_COMPILE,
     "torch._inductor.config": _NO_COMPILE,
+    "torch._inductor.async_compile.shutdown_compile_workers": _NO_COMPILE,
     "torch.nn.Module._call_impl": _NO_COMPILE,
     "torch.nn.Module._compiled_call_impl": _NO_COMPILE,
     "torch._dynamo.config": _NO_COMPILE,

@@ -1,6 +1,6 @@
 """What the loop costs: ours, with its defaults on, against a hand-written best-practice DDP loop.
 
-    python tests/benchmark/loop_overhead.py [--pairs 40] [--workloads mlp gpt] [--processes 1 2] [--device cuda]
+    python tests/benchmark/loop_overhead.py [--pairs 40] [--workloads mlp gpt gpt2] [--processes 1 2] [--device cuda]
 
 Both train the same model from the same weights on the same batches with the same fused AdamW and the same cosine schedule. They take
 turns inside one process (group), a few dozen steps each, and each pair of turns gives one ratio; the table has the medians. Wall time
@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ class Vectors:
 class Tokens:
     """Windows of random tokens, as char_text gives them."""
 
-    def __init__(self, num_samples: int, context_length: int = 64) -> None:
+    def __init__(self, num_samples: int, *, context_length: int = 64) -> None:
         generator = torch.Generator().manual_seed(0)
         windows = torch.randint(65, (num_samples, context_length + 1), generator=generator)
         self.inputs, self.targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
@@ -115,11 +116,15 @@ class Workload:
     loss: Callable[[Tensor, Tensor], Tensor]
 
 
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 WORKLOADS = {
     "mlp": Workload(
         [
             *[f"data._target_={HERE}.Vectors", f"model._target_={HERE}.Perceptron", "~model.image_shape", "~model.num_classes"],
-            *["~model.width", "~model.dropout"],
+            *["~model.width", "~model.dropout", "amp=off"],
         ],
         log_every_steps=50,
         micro_batch_size=64,
@@ -127,12 +132,21 @@ WORKLOADS = {
     ),
     "gpt": Workload(  # nanoGPT's CPU setting
         [
-            *[f"data._target_={HERE}.Tokens", "model=gpt", "objective=language_modeling"],
+            *[f"data._target_={HERE}.Tokens", "model=gpt", "objective=language_modeling", "amp=off"],
             *["model.num_layers=4", "model.num_heads=4", "model.width=128", "model.bias=false"],
         ],
         log_every_steps=10,
         micro_batch_size=12,
-        loss=lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()),
+        loss=token_loss,
+    ),
+    "gpt2": Workload(  # GPT-2 124M and nanoGPT's micro-batch for it, for a GPU
+        [
+            *[f"data._target_={HERE}.Tokens", "+data.context_length=1024", "model=gpt", "objective=language_modeling", "amp=bf16"],
+            *["model.num_layers=12", "model.num_heads=12", "model.width=768", "model.bias=false", "model.vocab_size=50304"],
+        ],
+        log_every_steps=10,
+        micro_batch_size=12,
+        loss=token_loss,
     ),
 }
 
@@ -141,10 +155,11 @@ def main() -> None:
     """Start the processes and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), help="default: mlp gpt, and on cuda gpt2")
     parser.add_argument("--processes", nargs="+", type=int, help="default: 1 and 2; on cuda 1 and as many as there are GPUs")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
+    arguments.workloads = arguments.workloads or ["mlp", "gpt", *(["gpt2"] if arguments.device == "cuda" else [])]
     if "RANK" in os.environ:
         for name in arguments.workloads:
             measure(name, arguments.pairs, arguments.device)
@@ -267,6 +282,8 @@ class HandWritten:
         self.inputs, self.targets = source.inputs.to(world.device), source.targets.to(world.device)  # type: ignore[attr-defined]
         self.global_batch_size, self.micro_batch_size = checked.batch.global_batch_size, workload.micro_batch_size
         self.first, self.device = world.rank * workload.micro_batch_size, world.device
+        dtype = checked.amp["dtype"]
+        self.amp = partial(torch.autocast, world.device.type, dtype=getattr(torch, dtype or "bfloat16"), enabled=dtype is not None)
         assert self.total_steps * self.global_batch_size <= len(self.inputs), "the hand-written loop stays inside one epoch"
         order = SampleOrder(Shuffled(len(self.inputs), seed=0), global_batch_size=self.global_batch_size, drop_last=False)
         ids = [order.indices(0, start, min(start + 4096, len(self.inputs))) for start in range(0, len(self.inputs), 4096)]
@@ -283,7 +300,8 @@ class HandWritten:
         for _ in range(count):
             begin = self.step * self.global_batch_size + self.first
             chosen = self.permutation[begin : begin + self.micro_batch_size]
-            loss = self.loss(self.ddp(self.inputs[chosen]), self.targets[chosen])
+            with self.amp():
+                loss = self.loss(self.ddp(self.inputs[chosen]), self.targets[chosen])
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)

@@ -53,6 +53,8 @@ _SIZE = r"([\d.]+) (MiB|GiB)"
 
 def memory_line(output: str) -> dict[str, int]:
     """Return what a run says after its first step of the memory of a GPU: bytes by part, and `at most`."""
-    line = next(line for line in output.splitlines() if line.startswith("memory "))
+    line = next(
+        line for line in output.splitlines() if line.startswith("memory ") and " at most " in line
+    )  # another one may say what is recomputed
     parts = re.findall(rf"(?:^memory +|, )(\D+?) {_SIZE}", line)
     return {name.strip(): round(float(size) * _UNITS[unit]) for name, size, unit in parts}

@@ -40,12 +40,13 @@ def beyond(rig: Rig, name: str, *arguments: str) -> int:
 def test_strategies_compute_what_ddp_computes(rig: Rig) -> None:
     """`strategy=fsdp` and `zero1` over NCCL, and one that goes on with what another has saved: the losses of ddp, and less memory. On
     one GPU nothing is cut: there they must be ddp's to the bit."""
-    rig.train(*rig.gpt, *_STEPS, "hydra.run.dir=ddp")
+    command = [*rig.gpt, *_STEPS, "deterministic=true"]
+    rig.train(*command, "hydra.run.dir=ddp")
     expected = losses(rig.folder("ddp"))
     for name in ("fsdp", "zero1"):
-        rig.train(*rig.gpt, *_STEPS, f"strategy={name}", "hydra.run.dir=" + name)
+        rig.train(*command, f"strategy={name}", "hydra.run.dir=" + name)
         assert losses(rig.folder(name)) == (expected if rig.ranks == 1 else pytest.approx(expected, rel=1e-4)), name
-    rig.train(*rig.gpt, *_STEPS, "trainer.max_steps=15", "hydra.run.dir=changing", "scheduler=constant")
+    rig.train(*command, "trainer.max_steps=15", "hydra.run.dir=changing", "scheduler=constant")
     done = rig.train("resume", "changing", "trainer.max_steps=30", "strategy=fsdp")
     assert "resumed  after step 15" in done.stdout, done.output
     assert losses(rig.folder("changing")) == pytest.approx(expected, rel=1e-4)
@@ -88,7 +89,7 @@ def test_precision_is_what_the_gpu_has_and_the_curve_stays(rig: Rig) -> None:
     rig.train(*arguments, "amp=off", *fast, "hydra.run.dir=fast")
     assert config_of(rig.folder("auto"))["amp"]["dtype"] == ("bfloat16" if has_it else None)
     for name in ("auto", "fast"):
-        assert losses(rig.folder(name)) == pytest.approx(losses(rig.folder("plain")), rel=5e-2), name
+        assert losses(rig.folder(name)) == pytest.approx(losses(rig.folder("plain")), rel=5e-2, abs=1e-2), name  # abs: where it is nearly 0
     for name in ("plain", "auto", "fast"):
         rig.note(f"{name}: {metrics(rig.folder(name), 'train')[-1]['step_ms']:.1f} ms a step")
 

@@ -55,7 +55,7 @@ def test_what_nccl_says_it_was_given_is_compared_with_the_config() -> None:
 def test_what_a_run_says_of_its_memory_is_read_by_part() -> None:
     lasts = "parameters 474.7 MiB, gradients 474.7 MiB, optimizer 949.4 MiB"
     said = f"memory   {lasts}, activations and all else 11.20 GiB, at most 13.05 GiB at a time"
-    found = memory_line(f"run      somewhere\n{said}\nstep 1\n")
+    found = memory_line(f"run      somewhere\nmemory   24 of 24 blocks (Block) are recomputed in backward\n{said}\nstep 1\n")
     assert found["activations and all else"] == round(11.2 * 2**30)
     assert (found["parameters"], found["at most"]) == (round(474.7 * 2**20), round(13.05 * 2**30))
 
