@@ -102,7 +102,7 @@ def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]
     roots = [str(folder.relative_to(root)) for folder in ours]
     conf = FOLDER.parent / "conf"
     if not {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values()) and not set(_INSTALLED) & set(FOLDER.parts):
-        more = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in _python_files(FOLDER)}
+        more = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in (*_python_files(FOLDER), *FOLDER.glob("config/*.yaml"))}
         more |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
         files, roots = {**files, **more}, [_OURS, *roots]
     return files, tuple(dict.fromkeys(roots)), _require_size(files, root, limit_mib)

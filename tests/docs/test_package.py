@@ -38,7 +38,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_conf_starter_pages_and_types(wheel: Path) -> None:
     files = set(ZipFile(wheel).namelist())
-    wanted = {"ddp_train/py.typed", "ddp_train/examples/airbench94/README.md", "hydra_plugins/ddp_train_launcher/__init__.py"}
+    wanted = {"ddp_train/examples/airbench94/README.md", "hydra_plugins/ddp_train_launcher/__init__.py"}
+    wanted |= {"ddp_train/py.typed", "ddp_train/config/field_words.yaml"}
     for folder in ("conf", "docs", "starter"):
         paths = subprocess.run(["git", "ls-files", folder], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
         wanted |= {f"ddp_train/{path}" for path in paths}

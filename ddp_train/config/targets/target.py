@@ -94,11 +94,11 @@ def _check_arguments(
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
     is_data = key in ("data", "data.eval") or key.startswith(f"{EVALUATION_SETS}.")
     for name in arguments:
-        here = instead_of(name, without_secrets(f"{key}.{name}", arguments[name]))
-        if name in OWN_KEYS:
-            here = here or override(OWN_KEYS[name], arguments[name], was=f"{key}.{name}")
         is_ours = is_data and name in OWN_KEYS and name != "batch_size"  # which must not be passed on silently
         if name not in named and (is_ours or not (takes_any or takes(target, name))):
+            here = instead_of(name, without_secrets(f"{key}.{name}", arguments[name]))
+            if name in OWN_KEYS and not here:
+                here = override(OWN_KEYS[name], arguments[name], was=f"{key}.{name}")
             close = [f"{key}.{other}" for other in difflib.get_close_matches(name, named, n=1)]
             sign = "" if close and close[0].rpartition(".")[2] in arguments else "+"
             if close and not (here and is_data):

@@ -12,7 +12,7 @@ import pytest
 from hydra import version
 
 from ddp_train.cli import main as command_line
-from ddp_train.config.field_words import LEAVE_IT_OUT, WORDS
+from ddp_train.config.field_words import LEAVE_IT_OUT, field_words
 from ddp_train.launch.launcher import Launcher
 from tests.docs.conftest import problems_of
 
@@ -43,18 +43,17 @@ NEEDS_GPU = re.compile("this machine shows 0|fp16 was chosen for a run on CPU")
 
 
 def values_of(word: str) -> list[str]:
-    here = WORDS[word]
-    return [TYPED.get(word, "2")] if isinstance(here, str) else [value or TYPED.get(word, "true") for value in here]
+    by_value = list(field_words()[word])
+    return [TYPED.get(word, "2")] if by_value == [""] else [value or TYPED.get(word, "true") for value in by_value]
 
 
-CASES = [(word, value) for word in WORDS for value in values_of(word)]
+CASES = [(word, value) for word in field_words() for value in values_of(word)]
 
 
 def advice(word: str, value: str) -> str:
     """Return what the table says of a word."""
-    here = WORDS[word]
-    here = here.get(value, here.get("", "")) if isinstance(here, dict) else here
-    return here.format(shlex.quote(value))
+    by_value = field_words()[word]
+    return by_value.get(value, by_value.get("", "")).format(shlex.quote(value))
 
 
 @pytest.fixture(autouse=True)

@@ -157,6 +157,7 @@ def test_our_own_package_comes_along_where_it_is_a_checkout(project: Path) -> No
     ours = Path(code.folder, code.roots[0])
     assert (ours / "ddp_train/__main__.py").read_bytes() == (FOLDER / "__main__.py").read_bytes()
     assert (ours / "ddp_train/conf/config.yaml").exists()
+    assert (ours / "ddp_train/config/field_words.yaml").exists()
 
 
 def test_a_look_says_what_would_be_copied_and_copies_nothing(project: Path) -> None:
