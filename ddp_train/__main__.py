@@ -29,7 +29,7 @@ try:
 except KeyboardInterrupt:  # `_run_command` handles a later one
     sys.exit(130)
 
-_load_cli = partial(importlib.import_module, "ddp_train.cli.main")  # composes, which a rank that is given its job does not
+_load_cli = partial(importlib.import_module, "ddp_train.cli.main")  # and Hydra with it, which a rank that is given its job does without
 
 
 def main() -> None:

@@ -55,6 +55,13 @@ def conflict(key: str, happened: str, to: object, *, expected: str = "one of the
     return ConfigError(key=key, happened=happened, expected=expected, fix=f"{key}={to}")
 
 
+def require_positive(**sizes: int) -> None:
+    """Refuse arguments of a data set, by their names, that are below 1."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
+
+
 class DataError(UserError):
     """A data file is missing, foreign or damaged."""
 

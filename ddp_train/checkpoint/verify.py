@@ -20,7 +20,7 @@ def require_origin(checkpoint: Path, source: str, *, step: Any, run: Any = _ANY)
     """Refuse what is of another step, or of another run than the folder of its checkpoint. Raises CheckpointError."""
     if checkpoint.name.startswith("step_") and (type(step) is not int or checkpoint.name != step_folder(step)):
         raise CheckpointError(happened=f"{source} is of step {step}")
-    run_id = RunFolder(checkpoint.parent.parent).run_id() if run is not _ANY else None
+    run_id = RunFolder.of_checkpoint(checkpoint).run_id() if run is not _ANY else None
     if run_id is not None and run != run_id:
         raise CheckpointError(happened=f"it is of another run ({source} says {run}, and the run of this folder is {run_id})")
 

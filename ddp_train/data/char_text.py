@@ -13,8 +13,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
-from ddp_train.data.tokens.token_shards import require_positive
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import ConfigError, DataError, require_positive
 from ddp_train.hashing import fingerprint_of
 from ddp_train.interfaces import DataSource, Indices
 

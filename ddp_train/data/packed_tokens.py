@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.data.token_files import TokenSource
-from ddp_train.data.tokens.token_shards import TokenDocuments, require_positive
-from ddp_train.errors import DataError
+from ddp_train.data.tokens.token_shards import TokenDocuments
+from ddp_train.errors import DataError, require_positive
 from ddp_train.interfaces import Indices
 
 IGNORE_INDEX = -100

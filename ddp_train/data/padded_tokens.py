@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ddp_train.data.packed_tokens import IGNORE_INDEX, require_targets
 from ddp_train.data.token_files import TokenSource
-from ddp_train.data.tokens.token_shards import TokenDocuments, require_positive
+from ddp_train.data.tokens.token_shards import TokenDocuments
+from ddp_train.errors import require_positive
 from ddp_train.interfaces import Indices
 
 

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.tokens.token_shards import require_positive
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, require_positive
 from ddp_train.hashing import Keys, random_bits
 from ddp_train.interfaces import DataSource, Indices
 

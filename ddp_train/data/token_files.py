@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_train.data.tokens.token_shards import TokenShards, require_positive
-from ddp_train.errors import DataError
+from ddp_train.data.tokens.token_shards import TokenShards
+from ddp_train.errors import DataError, require_positive
 from ddp_train.interfaces import DataSource, Indices
 
 

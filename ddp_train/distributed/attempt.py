@@ -1,4 +1,4 @@
-"""The first thing that ranks do together: agree on a place in the store that is new, and tell each other what they remember.
+"""The first thing that ranks do together: agree on a place in the store that is new, and on where they begin.
 
 The store in which torchrun's ranks meet may be the agent's, and then it still holds the keys of earlier attempts: a process group that
 reads them waits for processes that are dead (docs/decisions/0008-restart.md). Nor do all ranks know the number of the attempt, because
@@ -25,15 +25,17 @@ _FIRST_POLL_S = 0.001  # ranks that were started together are soon there
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
+    """One attempt at a run, as one of its ranks knows it: a restart is another one."""
+
     rank: int
     size: int  # how many ranks there are
     store: Store  # empty at the beginning; every process group must be opened in it
     prefix: str  # where that lies, for another connection to the same server
-    remembered: Path | None  # the folder that an earlier attempt worked in, as any of the ranks remembers it
+    begins_at: Path | None  # as any of the ranks remembers it (`RestartNote.begins_at`); None: this is the first attempt
 
 
-def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | None, within_s: float = MEET_WITHIN_S) -> Attempt:
-    """Agree with the other ranks on this attempt's place in the store, and on the folder to continue. Collective.
+def agree_on_attempt(store: Store, rank: int, size: int, *, begins_at: Path | None, within_s: float = MEET_WITHIN_S) -> Attempt:
+    """Agree with the other ranks on this attempt's place in the store, and on where it begins. Collective.
 
     Each rank says hello, with a name that no rank had before. Rank 0 answers every name that it finds, also one that a dead rank has left,
     until all ranks have confirmed. So a dead rank is not taken for a living one, and no rank takes the answer of a dead rank 0. All hellos
@@ -43,7 +45,7 @@ def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | N
     """
     name = uuid.uuid4().hex
     store = PrefixStore("ddp_train", store)
-    add_line(store, "hellos", {"rank": rank, "name": name, "remembered": str(remembered or "")})
+    add_line(store, "hellos", {"rank": rank, "name": name, "begins_at": str(begins_at or "")})
     store.add("hellos/count", 1)
     if rank == 0:
         return _welcome(store, size, within_s)
@@ -53,10 +55,10 @@ def agree_on_attempt(store: Store, rank: int, size: int, *, remembered: Path | N
         place = PrefixStore(prefix, store)
         add_line(place, "here", rank)
         place.add("here/count", 1)
-        folder = wait_for(place, "begin", within_s=deadline - time.monotonic())
+        beginning = wait_for(place, "begin", within_s=deadline - time.monotonic())
     except DistError:  # the store's own time-out, or the store is gone
         raise _missing(rank, "rank 0 did not answer", within_s) from None
-    return _attempt_at(rank, size, place, prefix, folder)
+    return _attempt_at(rank, size, place, prefix, beginning)
 
 
 def leave(store: Store, rank: int, size: int, *, within_s: float = LEAVE_WITHIN_S) -> None:
@@ -84,7 +86,7 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
     """Answer every hello until all ranks have confirmed (rank 0)."""
     prefix = uuid.uuid4().hex
     place = PrefixStore(prefix, store)
-    remembered: dict[int, str] = {}  # rank -> the folder in its newest hello
+    remembered: dict[int, str] = {}  # rank -> where its newest hello says that the attempt begins
     answered = set[str]()
     num_read = 0
 
@@ -93,7 +95,7 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
         if (num_hellos := store.add("hellos/count", 0)) > max(num_read, size - 1):  # no rank goes on before all are there
             num_read = num_hellos
             hellos = lines_of(store, "hellos")
-            remembered.update({hello["rank"]: hello["remembered"] for hello in hellos})
+            remembered.update({hello["rank"]: hello["begins_at"] for hello in hellos})
             new = [name for hello in hellos if (name := hello["name"]) not in answered]
             answered.update(new)
             set_all(store, [f"answer/{name}" for name in new], prefix)
@@ -103,15 +105,15 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
         came = lines_of(place, "here") if answered else [hello["rank"] for hello in lines_of(store, "hellos")]
         absent = sorted({*range(1, size)}.difference(came))
         raise _missing(0, f"of {size} ranks these did not join: {', '.join(map(str, absent))}", within_s)
-    folder = next((remembered[rank] for rank in range(size) if remembered[rank]), "")
-    place.set("begin", folder)
-    return _attempt_at(0, size, place, prefix, folder)
+    beginning = next((remembered[rank] for rank in range(size) if remembered[rank]), "")
+    place.set("begin", beginning)
+    return _attempt_at(0, size, place, prefix, beginning)
 
 
-def _attempt_at(rank: int, size: int, place: Store, prefix: str, folder: str) -> Attempt:
-    remembered = Path(folder) if folder else None
+def _attempt_at(rank: int, size: int, place: Store, prefix: str, beginning: str) -> Attempt:
+    begins_at = Path(beginning) if beginning else None
     store = PrefixStore("attempt", place)
-    return Attempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", remembered=remembered)
+    return Attempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", begins_at=begins_at)
 
 
 def _missing(rank: int, happened: str, within_s: float) -> UserError:

@@ -55,13 +55,13 @@ class CommandGroup:
 
     def _lead(self, load_cli: Callable[[], Any]) -> int:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
-        remembered = self._attempt.remembered
-        if remembered is not None and (final_code := make_way(remembered, self._attempt.size)) is not None:
+        begins_at = self._attempt.begins_at
+        if begins_at is not None and (final_code := make_way(begins_at, self._attempt.size)) is not None:
             self._announce({"exit_code": final_code})
             return final_code
         launcher = Launcher(run=self._run, slots=self._slots)
         try:
-            return int(load_cli().resume(remembered, launcher) if remembered else load_cli().run(self._words, launcher))
+            return int(load_cli().resume(begins_at, launcher) if begins_at else load_cli().run(self._words, launcher))
         finally:
             if self._leader is not None:
                 self._leader.leave()
@@ -70,7 +70,7 @@ class CommandGroup:
 
     def _run(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
-        counts_anew = job.checkpoint is not None and not self._attempt.remembered
+        counts_anew = job.checkpoint is not None and not self._attempt.begins_at
         if no_progress := close_last_attempt(job.run_folder, counts_anew=counts_anew):
             screen = no_progress.screen(job.run_folder)
             print(screen, file=sys.stderr, flush=True)

@@ -47,8 +47,8 @@ def main(load_cli: Callable[[], Any], words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
     if job is not None:
-        if (remembered := attempt.remembered) is not None:  # this attempt begins where the one before it had got to
-            job = replace(job, checkpoint=str(remembered) if remembered != job.run_folder.root else None)
+        if attempt.begins_at is not None:  # an attempt came before this one
+            job = replace(job, checkpoint=str(attempt.begins_at) if attempt.begins_at != job.run_folder.root else None)
         code = serve_job(job, attempt)
     elif handover.GROUP in os.environ:
         from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
@@ -73,5 +73,5 @@ def _meet(job: Job | None) -> Attempt:
     note = restart_note.recall_run()
     rank, size = torchrun_env.rank(), torchrun_env.world_size()
     if note is not None and rank == 0 and job is not None:  # before any rank of this attempt can fail
-        make_way(note.folder, size)
-    return agree_on_attempt(join_store(), rank, size, remembered=None if note is None else note.folder)
+        make_way(note.begins_at, size)
+    return agree_on_attempt(join_store(), rank, size, begins_at=None if note is None else note.begins_at)

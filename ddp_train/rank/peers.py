@@ -84,14 +84,14 @@ class Peers:
         if self._world.is_main:
             self.send("closed")
 
-    def report_activity(self, activity: Callable[[], str], *, has_lost_rank: bool = False) -> None:
+    def report_activity(self, activity: str, *, has_lost_rank: bool = False) -> None:
         """Answer this, from now on, when another rank asks what this one is doing.
 
         If it `has_lost_rank`, this rank only waits to be ended: the next signal ends it.
         """
-        self.activity = activity  # before anything that takes its time: others may be asking already
+        self.activity = lambda: activity  # before anything that takes its time: others may be asking already
         self.has_lost_rank = has_lost_rank
-        logger.info(log_lines.ACTIVITY, os.getpid(), activity())
+        logger.info(log_lines.ACTIVITY, os.getpid(), activity)
 
     def ask_others(self) -> dict[int, str]:
         """Return what the other ranks are doing, by rank, those left out that have ended. Waits `ANSWERS_S` at most.

@@ -63,16 +63,14 @@ def recorded(job: Job, world: World) -> Iterator[None]:
 
 
 def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
-    saved_ids = [entry.run for entry in reversed(catalog.all_entries(job.run_folder.checkpoints)) if entry.run]
+    saved_ids = (entry.run for entry in reversed(catalog.all_entries(job.run_folder.checkpoints)) if entry.run)
     commit = _git("rev-parse", "HEAD")  # of the code that the user stands in; None outside a checkout
     if diff := _git("diff", "HEAD") if commit else None:
         write_atomic(job.run_folder.code_diff, redact_code(diff))
     write_json(
         job.run_folder.environment,
         {
-            "run": saved_ids[0]
-            if saved_ids
-            else secrets.token_hex(8),  # a run that has lost this file keeps the number of its newest checkpoint
+            "run": next(saved_ids, secrets.token_hex(8)),  # a run that has lost this file keeps the id in its newest checkpoint
             "command": shlex.join(job.command),
             "overrides": job.overrides,
             "working_directory": os.getcwd(),

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -206,14 +207,15 @@ def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers 
 
     Where it `is_by_peer`, this waits up to 3 s for the report of the rank that broke the connection.
     """
+    where = stack_text.describe(traceback.extract_tb(error.__traceback__))
     if peers is not None:
-        peers.report_activity(lambda: stack_text.describe_error(error, is_by_peer=is_by_peer), has_lost_rank=is_by_peer)
+        peers.report_activity(where if is_by_peer else f"failed with {type(error).__name__}, {where}", has_lost_rank=is_by_peer)
     logger.exception("rank %d failed", rank)
     if is_by_peer:
         error.add_note(f"{LOST}: see the logs of the other ranks.")
         if (gone := _wait_for_a_report(job, peers)) is not None and peers is not None:
             departed, pid = gone
-            doing = peers.ask_others() | {rank: stack_text.describe_error(error, is_by_peer=True)}
+            doing = peers.ask_others() | {rank: where}
             message = f"rank {departed} exited with code 0 after step {state.step} while the others were still training"
             fix = "look for os._exit in the code that this run uses"
             left = failure.Failure(rank=departed, pid=pid, step=state.step, error="EarlyExit", message=message, fix=fix)

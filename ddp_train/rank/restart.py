@@ -12,12 +12,12 @@ from ddp_train.system import torchrun_env
 _SHOWN = 160  # characters of an error in the one line of a restart
 
 
-def make_way(remembered: Path, size: int) -> int | None:
+def make_way(begins_at: Path, size: int) -> int | None:
     """Say why the run starts again, and move what the attempt before has left out of the way (rank 0).
 
     Returns the exit code of a failure after which there is nothing to try again, and makes no way: a user's torchrun starts all again.
     """
-    run_folder = RunFolder(remembered.parent.parent if is_checkpoint(remembered) else remembered)
+    run_folder = RunFolder.of_checkpoint(begins_at) if is_checkpoint(begins_at) else RunFolder(begins_at)
     note = restart_note.recall_run()
     follows_failure = note is not None and torchrun_env.restart_count() > note.restarts  # here, and no machine that came or went
     report = failure.load_report(run_folder.failure)

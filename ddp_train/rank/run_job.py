@@ -88,7 +88,7 @@ def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, 
     started = time.monotonic()
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
-    changed = _resume(job, components, state, world, phases)
+    data_changes = _resume(job, components, state, world, phases)
     is_over = state.step >= components.total_steps or state.early_end is not None
     if is_over and world.from_main(job.run_folder.is_completed):
         _make_up_for_predictions(job, components, state, world, phases)
@@ -96,7 +96,7 @@ def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, 
             end_attempt(job.run_folder)
             print(summary.over(job, state), flush=True)
         return Status.COMPLETED
-    records = _open_records(job, components, state, world, phases, keep=keep, changed=changed)
+    records = _open_records(job, components, state, world, phases, keep=keep, data_changes=data_changes)
     checkpoints = Checkpoints(
         config=job.config,
         run_folder=job.run_folder,
@@ -167,7 +167,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, p
     """
     config = job.config
     checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
-    changed = accepted_changes(checkpoint, components.data_identity, world, config) if checkpoint else []
+    data_changes = accepted_changes(checkpoint, components.data_identity, world, config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
     if checkpoint is not None:
@@ -193,7 +193,7 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, p
             job.run_folder.continued.touch()
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
-    return changed
+    return data_changes
 
 
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, phases: Phases) -> None:
@@ -211,17 +211,17 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
 
 
 def _open_records(
-    job: Job, components: Components, state: TrainState, world: World, phases: Phases, *, keep: Retention, changed: list[str]
+    job: Job, components: Components, state: TrainState, world: World, phases: Phases, *, keep: Retention, data_changes: list[str]
 ) -> Records:
-    """Make the folder ready for what this attempt writes, and open its records; `changed` is what `_resume` returned. Collective."""
+    """Make the folder ready for what this attempt writes, and open its records; `data_changes`: as `_resume` returns them. Collective."""
     run_folder = job.run_folder
     if world.is_main:
         require_room_for_run(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
         run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
         predictions.forget_after(run_folder.predictions, state.step)
     records = Records(run_folder, world, partial(_writers, job, components, state, phases) if world.is_main else list)
-    if changed:
-        records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": changed}, "")
+    if data_changes:
+        records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": data_changes}, "")
     return records
 
 

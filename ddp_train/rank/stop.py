@@ -136,7 +136,7 @@ class Stop:
                 if self.peers.store.check(["leaving"]):  # it has left because rank 0 told all to
                     return
             activity = self.peers.activity()
-            self.peers.report_activity(lambda: activity, has_lost_rank=True)
+            self.peers.report_activity(activity, has_lost_rank=True)
             if self.report_lost_rank is not None:
                 self.report_lost_rank(*lost, {self.world.rank: activity} | self.peers.ask_others())
         if self.peers.has_lost_rank:

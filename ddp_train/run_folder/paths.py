@@ -6,6 +6,7 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status
 from ddp_train.system.files import earlier_copy, write_atomic
@@ -31,7 +32,7 @@ def is_sweep(folder: Path) -> bool:
 
 @dataclass
 class RunFolder:
-    """The paths below one run folder."""
+    """The paths below one run folder. To make one touches nothing: the folder may not be there."""
 
     root: Path
 
@@ -60,6 +61,11 @@ class RunFolder:
         self.submitted = self.launch / "submitted.json"
         self.cancelled = self.launch / "cancelled.json"  # `ddp-train cancel`: it is not started again
         self.continued = self.launch / "continued"  # exists when the checkpoint that the spec begins with has been loaded
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Path) -> Self:
+        """Return the folder of the run that a checkpoint is of."""
+        return cls(checkpoint.parent.parent)
 
     def has_continued(self) -> bool:
         """Tell whether the run has loaded the checkpoint that it was submitted with."""

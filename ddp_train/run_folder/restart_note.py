@@ -1,7 +1,7 @@
-"""What a machine remembers of a run from one attempt to the next: its folder.
+"""What a machine remembers of a run from one attempt to the next: where it begins.
 
 torchrun starts new processes after a failure and tells them nothing. The agent, each rank's parent process, lives as long as the run; or,
-if each agent serves one attempt (`launch/node/`), the node program does. A small file named after that process holds the folder, in a
+if each agent serves one attempt (`launch/node/`), the node program does. A small file named after that process holds it, in a
 directory for temporary files that belongs to this user alone.
 """
 
@@ -26,13 +26,13 @@ STARTED = time.time()  # when this process began, in seconds since the epoch; ab
 class RestartNote:
     """The note of an earlier attempt."""
 
-    folder: Path
+    begins_at: Path  # where the next attempt begins: the run folder, the checkpoint to begin with, or a sweep's folder
     restarts: int  # restarts of the ranks on this machine when it was written
     started: float  # when the first attempt began, in seconds since the epoch
 
 
-def remember_run(folder: Path, *, owner: int | None = None) -> None:
-    """Note a folder for later attempts: a run folder, the checkpoint to begin with, or a sweep's folder.
+def remember_run(begins_at: Path, *, owner: int | None = None) -> None:
+    """Note where later attempts begin (`RestartNote.begins_at`).
 
     Every rank may call it; those of one machine write the same. `owner`: the process that outlives the ranks, if no rank calls this.
     """
@@ -41,7 +41,7 @@ def remember_run(folder: Path, *, owner: int | None = None) -> None:
         file = _file_of(owner)
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w", encoding="utf-8") as stream:
-            json.dump({"folder": str(folder), "restarts": restart_count(), "started": started}, stream)
+            json.dump({"begins_at": str(begins_at), "restarts": restart_count(), "started": started}, stream)
         temporary.replace(file)
     except OSError as error:
         print(f"a restart would begin a new run, because {tempfile.gettempdir()} cannot hold a note of this one: {error}", file=sys.stderr)
@@ -51,7 +51,7 @@ def recall_run(*, owner: int | None = None) -> RestartNote | None:
     """Return the note of an earlier attempt on this node."""
     with suppress(OSError):
         note = json.loads(_file_of(owner).read_text(encoding="utf-8"))
-        return RestartNote(folder=Path(note["folder"]), restarts=note["restarts"], started=note["started"])
+        return RestartNote(begins_at=Path(note["begins_at"]), restarts=note["restarts"], started=note["started"])
     return None
 
 

@@ -65,9 +65,8 @@ class ForkServer:
             set_subreaper(True)
         content = file_in_memory(pickle.dumps(request))
         try:
-            socket.send_fds(
-                self._request_socket, [b"?"], [content, *request.files]
-            )  # never blocks, however long it is: the process may still import
+            # Never blocks, however long the request is: the process may still import.
+            socket.send_fds(self._request_socket, [b"?"], [content, *request.files])
         except OSError:
             child.signal(signal.SIGKILL)  # usually it has died; its exit code says so
         finally:

@@ -28,12 +28,6 @@ def describe(frames: Sequence[traceback.FrameSummary]) -> str:
     return ", ".join(text for text in (activity, where) if text)
 
 
-def describe_error(error: BaseException, *, is_by_peer: bool) -> str:
-    """Describe in one line what a rank was doing when it failed, by itself or because another rank had ended."""
-    where = describe(traceback.extract_tb(error.__traceback__))
-    return where if is_by_peer else f"failed with {type(error).__name__}, {where}"
-
-
 def user_line(error: BaseException) -> str:
     """Return the innermost line of an error's stack in the user's code, else in ours."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]

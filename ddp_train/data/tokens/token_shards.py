@@ -252,12 +252,6 @@ class TokenDocuments(TokenShards):
         return starts
 
 
-def require_positive(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if value < 1:
-            raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
-
-
 def damaged(path: Path, what: str, expected: str) -> DataError:
     fix = f"copy {path.name} again, or delete {path.parent} and prepare it again"
     return DataError(key="data.root", happened=f"{path} {what}", expected=expected, fix=fix)

@@ -54,32 +54,34 @@ def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], run
         ranks.end()
 
 
-def main(own: AgentOptions, arguments: list[str], ranks: Ranks) -> int:
+def main(options: AgentOptions, arguments: list[str], ranks: Ranks) -> int:
     """Run the agent, with torchrun's arguments, to its end and return the exit code of the run."""
     signals = ",".join(number.name for number in _PASSED_ON)
     lacks = torch_internals.missing(torch_internals.OF_AGENT)
-    is_plain = own.is_plain or bool(lacks)
+    is_plain = options.is_plain or bool(lacks)
     interval = "0.1" if is_plain else "0.001"  # `elastic` waits itself
-    options = torchrun.parse_args([f"--signals-to-handle={signals}", f"--monitor-interval={interval}", *arguments])
-    number = next((int(part.removeprefix("rank=")) for part in options.rdzv_conf.split(",") if part.startswith("rank=")), 0)
-    _quieten(own.log or (own.run_folder.agent_log(number) if own.run_folder is not None else None))
+    torchrun_args = torchrun.parse_args([f"--signals-to-handle={signals}", f"--monitor-interval={interval}", *arguments])
+    node_rank = next((int(part.removeprefix("rank=")) for part in torchrun_args.rdzv_conf.split(",") if part.startswith("rank=")), 0)
+    _quieten(options.log or (options.run_folder.agent_log(node_rank) if options.run_folder is not None else None))
     elastic.register_rendezvous()
-    failures = Failures(own, is_last_attempt=own.restarts == options.max_restarts)
-    if is_plain and own.is_one_attempt:
+    failures = Failures(options, is_last_attempt=options.restarts == torchrun_args.max_restarts)
+    if is_plain and options.is_one_attempt:
         print(f"\n{UserError(key='cluster', happened=lacks[0], fix='torchrun --nnodes=N -m ddp_train on each machine')}", file=sys.stderr)
         return ENVIRONMENT_REFUSES
     try:
         if is_plain:
             print(*lacks, _PLAIN, sep="\n", flush=True)
-            torchrun.run(options)
+            torchrun.run(torchrun_args)
         else:
-            elastic.run(options, ranks, grace_s=own.grace_s, should_restart=failures.should_restart, restarts=own.restarts or 0)
+            elastic.run(
+                torchrun_args, ranks, grace_s=options.grace_s, should_restart=failures.should_restart, restarts=options.restarts or 0
+            )
     except ChildFailedError as error:
         return failures.end(error)
     except SignalException as error:
         return 128 + int(error.sigval)
     except DistError as error:
-        if own.is_one_attempt:  # another machine was lost just then, and is named by those who have seen it
+        if options.is_one_attempt:  # another machine was lost just then, and is named by those who have seen it
             logging.getLogger("torch").warning("the ranks' store is gone: %s", error)
             return FAILED
         reason = str(error).partition("\n")[0]

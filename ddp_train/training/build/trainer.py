@@ -10,8 +10,6 @@ from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.check import memory
 from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
 from ddp_train.training.check.sanity_check import try_first_batches
-from ddp_train.training.loop.callbacks import Callbacks
-from ddp_train.training.loop.device_queue import DeviceQueue
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.loop.train_step import TrainStep
@@ -74,10 +72,14 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
     if strategy.has_local_weights:
         hooks.after_step.append(strategy.after_step)
     if world.device.type == "cuda":
+        from ddp_train.training.loop.device_queue import DeviceQueue
+
         hooks.after_step.append(DeviceQueue(trainer.services.phases).after_step)
     if replicas is not None:
         hooks.after_step.append(replicas.after_step)
     if components.callbacks:
+        from ddp_train.training.loop.callbacks import Callbacks
+
         Callbacks(trainer, config.callbacks).register(hooks)
     if replicas is not None:
         hooks.before_save.append(replicas.before_save)

@@ -65,7 +65,7 @@ class Hooks:
 
 @dataclass(kw_only=True)
 class RunServices:
-    """What the loop calls outside of the training; by default nothing is written or saved, and no stop is asked for."""
+    """What the loop asks of the run around it, which `rank/run_job.py` fills in; by default nothing is written, saved or stopped."""
 
     run_folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
     phases: Phases = field(default_factory=Phases)

@@ -108,7 +108,7 @@ class Components(EvaluationParts):
 
     # What steps.
     optimizer: Optimizer
-    optimizer_shards: Mapping[Tensor, Tensor] = field(default_factory=dict)  # by parameter: what it steps in its place
+    optimizer_shards: Mapping[Tensor, Tensor] = field(default_factory=dict)  # parameter -> its shard here, which the optimizer steps
     scheduler: Scheduler
     scaler: torch.amp.GradScaler
     steps_in_backward: bool  # the optimizer steps in backward, and not after it (`loop/other_steps.py`)
@@ -116,7 +116,7 @@ class Components(EvaluationParts):
     # The training data.
     train_loader: Loader
     length_plan: LengthPlan | None  # of windows of tokens, by the step; None: they are not cut
-    data_identity: Mapping[str, Mapping[str, Any]]  # of the data (`state/data_identity.py`)
+    data_identity: Mapping[str, Mapping[str, Any]]  # what the data is; a resume compares it (`state/data_identity.py`)
 
     # The run.
     total_steps: int

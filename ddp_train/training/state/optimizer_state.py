@@ -45,7 +45,7 @@ def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, 
     for target in optimizer.param_groups:
         members, numbers = numbers[: len(target["params"])], numbers[len(target["params"]) :]
         sources = [group for _, group in members]
-        settings = [_settings_but_decay(group) for group in sources]
+        settings = [{key: value for key, value in group.items() if key not in ("params", "weight_decay")} for group in sources]
         if not sources or sources[0].keys() != target.keys() or any(other != settings[0] for other in settings):
             return list(saved["param_groups"])
         groups.append({**sources[0], "params": [number for number, _ in members]})
@@ -97,10 +97,6 @@ def _select_groups(state: Any, sources: list[int], size: int) -> Any:
             for key, value in state.items()
         }
     return [_select_groups(inner, sources, size) for inner in state] if isinstance(state, list) else state
-
-
-def _settings_but_decay(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in ("params", "weight_decay")}  # both groups have the same
 
 
 def saved_class_name(value: object) -> str:

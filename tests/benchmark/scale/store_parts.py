@@ -39,7 +39,7 @@ class Traffic:
 def meeting(size: int) -> Traffic:
     """Let the ranks find each other, as each start of a run begins."""
     store = CountedStore()
-    return _traffic("meet", size, store, lambda: all_ranks(size, lambda rank: agree_on_attempt(store, rank, size, remembered=None)))
+    return _traffic("meet", size, store, lambda: all_ranks(size, lambda rank: agree_on_attempt(store, rank, size, begins_at=None)))
 
 
 def leaving(size: int) -> Traffic:
@@ -81,7 +81,7 @@ def failing(size: int) -> Traffic:
     def fail(rank: int) -> None:
         peers = Peers.connect(world_of(rank, size, store))
         reader = Thread(target=lambda: list(peers.messages()))
-        peers.report_activity(lambda: "failed with ValueError, forward, model.py:12 in forward")
+        peers.report_activity("failed with ValueError, forward, model.py:12 in forward")
         reader.start()
         peers.ask_others()
         if not store.add("failed", 1) < size:

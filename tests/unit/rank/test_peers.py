@@ -53,7 +53,7 @@ def test_every_rank_gets_all_messages_in_the_same_order() -> None:
 
 def test_the_others_say_what_they_are_doing_and_who_cannot_is_named() -> None:
     with three_lines(reading=(0, 2)) as (lines, heard):
-        lines[2].report_activity(lambda: "in backward", has_lost_rank=True)
+        lines[2].report_activity("in backward", has_lost_rank=True)
         started = time.monotonic()
         assert lines[0].ask_others() == {1: "gave no answer", 2: "in backward"}
         assert peers_module.ANSWERS_S <= time.monotonic() - started < 5 * peers_module.ANSWERS_S
