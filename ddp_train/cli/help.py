@@ -61,11 +61,12 @@ def explain(arguments: list[str], launcher: Launcher) -> int:
     of_project = options(Path(args.config_dir).absolute()) if args.config_dir is not None else []
     matching, places = _find(topic, [*of_project, *options(CONF)])
     if "--json" in arguments:
-        found = [*map(asdict, matching), *({"group": option.group, "option": option.name, **asdict(key)} for option, key in places)]
-        print(*(json.dumps(entry, default=str) for entry in found), sep="\n")
+        entries = [*map(asdict, matching), *({"group": option.group, "option": option.name, **asdict(key)} for option, key in places)]
+        print(*(json.dumps(entry, default=str) for entry in entries), sep="\n")
         return DONE
-    answer = "\n".join(_text(matching, places))
-    print(answer)
+    defaults = default_options(CONF)
+    found = _option(matching[0]) if len(matching) == 1 else _key(places, defaults) if places else _group(matching, defaults)
+    print(answer := "\n".join(found))
     for page in dict.fromkeys(re.findall(r"\bdocs/[\w/]+\.md", answer)):
         print(f"\n`ddp-train help {page}` shows that page.")
     return DONE
@@ -106,13 +107,8 @@ def _find(topic: str, all_options: Sequence[Option]) -> tuple[list[Option], list
     return matching, places
 
 
-def _text(matching: Sequence[Option], places: Sequence[tuple[Option, Key]]) -> Iterator[str]:
-    if places:
-        return _key(places, default_options(CONF))
-    return _option(matching[0]) if len(matching) == 1 else _group(matching[0].group, matching, default_options(CONF))
-
-
-def _group(name: str, of_group: Sequence[Option], defaults: dict[str, str]) -> Iterator[str]:
+def _group(of_group: Sequence[Option], defaults: dict[str, str]) -> Iterator[str]:
+    name = of_group[0].group
     yield f"{name}: a group; one of"
     for option in of_group:
         mark = " (the default)" if defaults.get(name) == option.name else ""

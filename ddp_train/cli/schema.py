@@ -27,7 +27,8 @@ USAGE = """ddp-train schema FOLDER     [--config-dir=FOLDER]
 
 _Schema = dict[str, Any]
 _INTERPOLATION: _Schema = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}  # stands for a value of any type; ???: given elsewhere
-_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
+_TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
+_TYPES |= {dict: "object", Mapping: "object", list: "array", tuple: "array", set: "array"}
 _BOUNDS = {"min": "minimum", "above": "exclusiveMinimum"}
 _NODE: _Schema = {"type": "object", "required": ["_target_"]}  # another component as an argument
 _DIRECTIVES: _Schema = {name: {} for name in DIRECTIVES} | {"_target_": {"type": "string"}, "_partial_": {"type": "boolean"}}
@@ -70,8 +71,7 @@ def _section(schema: type, prefix: str, meanings: Mapping[str, str]) -> _Schema:
             continue
         value = {} if "parse" in rule else _value(hints[item.name])
         value |= {word: rule[name] for name, word in _BOUNDS.items() if name in rule}
-        if "one_of" in rule:
-            value = {"enum": [*rule["one_of"], *([None] if type(None) in members_of(hints[item.name]) else [])]}
+        value |= {"enum": [*rule["one_of"], None]} if "one_of" in rule else {}  # null where the type has it, too
         keys[item.name] = {"description": meanings.get(prefix + item.name, ""), **_either(value, _INTERPOLATION)}
     return _object(keys)
 
@@ -114,11 +114,7 @@ def _of_one(member: Any) -> _Schema:
     origin = typing.get_origin(member) or member
     if origin is typing.Literal:
         return {"enum": [*typing.get_args(member)]}
-    if origin in _TYPES:
-        return {"type": _TYPES[origin]}
-    if origin in (dict, Mapping):
-        return {"type": "object"}
-    return {"type": "array"} if origin in (list, tuple, set) else {}
+    return {"type": _TYPES[origin]} if origin in _TYPES else {}
 
 
 def _either(*kinds: _Schema) -> _Schema:

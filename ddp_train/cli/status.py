@@ -191,10 +191,15 @@ def show_sweep(arguments: list[str], launcher: Launcher) -> int:
 def show_verdict(arguments: list[str], launcher: Launcher) -> int:
     """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE] [--json]`: print the verdict on a run, and return it. Starts nothing."""
     options, (path,) = parse_words(arguments, VERDICT_USAGE, {"--begins": "", "--job": "ID", "--ended": "CODE", "--json": ""})
-    run_folder, job, ended = RunFolder(run_of(Path(path))), options.get("--job"), int(options.get("--ended") or DONE)
+    verdict = _verdict(RunFolder(run_of(Path(path))), options)
+    print(json.dumps(verdict._asdict()) if "--json" in options else verdict)
+    return verdict.exit_code
+
+
+def _verdict(run_folder: RunFolder, options: Mapping[str, str]) -> Verdict:
+    job, ended = options.get("--job"), int(options.get("--ended") or DONE)
     if job and (other := _other_job(run_folder, job)):
-        _print_verdict(Verdict(Outcome.NEVER, f"job {other} has this run", DONE), options)
-        return DONE
+        return Verdict(Outcome.NEVER, f"job {other} has this run", DONE)
     if ended != DONE:
         is_elastic = False
         with suppress(UserError):  # the reason why a machine refused
@@ -213,12 +218,7 @@ def show_verdict(arguments: list[str], launcher: Launcher) -> int:
                 count_attempt(run_folder, by_engine=True)
         except OSError as error:
             verdict = Verdict(Outcome.NEVER, f"{run_folder.as_typed()} cannot be written: {error.strerror}", ENVIRONMENT_REFUSES)
-    _print_verdict(verdict, options)
-    return verdict.exit_code
-
-
-def _print_verdict(verdict: Verdict, options: Mapping[str, str]) -> None:
-    print(json.dumps(verdict._asdict()) if "--json" in options else verdict)
+    return verdict
 
 
 def _other_job(run_folder: RunFolder, job: str) -> str:
