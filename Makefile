@@ -7,7 +7,8 @@
 # make benchmark: whole commands, ours against torch alone and the peers that are installed; hours, or `make benchmark ARGS="--workloads W1 --pairs 3"`; what a step costs: ARGS=turns.
 # make torches: unit (launch in them), config and distributed tests with each torch; VERSIONS="2.15.0" takes some of them. Each takes up to 8 GB in .venvs/.
 # make hydras: config, launch and sweep tests with each Hydra; HYDRAS="1.4.0rc3:2.4.1rc1" takes some of them, with their OmegaConf.
-# make reference: docs/reference.md anew, from conf/ and the schema.   make docs: the pages as a site, outputs/site/html; a broken link ends it.
+# make reference: docs/reference.md anew, from conf/ and the schema.   make docs: the pages as a site, outputs/site/html;
+#   a broken link ends it, a page in no list, and code that no test reads.
 # make pictures: docs/pictures/ anew, from real runs.
 # make dist: outputs/dist with a release: sdist and wheel, checked; what they need with hashes, and as a CycloneDX SBOM.
 PYTHON ?= python3
@@ -58,6 +59,7 @@ docs: $(VENV)/.docs
 	@for page in examples/*/README.md; do mkdir -p $(SITE)/pages/$${page%/*} && cp $$page $(SITE)/pages/$$page; done
 	@mv $(SITE)/pages/docs/zensical.toml $(SITE)/
 	@cd $(SITE) && $(CURDIR)/$(BIN)/zensical build --strict
+	@$(BIN)/python -m pytest tests/docs/test_site.py
 
 DIST := outputs/dist
 dist: $(VENV)/.release

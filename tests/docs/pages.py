@@ -6,11 +6,14 @@ How pages are written, so that this can read them:
   `# my_conf/data/digits.yaml, used as ...`) is that file; all files of a page lie in one folder.
 - A line of a block that begins with a program (`ddp-train`, `torchrun`, `make`, ...) is a command, also behind `$ `. A line that ends
   with `\\` goes on. What follows two blanks and `#` is a remark.
+- A block that is nothing of all this is Python, which tests/docs/test_python.py runs, or output and drawings, which tests/docs/test_site.py
+  lists.
 - `RUN` and `SWEEP` are folders of runs, and words in capitals are the reader's own (`FOLDER`, `FILE`).
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -30,6 +33,7 @@ _PROGRAMS = (
         "git",
         "cd",
         "export",
+        "eval",
         "cat",
         "tensorboard",
         "wandb",
@@ -64,6 +68,15 @@ class Block:
             return self.file.endswith(".yaml")
         lines = [line for line in self.text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         return bool(lines) and all(re.match(r"^\s*(- |[\w.+~/ @]+:( |$))", line) for line in lines)
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is Python that stands in no file."""
+        try:
+            lines = ast.parse(self.text).body
+        except SyntaxError:
+            return False
+        return self.file is None and not self.is_yaml and any(not isinstance(line, ast.Expr) for line in lines)
 
     @property
     def is_refused(self) -> bool:

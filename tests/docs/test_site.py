@@ -7,9 +7,18 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import PAGES, ROOT, blocks
 
 FREE = {"docs/decisions"}  # reached from the pages that name them, and by the search
+NO_CODE = {
+    "docs/architecture.md": 2,
+    "docs/clusters.md": 1,
+    "docs/compute.md": 1,
+    "docs/concepts.md": 2,
+    "docs/profiling.md": 1,
+    "docs/sweeps.md": 1,
+}
+"""How many blocks of a page are drawings and output. All other blocks are read by tests: commands, files, YAML, Python."""
 
 
 def pages_of(nav: list[dict[str, Any]]) -> Iterator[str]:
@@ -29,6 +38,15 @@ def test_every_page_is_in_one_list() -> None:
     names = {str(page.relative_to(ROOT)) for page in pages}
     assert sorted(shown) == sorted(name for name in names if name.rpartition("/")[0] not in FREE)
     assert [next(iter(entry)) for entry in nav] == ["Home", "Learn", "How to", "Reference", "Operate"]
+
+
+def test_every_block_is_read_by_a_test_or_is_no_code() -> None:
+    shown: dict[str, int] = {}
+    for block in (block for page in PAGES for block in blocks(page)):
+        if not (block.file or block.is_yaml or block.is_refused or block.is_python or any(block.commands())):
+            name = str(block.page.relative_to(ROOT))
+            shown[name] = shown.get(name, 0) + 1
+    assert shown == NO_CODE
 
 
 def test_llms_txt_names_every_page_by_a_link_that_leads_somewhere() -> None:
