@@ -1,6 +1,6 @@
 """What the loop costs: ours, with its defaults on, against a hand-written best-practice DDP loop.
 
-    python tests/benchmark/loop_overhead.py [--pairs 40] [--workloads mlp gpt gpt2] [--processes 1 2] [--device cuda]
+    python tests/benchmark/loop_overhead.py [--pairs 40] [--workloads mlp gpt gpt2] [--processes 1 2] [--device cuda] [--operations]
 
 Both train the same model from the same weights on the same batches with the same fused AdamW and the same cosine schedule. They take
 turns inside one process (group), a few dozen steps each, and each pair of turns gives one ratio; the table has the medians. Wall time
@@ -9,7 +9,8 @@ and CPU time per step are measured, the second because shared machines are noisy
 The hand-written loop: data in memory indexed by a precomputed order, no_sync-free steps (no accumulation), gradient_as_bucket_view,
 set_to_none, fused optimizer, one host sync a turn for the loss. Ours: everything that a user gets who changes nothing:
 permuted order, weights of the loss, schedule, gradient norm at log steps, console, metrics.jsonl and TensorBoard. The checkpoint at a
-run's end is no part of a step and is left out.
+run's end is no part of a step and is left out. With `--operations` the last turn of each is profiled, and the operations are listed whose
+time differs most: the device's where there is one, else the host's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, supported_activities
 
 from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
@@ -158,11 +160,12 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), help="default: mlp gpt, and on cuda gpt2")
     parser.add_argument("--processes", nargs="+", type=int, help="default: 1 and 2; on cuda 1 and as many as there are GPUs")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--operations", action="store_true", help="list the operations whose time differs most")
     arguments = parser.parse_args()
     arguments.workloads = arguments.workloads or ["mlp", "gpt", *(["gpt2"] if arguments.device == "cuda" else [])]
     if "RANK" in os.environ:
         for name in arguments.workloads:
-            measure(name, arguments.pairs, arguments.device)
+            measure(name, arguments.pairs, arguments.device, lists_operations=arguments.operations)
         exit_at_once(0)
     print(f"torch {torch.__version__}, {arguments.device}, {os.cpu_count()} cores, {arguments.pairs} pairs; ratio = ours / hand-written")
     print("| workload | processes | raw ms/step | ours ms/step | wall ratio | CPU ratio |\n|---|---|---|---|---|---|")
@@ -176,6 +179,7 @@ def launch(processes: int, arguments: argparse.Namespace) -> list[str]:
     threads = max(1, (os.cpu_count() or 1) // processes) if processes > 1 else 1
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", HERE]
     command += ["--pairs", str(arguments.pairs), "--device", arguments.device, "--workloads", *arguments.workloads]
+    command += ["--operations"] if arguments.operations else []
     done = subprocess.run(
         command,
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -185,7 +189,7 @@ def launch(processes: int, arguments: argparse.Namespace) -> list[str]:
         check=True,
     )
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return [
+    return [line for line in done.stdout.splitlines() if line.startswith("operation ")] + [
         f"| {row['workload']} | {processes} | {row['raw_ms']:.3f} | {row['ours_ms']:.3f} | {spread(row, 'wall')} | {spread(row, 'cpu')} |"
         for row in rows
     ]
@@ -200,7 +204,7 @@ def spread(row: dict[str, Any], clock: str) -> str:
 _world: World | None = None
 
 
-def measure(name: str, pairs: int, device: str) -> None:
+def measure(name: str, pairs: int, device: str, *, lists_operations: bool = False) -> None:
     """Train both side by side, and print the medians of the paired ratios as JSON (rank 0)."""
     global _world
     workload = WORKLOADS[name]
@@ -213,6 +217,7 @@ def measure(name: str, pairs: int, device: str) -> None:
     raw_times: list[tuple[float, float]] = []
     our_times: list[tuple[float, float]] = []
     clock = [now(world)]
+    profiles = {side: profile(activities=supported_activities()) for side in ("ours", "raw")} if lists_operations else {}
 
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         facts = {
@@ -232,9 +237,15 @@ def measure(name: str, pairs: int, device: str) -> None:
             for writer in writers:
                 writer.write(record)
             our_times.append(since(clock[0], world))
+            is_profiled = bool(profiles) and len(our_times) == pairs + WARM_UP_PAIRS - 1  # the last turns
+            if profiles and len(our_times) == pairs + WARM_UP_PAIRS:
+                profiles["ours"].stop()
             before = now(world)
-            raw.steps(workload.log_every_steps)
+            with profiles["raw"] if is_profiled else nullcontext():
+                raw.steps(workload.log_every_steps)
             raw_times.append(since(before, world))
+            if is_profiled:
+                profiles["ours"].start()
             clock[0] = now(world)
 
         trainer = build_trainer(checked, components, TrainState(), world, RunServices(write=write))
@@ -244,6 +255,8 @@ def measure(name: str, pairs: int, device: str) -> None:
             writer.close()
     if not math.isclose(norm(components.model), norm(raw.model), rel_tol=1e-4):
         raise AssertionError(f"the two loops ended with other weights: {norm(components.model)} and {norm(raw.model)}")
+    if world.is_main and profiles:
+        list_operations(profiles["raw"], profiles["ours"], workload.log_every_steps)
     if world.is_main:
         kept = list(zip(raw_times, our_times, strict=True))[WARM_UP_PAIRS:]
         row: dict[str, Any] = {"workload": name}
@@ -254,6 +267,17 @@ def measure(name: str, pairs: int, device: str) -> None:
         for side, title in ((0, "raw_ms"), (1, "ours_ms")):
             row[title] = 1e3 * statistics.median(pair[side][0] for pair in kept) / workload.log_every_steps
         print(json.dumps(row), flush=True)
+
+
+def list_operations(raw: profile, ours: profile, steps: int) -> None:
+    """Print the operations whose own time in a step differs most, in milliseconds, and how often each runs."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    for side, profiled in enumerate((raw, ours)):
+        for event in profiled.key_averages():
+            spent = event.self_device_time_total if torch.cuda.is_available() else event.self_cpu_time_total
+            times.setdefault(event.key, [(0.0, 0.0), (0.0, 0.0)])[side] = (spent / 1e3 / steps, event.count / steps)
+    for name, (theirs, own) in sorted(times.items(), key=lambda item: -abs(item[1][1][0] - item[1][0][0]))[:12]:
+        print(f"operation {name[:70]}: raw {theirs[0]:.3f} ms, {theirs[1]:.1f} times; ours {own[0]:.3f} ms, {own[1]:.1f} times", flush=True)
 
 
 def configured(workload: Workload, *, steps: int, device: str) -> RunConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,13 @@ def test_airbench94_reaches_its_94_percent(rig: Rig, data_folder: Callable[[str]
     rig.needs_cuda("ten epochs take hours there")
     root = data_folder("cifar10/cifar-10-batches-bin")
     arguments = [f"--config-dir={_AIRBENCH}/conf", f"data.root={root}", f"seed=range({_SEEDS})", "~metrics.tensorboard"]
-    rig.train("-m", *arguments, "hydra.sweep.dir=sweep", ranks=1, env={"PYTHONPATH": str(_AIRBENCH)})
+    rig.train(
+        "-m",
+        *arguments,
+        "hydra.sweep.dir=sweep",
+        ranks=1,
+        env={"PYTHONPATH": os.pathsep.join([str(_AIRBENCH), os.environ.get("PYTHONPATH", "")])},
+    )
     sweep = rig.folder("sweep")
     found = [metrics(sweep / job["folder"], "eval")[-1]["accuracy"] for job in jobs(sweep)]
     seconds = [json.loads((sweep / job["folder"] / "result.json").read_text())["seconds"] for job in jobs(sweep)]

@@ -23,11 +23,12 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = re.compile(
     r"\bout of memory\b|can't allocate memory|CU(DNN|BLAS|FFT|SOLVER|SPARSE)_(STATUS_)?ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-    r"|CUDNN_STATUS_\w+_ALLOCATION_FAILED|Failed to CUDA (calloc|malloc)|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY",
+    r"|CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate|CUDNN_STATUS_\w+_ALLOCATION_FAILED"
+    r"|Failed to CUDA (calloc|malloc)|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY",
     re.IGNORECASE,
 )
-"""Messages of torch's allocator, the CUDA runtime and driver, cuBLAS, cuDNN, NCCL and Triton. cuBLAS is not initialised where it finds no
-memory for its handle at its first product."""
+"""Messages of torch's allocator, the CUDA runtime and driver, cuBLAS, cuDNN, NCCL and Triton. cuBLAS and cuSOLVER name no memory where they
+find none for their handle."""
 _MIB = 2.0**20
 _MAX_SHARE = 0.95  # of a device; libraries take more of it, outside of torch's allocator
 
