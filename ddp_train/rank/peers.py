@@ -11,9 +11,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from threading import main_thread
+from typing import NamedTuple
 
 from torch.distributed import DistError, HashStore, PrefixStore, Store
 
@@ -34,14 +35,21 @@ _LATE_POLL_S = 0.25  # of the ranks that do not ask themselves, of which there m
 _RECORDS_S = 0.1  # within this time the rank that has heard the others records its failure
 
 
+class Neighbour(NamedTuple):
+    """Another rank on this machine."""
+
+    rank: int
+    pid: int
+
+
 class Peers:
     """This rank's end of the line; `connect` makes it."""
 
-    def __init__(self, world: World, store: Store, reading_store: Store, neighbours: Mapping[int, int]) -> None:
+    def __init__(self, world: World, store: Store, reading_store: Store, neighbours: Sequence[Neighbour]) -> None:
         self._world = world
         self.store = store
         self._reading_store = reading_store  # a connection serves one request at a time, and reading waits
-        self._neighbours = neighbours  # rank -> pid, of the others on this machine: their agent is ours, and says how they ended
+        self._neighbours = neighbours  # their agent is ours, and says how they ended
         self.is_alone = world.size == 1
         self.activity: Callable[[], str] = _main_thread_activity  # or what this rank has reported
         self.has_lost_rank = False  # another rank is gone, and this one only waits to be ended
@@ -51,13 +59,13 @@ class Peers:
     def connect(cls, world: World) -> Peers:
         """Open this rank's end. The main thread of every rank calls it, once for each job. Collective."""
         if world.size == 1:
-            return cls(world, HashStore(), HashStore(), {})
+            return cls(world, HashStore(), HashStore(), [])
         store = _connection(world)
         store.set(f"pid/{world.rank}", f"{os.getpid()}")
         first = world.rank - world.local_rank  # torchrun counts a machine's ranks one after another
         ranks = range(first, first + world.local_size)
         pids = map(int, store.multi_get([f"pid/{rank}" for rank in ranks]))
-        neighbours = {rank: pid for rank, pid in zip(ranks, pids, strict=True) if rank != world.rank}
+        neighbours = [Neighbour(rank, pid) for rank, pid in zip(ranks, pids, strict=True) if rank != world.rank]
         return cls(world, store, _connection(world), neighbours)
 
     def send(self, message: str) -> None:
@@ -101,7 +109,7 @@ class Peers:
         """
         if self.is_alone:
             return {}
-        gone = [rank for rank, pid in self._neighbours.items() if not is_alive(pid)]
+        gone = [neighbour.rank for neighbour in self._neighbours if not is_alive(neighbour.pid)]
         others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
         answers: dict[int, str] = {}
         try:
@@ -119,9 +127,9 @@ class Peers:
             logger.info("the other ranks cannot be reached: the store is gone")
         return {rank: answers.get(rank, "gave no answer") for rank in others}
 
-    def dead_neighbour(self) -> tuple[int, int] | None:
-        """Return rank and pid of a rank on this machine that has ended, if there is one."""
-        return next(((rank, pid) for rank, pid in self._neighbours.items() if not is_alive(pid)), None)
+    def dead_neighbour(self) -> Neighbour | None:
+        """Return a rank on this machine that has ended, if there is one."""
+        return next((neighbour for neighbour in self._neighbours if not is_alive(neighbour.pid)), None)
 
     def leave_together(self) -> None:
         """Say that this rank ends now. Rank 0 waits for the others, because the store may end with it."""

@@ -29,7 +29,7 @@ from ddp_train.loader.worker_pool import start_server
 from ddp_train.rank import summary
 from ddp_train.rank.log import rank_log
 from ddp_train.rank.out_of_memory import part_short_of_memory, settings_for_less_memory
-from ddp_train.rank.peers import Peers
+from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import failure, restart_note
@@ -159,15 +159,16 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
 def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO, *, is_users_agent: bool) -> Stop:
     """Return what stops the ranks of a job together."""
 
-    def show_lost_rank(rank: int, pid: int, doing: dict[int, str]) -> None:
-        _show(failure.from_exit(rank=rank, pid=pid, exit_code=None).with_others(doing), job, terminal)
+    def show_lost_rank(lost: Neighbour, doing: dict[int, str]) -> None:
+        _show(failure.from_exit(rank=lost.rank, pid=lost.pid, exit_code=None).with_others(doing), job, terminal)
 
     return Stop(
         world,
         peers,
         on_untrained_stop=partial(_record_untrained_stop, job.run_folder),
         report_lost_rank=show_lost_rank if is_users_agent else None,
-        stops_at=lambda is_over: None if job.in_sweep else stops_at(job.config.cluster, asks_slurm=is_over),  # a sweep stops as a whole
+        stops_at=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole
+        ask_stops_at=lambda: stops_at(job.config.cluster, asks_slurm=True),
         ends_agent=is_users_agent,
     )
 
@@ -213,12 +214,12 @@ def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers 
     logger.exception("rank %d failed", rank)
     if is_by_peer:
         error.add_note(f"{LOST}: see the logs of the other ranks.")
-        if (gone := _wait_for_a_report(job, peers)) is not None and peers is not None:
-            departed, pid = gone
+        gone = _wait_for_a_report(job, peers)
+        if gone is not None and peers is not None:
             doing = peers.ask_others() | {rank: where}
-            message = f"rank {departed} exited with code 0 after step {state.step} while the others were still training"
+            message = f"rank {gone.rank} exited with code 0 after step {state.step} while the others were still training"
             fix = "look for os._exit in the code that this run uses"
-            left = failure.Failure(rank=departed, pid=pid, step=state.step, error="EarlyExit", message=message, fix=fix)
+            left = failure.Failure(rank=gone.rank, pid=gone.pid, step=state.step, error="EarlyExit", message=message, fix=fix)
             return left.with_others(doing)
     report = failure.from_exception(error, rank=rank, step=state.step or None)
     if is_out_of_memory(error):
@@ -228,10 +229,10 @@ def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers 
     return report if peers is None or job.run_folder.failure.exists() else report.with_others(peers.ask_others())
 
 
-def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
+def _wait_for_a_report(job: Job, peers: Peers | None) -> Neighbour | None:
     """Give whoever broke the connection, or the agent that saw it end, time to say why; it ends this rank meanwhile.
 
-    Returns rank and pid of a neighbour that left with exit code 0, in which no agent finds anything wrong.
+    Returns a neighbour that left with exit code 0, in which no agent finds anything wrong.
     """
     deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
     while time.monotonic() < deadline and not job.run_folder.failure.exists():
@@ -239,7 +240,7 @@ def _wait_for_a_report(job: Job, peers: Peers | None) -> tuple[int, int] | None:
         gone = peers.dead_neighbour() if peers is not None and not job.in_sweep else None  # in a sweep its member knows how it ended
         if gone is None:
             continue
-        exit_code = exit_code_of(gone[1])
+        exit_code = exit_code_of(gone.pid)
         reaped = reaped or (time.monotonic() if exit_code is None else 0.0)
         if exit_code == 0 or (reaped and time.monotonic() - reaped > _AGENT_ACTS_S):
             return gone

@@ -30,7 +30,7 @@ from typing import NoReturn
 from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
-from ddp_train.rank.peers import Peers
+from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.system import torchrun_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
 
@@ -51,17 +51,16 @@ class Stop:
     _: KW_ONLY
     on_untrained_stop: Callable[[signal.Signals], None] = lambda number: None
     """Called in a thread, on rank 0, before all ranks end without having trained."""
-    report_lost_rank: Callable[[int, int, dict[int, str]], None] | None = None
-    """Called in a thread before this rank ends because another one ended without a report: gets rank and pid of that one, and what the
-    others were doing. None: an agent of ours reports it, and knows more."""
-    stops_at: Callable[[bool], float | None] = lambda is_over: None
-    """Returns when rank 0 stops the run by itself, as if by the signal `WALLTIME`, in seconds since the epoch; None: never. Called again
-    with True when that time has come: it may have been moved."""
+    report_lost_rank: Callable[[Neighbour, dict[int, str]], None] | None = None
+    """Called in a thread before this rank ends because another one ended without a report: gets that one, and what the others were doing.
+    None: an agent of ours reports it, and knows more."""
+    stops_at: float | None = None  # rank 0 stops the run by itself, as if by `WALLTIME`; seconds since the epoch; None: never
+    ask_stops_at: Callable[[], float | None] = lambda: None  # called when that time has come: it may have been moved
     ends_agent: bool = False  # the ranks' agent is a user's torchrun, and no sweep's, which outlives them
 
     def __post_init__(self) -> None:
         # Written by the signal thread.
-        self._deadline = self.stops_at(False) if self.world.is_main else None
+        self._deadline = self.stops_at if self.world.is_main else None
         self._was_signalled_here = False  # torchrun passes its signal on to its ranks: it knows of the stop
         # Written by the message thread; if this rank is alone, by the signal thread.
         self._signal: signal.Signals | None = None  # what asked for the stop; written before `_asked` is set
@@ -117,7 +116,7 @@ class Stop:
                 numbers = woken.recv(64)  # of every signal that has a Python handler
             except (TimeoutError, BlockingIOError):  # BlockingIOError if the deadline had passed before
                 if self._deadline is not None and time.time() >= self._deadline:
-                    deadline = self.stops_at(True)
+                    deadline = self.ask_stops_at()
                     self._deadline = deadline if deadline is not None and deadline > time.time() else None
                     if self._deadline is None:
                         self._on_signal(WALLTIME)
@@ -138,7 +137,7 @@ class Stop:
             activity = self.peers.activity()
             self.peers.report_activity(activity, has_lost_rank=True)
             if self.report_lost_rank is not None:
-                self.report_lost_rank(*lost, {self.world.rank: activity} | self.peers.ask_others())
+                self.report_lost_rank(lost, {self.world.rank: activity} | self.peers.ask_others())
         if self.peers.has_lost_rank:
             exit_at_once(128 + number)
         if self.peers.is_alone:

@@ -84,10 +84,12 @@ class _Agent(LocalElasticAgent):
         wait_for_ends(self._pcontext.pids().values(), within_s=_LOOKS_EVERY_S, others_within_s=_OTHERS_WITHIN_S)
         result: RunResult = super()._monitor_workers(worker_group)
         # A rank that has just begun does not listen to a stop signal, and has not failed. Those that we have ended do not count.
-        told = {rank for rank, handler in getattr(self._pcontext, "subprocess_handlers", {}).items() if getattr(handler, "is_told", False)}
-        stopped = [-each.exitcode for each in result.failures.values() if each.local_rank not in told and -each.exitcode in STOP_SIGNALS]
-        if result.is_failed() and stopped:
-            raise SignalException("a rank was stopped before it listened", sigval=signal.Signals(stopped[0]))
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
+        ended_by_us = {rank for rank, handler in handlers.items() if getattr(handler, "is_told", False)}
+        ended_by = [-failure.exitcode for failure in result.failures.values() if failure.local_rank not in ended_by_us]
+        stops = [number for number in ended_by if number in STOP_SIGNALS]
+        if result.is_failed() and stops:
+            raise SignalException("a rank was stopped before it listened", sigval=signal.Signals(stops[0]))
         if result.is_failed() and not self._should_restart(result.failures, self._remaining_restarts):
             self._remaining_restarts = 0
         return result

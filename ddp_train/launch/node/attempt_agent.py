@@ -109,7 +109,7 @@ class AttemptAgent:
         if problem:
             return ENVIRONMENT_REFUSES, problem
         if self.number > 1 and self._job is not None and recall_run(owner=os.getpid()) is None:
-            remember_run(Path(self._job.checkpoint or self._job.run_folder.root), owner=os.getpid())  # no rank came so far as to write it
+            remember_run(self._job.begins_at, owner=os.getpid())  # no rank came so far as to write it
         files = [] if self._listener is None else [self._listener.fileno()]
         options = AgentOptions(grace_s=self._this_node.cluster.grace_s, run_folder=self.folder, restarts=self._message["restarts"])
         self._agent = agent = start_agent(options, self._arguments(host), environment=self._environment(), files=files)

@@ -19,10 +19,9 @@ from enum import StrEnum
 from typing import NoReturn
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
-from ddp_train.launch.node.registry import Node, Registry
+from ddp_train.launch.node.registry import Event, Node, Registry
 from ddp_train.launch.node.registry_client import End
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
-from ddp_train.launch.node.wire import Message
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.verdict import conclude
@@ -128,8 +127,8 @@ class Attempts:
             count = len(registry.nodes)
             enough_since = None if count < rendezvous.min_nodes else enough_since or now
             is_last_call_over = enough_since is not None and (self._number > 0 or now > enough_since + _LAST_CALL_S)
-            is_called = count == rendezvous.max_nodes or is_last_call_over
-            if is_called and not problems and all(node.is_fresh for node in registry.nodes):
+            are_enough = count == rendezvous.max_nodes or is_last_call_over
+            if are_enough and not problems and all(node.is_fresh for node in registry.nodes):
                 return list(registry.nodes)
             if now > began + self._this_node.cluster.join_timeout_s and count < rendezvous.min_nodes:
                 self._end_with_too_few()
@@ -137,8 +136,9 @@ class Attempts:
                 report_at = now + _NAMED_EVERY_S
                 registry.say(f"waiting: {registry.missing()}")
             if (event := await self._next_event()) is not None:
-                self._hear_of_a_stop(*event)
-                report_at = min(report_at, time.monotonic() + _NAMED_AFTER_S) if event[1]["kind"] == "came" else report_at
+                self._hear_of_a_stop(event)
+                if event.message["kind"] == "came":
+                    report_at = min(report_at, time.monotonic() + _NAMED_AFTER_S)
 
     def _begin(self, nodes: list[Node]) -> _Attempt:
         self._number += 1
@@ -150,10 +150,10 @@ class Attempts:
                 self._registry.say(f"\n{error}")
                 raise End(error.exit_code) from None
         # One interface, where all others have found us at it; TCP to several addresses of ours at once is rare.
-        reached = {node.reached for node in nodes if not node.is_first}
+        reached = {node.reached for node in nodes if not node.is_first} or {"127.0.0.1"}
         if (unused := self.pop_store_listener()) is not None:  # of an attempt in which our own agent never began
             unused.close()
-        self._store_listener = listen(reached.pop() if len(reached) == 1 else "" if reached else "127.0.0.1", 0)
+        self._store_listener = listen(reached.pop() if len(reached) == 1 else "", 0)
         name = uuid.uuid4().hex
         for rank, node in enumerate(nodes):
             node.line.send(
@@ -174,7 +174,7 @@ class Attempts:
         """Wait until the agents of all machines have ended, and end them where that has to be."""
         while attempt.open:
             if (event := await self._next_event()) is not None:
-                self._hear(*event, attempt)
+                self._hear(event, attempt)
             now = time.monotonic()
             if self._stop_signal is not None and attempt.ending not in (_Ending.STOP, _Ending.FAILURE):
                 attempt.end(_Ending.STOP, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
@@ -188,8 +188,9 @@ class Attempts:
                 for node in attempt.open:
                     node.line.send("kill", attempt=attempt.number)
 
-    def _hear(self, node: Node, message: Message, attempt: _Attempt) -> None:
-        self._hear_of_a_stop(node, message)
+    def _hear(self, event: Event, attempt: _Attempt) -> None:
+        self._hear_of_a_stop(event)
+        node, message = event
         kind = message["kind"]
         if kind == "ended" and message["attempt"] == attempt.number and node in attempt.open:
             is_ours = attempt.is_killed and message["code"] == 128 + signal.SIGKILL
@@ -208,8 +209,9 @@ class Attempts:
             for other in attempt.open:
                 other.line.send("stop", signal=int(signal.SIGTERM))
 
-    def _hear_of_a_stop(self, node: Node, message: Message) -> None:
+    def _hear_of_a_stop(self, event: Event) -> None:
         """Pass a stop signal that came to one machine on to all."""
+        node, message = event
         if message["kind"] != "stop":
             return
         number = message["signal"]
@@ -245,10 +247,11 @@ class Attempts:
             return self._code_of_stop()
         folder = self._this_node.run_folder
         expected = (DONE, *_STOPPED_CODES) if attempt.ending == _Ending.JOIN else (DONE,)
-        bad = [code for code in attempt.codes.values() if code not in expected]
-        code = next((code for code in bad if code in FINAL), max(FAILED, bad[0]) if bad else DONE)
+        failures = [code for code in attempt.codes.values() if code not in expected]
+        first_failure = max(FAILED, failures[0]) if failures else DONE
+        code = next((code for code in failures if code in FINAL), first_failure)
         is_ended = folder is not None and folder.has_ended_since(self.before)
-        is_failed = not is_ended and bool(attempt.lost or bad)
+        is_failed = not is_ended and bool(attempt.lost or failures)
         if attempt.ending == _Ending.JOIN and not is_failed and not (folder is not None and folder.is_completed()):
             if folder is not None:
                 folder.archive_failure()  # it says `preempted`
@@ -293,10 +296,10 @@ class Attempts:
             self._refuse(error.happened)
         raise End(FAILED)
 
-    async def _next_event(self) -> tuple[Node, Message] | None:
-        """Return what happens next, and on which machine; None after a moment without anything."""
+    async def _next_event(self) -> Event | None:
+        """Return what happens next; None after a moment without anything."""
         try:
             async with asyncio.timeout(_POLL_S):
-                return await self._registry.messages.get()
+                return await self._registry.events.get()
         except TimeoutError:
             return None

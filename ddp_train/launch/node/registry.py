@@ -6,9 +6,9 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from ddp_train.errors import ENVIRONMENT_REFUSES, plural
+from ddp_train.errors import plural
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import SILENT_S, Line, LineLost, LineSilent, Message, is_proven, plain_address, proof, shown
 from ddp_train.launch.node_facts.differences import clock, differences
@@ -43,6 +43,19 @@ class Node:
         """Whether it has given a sign of life just now."""
         return self.is_first or self.line.silent_s < _STALE_S
 
+    @property
+    def position(self) -> tuple[bool, float, float]:
+        """What machines are sorted by: the first one first; then as they are numbered, or as they came."""
+        node_rank = self.facts.node_rank
+        return not self.is_first, float("inf") if node_rank is None else node_rank, self.came
+
+
+class Event(NamedTuple):
+    """What happens on a machine: it came, was lost, or has sent a message."""
+
+    node: Node
+    message: Message  # of the kind came, lost, ended or stop
+
 
 class Registry:
     """The machines of one launch of a run. Made and used in one event loop."""
@@ -54,7 +67,7 @@ class Registry:
         self._folder = "" if job is None else str(job.run_folder.root)  # which every machine must see; "": not known yet
         self.takes_all = job is not None and not job.is_run  # also who disagrees with the first: that program compares them itself
         self.nodes: list[Node] = []
-        self.messages: asyncio.Queue[tuple[Node, Message]] = asyncio.Queue()  # for `Attempts`: came | lost | ended | stop
+        self.events: asyncio.Queue[Event] = asyncio.Queue()  # for `Attempts`
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
         self.refusal = ""  # of the first machine of this run that was refused
         self._refused: dict[str, float] = {}  # what was shown, or from where it came -> when: of the last seconds
@@ -83,7 +96,7 @@ class Registry:
         self.lost[node.name] = why
         node.line.send("dropped", why=why)
         node.line.cut()
-        self.messages.put_nowait((node, {"kind": "lost", "why": why}))
+        self.events.put_nowait(Event(node, {"kind": "lost", "why": why}))
 
     def missing(self) -> str:
         """Say who is not here."""
@@ -112,12 +125,8 @@ class Registry:
             self._refuse(line, name, ["it speaks another version of ddp_train"])
         if is_first:
             facts = self._first
-        elif facts.launch_id != self._first.launch_id and facts.launch_id and self._first.launch_id:
-            self._refuse(line, name, differences(self._first, facts), is_foreign=True)
-        elif facts.run not in (self._first.run, self._folder):
-            # Equal configs say nothing: two runs that are resumed at one endpoint have them.
-            there = self._first.run or self._folder or "a new one"
-            self._refuse(line, name, [f"another run is there: {there}; {facts.host} wants {facts.run or 'a new one'}"], is_foreign=True)
+        elif foreign := self._reasons_of_another_run(facts):
+            self._refuse(line, name, foreign, is_foreign=True)
         if any(node.name == name and node.program != hello["program"] for node in self.nodes):  # two programs of one machine
             name = f"{name} (pid {hello['pid']})"
         reasons: list[str] = []
@@ -138,14 +147,23 @@ class Registry:
             is_first=is_first,
         )
         self.nodes.append(node)
-        last = self._rendezvous.max_nodes  # the first one first; then as they are numbered, or as they came
-        self.nodes.sort(key=lambda each: (not each.is_first, last if (rank := each.facts.node_rank) is None else rank, each.came))
+        self.nodes.sort(key=lambda other: other.position)
         self.lost.pop(name, None)
         own_proof = proof(self._rendezvous.token, by="registry", over=their_nonce, own=own_nonce)
         line.send("welcome", first=self._first.host, folder=self._folder, proof=own_proof)
         line.beat()
-        self.messages.put_nowait((node, {"kind": "came"}))
+        self.events.put_nowait(Event(node, {"kind": "came"}))
         return node
+
+    def _reasons_of_another_run(self, facts: NodeFacts) -> list[str]:
+        """Return why a machine is of another run; [] where it is of this one."""
+        if facts.launch_id and self._first.launch_id and facts.launch_id != self._first.launch_id:
+            return differences(self._first, facts)
+        if facts.run not in (self._first.run, self._folder):
+            # Equal configs say nothing: two runs that are resumed at one endpoint have them.
+            there = self._first.run or self._folder or "a new one"
+            return [f"another run is there: {there}; {facts.host} wants {facts.run or 'a new one'}"]
+        return []
 
     async def _look_there(self, line: Line, facts: NodeFacts, name: str) -> list[str]:
         """Ask a machine whether it sees the run folder, and for its clock; return why it cannot take part."""
@@ -173,7 +191,7 @@ class Registry:
                 types = {name: type(value) for name, value in message.items()}
                 if types != _SENT_BY_MEMBERS.get(str(message["kind"])) or message.get("signal", LISTENED[0]) not in LISTENED:
                     raise LineLost(f"sent an unknown message: {shown(message, _MAX_NAME)}")
-                self.messages.put_nowait((node, message))
+                self.events.put_nowait(Event(node, message))
         except LineLost as lost:
             self.drop(node, str(lost))
 
@@ -192,14 +210,15 @@ class Registry:
 
     def _refuse(self, line: Line, name: str, reasons: list[str], *, is_foreign: bool = False) -> NoReturn:
         """Tell a machine, and the others, why it is not taken in."""
-        line.send("refused", reasons=reasons, is_foreign=is_foreign, exit_code=ENVIRONMENT_REFUSES, first=self._first.host)
-        where = ""
+        line.send("refused", reasons=reasons, is_foreign=is_foreign, first=self._first.host)
+        address = ""
         with suppress(OSError):  # it has gone; a line within this machine has no address
-            where = plain_address(peer[0]) if isinstance(peer := line.connection.getpeername(), tuple) else ""
-        text = shown("\n  ".join([f"{name}{f' ({where})' if is_foreign and where else ''} is refused:", *reasons]))
+            address = plain_address(peer[0]) if isinstance(peer := line.connection.getpeername(), tuple) else ""
+        who = f"{name} ({address})" if is_foreign and address else name
+        text = shown("\n  ".join([f"{who} is refused:", *reasons]))
         if not is_foreign:
             self.refusal = self.refusal or text
-        self._name_once(text, key=where if is_foreign else "")
+        self._name_once(text, key=address if is_foreign else "")
         raise LineLost("is refused")
 
     def _name_once(self, text: str, *, key: str = "") -> None:

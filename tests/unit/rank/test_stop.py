@@ -43,7 +43,7 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_afterwards_eve
 
 def test_it_stops_by_itself_when_the_time_is_up() -> None:
     end = time.time() + 0.2
-    stop = Stop(alone(), Peers.connect(alone()), stops_at=lambda is_over: None if is_over else end)
+    stop = Stop(alone(), Peers.connect(alone()), stops_at=end)
     with stop.listening():
         stop.begin_training(0)
         assert not stop.is_asked()
@@ -53,7 +53,7 @@ def test_it_stops_by_itself_when_the_time_is_up() -> None:
 
 def test_a_time_that_was_moved_is_waited_for() -> None:
     end = time.time() + 0.2
-    stop = Stop(alone(), Peers.connect(alone()), stops_at=lambda is_over: end + 0.4 * is_over)
+    stop = Stop(alone(), Peers.connect(alone()), stops_at=end, ask_stops_at=lambda: end + 0.4)
     with stop.listening():
         stop.begin_training(0)
         assert stop.cause() is WALLTIME and time.time() >= end + 0.4

@@ -62,7 +62,7 @@ def test_nothing_is_taken_from_a_registry_that_does_not_know_the_token(capsys: p
 
 
 def test_what_a_registry_says_before_it_has_proven_anything_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
-    refused = {"kind": "refused", "first": "node0", "is_foreign": False, "exit_code": 0, "reasons": ["\x1b[2J"]}
+    refused = {"kind": "refused", "first": "node0", "is_foreign": False, "reasons": ["\x1b[2J"]}
     code, _ = asyncio.run(come({"kind": "say", "text": "\x1b]0;" + "x" * 100_000}, refused))
     said = capsys.readouterr().err
     assert code == ENVIRONMENT_REFUSES
