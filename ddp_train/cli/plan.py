@@ -31,7 +31,8 @@ from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import ENGINES, engine_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
-from ddp_train.launch.source_copy import measure_source
+from ddp_train.launch.source_copy import read_source
+from ddp_train.launch.spec import Code
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.claim import require_empty
 from ddp_train.run_folder.sweep import Sweep
@@ -140,11 +141,13 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
     """Show the files and commands of an engine. ConfigError: it refuses them."""
     config, run_folder = jobs[0].config, jobs[0].run_folder
     target, parallel = (run_folder.code, 1) if sweep is None else (sweep / "launch/code_HASH", config.sweep.parallel_jobs)
-    code, count, size = measure_source(target, limit_mib=config.cluster.code_limit_mib)
+    source = read_source(limit_mib=config.cluster.code_limit_mib)
+    code = Code(folder=str(target), hash="", roots=source.roots)
     # A command that waits submits the jobs one by one.
     specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if config.cluster.wait else jobs)]
     rendered = engine_of(config.cluster.launcher).render(specs)
-    screen.fact("code", f"{count:,} source files, {in_units(size)}, are copied to {as_typed(target)}; later edits do not reach the run")
+    files = f"{len(source.files):,} source files, {in_units(source.num_bytes)}"
+    screen.fact("code", f"{files}, are copied to {as_typed(target)}; later edits do not reach the run")
     screen.fact("spec", f"{as_typed(run_folder.spec)}: the frozen job, its shape, and the hash of the code")
     _show_files(screen, rendered.files)
     if config.cluster.launcher == "slurm" and (allocation := slurm_client.allocation()):

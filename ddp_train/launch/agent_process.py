@@ -19,7 +19,7 @@ from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkServer, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, has_free_processor
 
-_AGENT = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
+_AGENT_IMPORTS = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
 COMPILER = "torch._dynamo"
 """What DDP, most of torch's optimizers and who compiles import. It takes half as long as all that an agent and a rank need without it."""
 
@@ -37,7 +37,7 @@ def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
     if _server is None:
         environment = {**os.environ, NUM_THREADS: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
         environment.pop(handover.CALLER, None)  # it is ours
-        _server = spawn_fork_server(environment, [*_AGENT, COMPILER] if uses_compiler else _AGENT)
+        _server = spawn_fork_server(environment, [*_AGENT_IMPORTS, COMPILER] if uses_compiler else _AGENT_IMPORTS)
     return _server
 
 
@@ -102,7 +102,7 @@ def start_agent(
         uses_compiler: False: its ranks come to their first step without it.
     """
     global _server
-    imports = [*_AGENT, COMPILER] if uses_compiler else _AGENT
+    imports = [*_AGENT_IMPORTS, COMPILER] if uses_compiler else _AGENT_IMPORTS
     files = [*descriptors(), *files]
     environment = {**os.environ, **environment, handover.STARTED: str(STARTED)}
     request = AgentRequest(options=options, arguments=arguments, environment=environment, files=files, imports=imports, is_last=is_last)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.run_config import RunConfig
+from ddp_train.config.tree import value_at
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_json
 
@@ -77,6 +77,5 @@ class Job:
 
 def _leaf(tree: Any, key: str, text: str) -> bool | int | float | str:
     """Return the value of a key; where it is none that fits into a table's cell, or none at all, what was typed."""
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree if isinstance(tree, (bool, int, float, str)) else text
+    value = value_at(tree, key)
+    return value if isinstance(value, (bool, int, float, str)) else text

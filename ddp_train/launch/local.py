@@ -41,8 +41,7 @@ def arguments_for(job: Job) -> list[str]:
 
 
 def _run_agent(job: Job) -> int:
-    config = job.config
-    cluster = config.cluster
+    config, cluster = job.config, job.config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     # DDP and torch's own optimizers import the compiler.
     is_spared = config.batch.world_size == 1 and config.compile.mode is None and constant_of_ours(config.optimizer, "spares_compiler")

@@ -60,8 +60,9 @@ def take_part(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, *, 
 def _this_node(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, arguments: Sequence[str] = ()) -> ThisNode:
     cluster = config if isinstance(config, ClusterConfig) else config.cluster
     facts = collect(config, rendezvous, processes=devices.processes_per_node(processes_given(cluster, os.environ), cluster.device))
-    facts = replace(of_a_command_line(facts, arguments) if isinstance(config, ClusterConfig) else facts, run=rendezvous.run)
-    restarts = max_restarts(cluster, os.environ)
+    if isinstance(config, ClusterConfig):
+        facts = of_a_command_line(facts, arguments)
+    facts, restarts = replace(facts, run=rendezvous.run), max_restarts(cluster, os.environ)
     return ThisNode(rendezvous=rendezvous, cluster=cluster, facts=facts, max_restarts=restarts, arguments=arguments)
 
 

@@ -13,21 +13,30 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ddp_train import FOLDER
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.spec import Code
 from ddp_train.system.files import earlier_copy, write_atomic
 
-_INSTALLED = ("site-packages", "dist-packages")
+_INSTALLED = {"site-packages", "dist-packages"}
 _OURS = ".ddp_train"  # the folder of our own package in the source copy of another project
 _RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
 _MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
 _KEY = "cluster.code_limit_mib"
+
+
+class Source(NamedTuple):
+    """The source that a run would use."""
+
+    files: dict[str, Path]  # by their names in the copy
+    roots: tuple[str, ...]  # the folders of it that Python imports from
+    num_bytes: int
 
 
 def copy_source(into: Path, *, limit_mib: int) -> Code:
@@ -36,15 +45,15 @@ def copy_source(into: Path, *, limit_mib: int) -> Code:
     A copy that is there already, of an earlier launch, stays as code.1, code.2, ... where it differs. What is larger than the
     limit is refused, with the largest files.
     """
-    files, roots, _ = _read_source(limit_mib)
+    source = read_source(limit_mib=limit_mib)
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent, ignore_cleanup_errors=True) as scratch:
         temporary = Path(scratch) / into.name
-        for name, path in files.items():
+        for name, path in source.files.items():
             _copy(path, temporary / name)
         temporary.mkdir(exist_ok=True)  # of no files
         listing = _listing(temporary)
-        code = Code(folder=str(into), hash=_hash(listing), roots=roots)
+        code = Code(folder=str(into), hash=_hash(listing), roots=source.roots)
         if into.exists() and _listing(into) == listing:
             return code
         if into.exists():
@@ -64,12 +73,6 @@ def copy_source_for_several(launch: Path, *, limit_mib: int) -> Code:
             _listing_file(temporary).rename(_listing_file(folder))
             temporary.rename(folder)
     return replace(code, folder=str(folder))
-
-
-def measure_source(into: Path, *, limit_mib: int) -> tuple[Code, int, int]:
-    """Return what `copy_source` would copy: the code without its hash, how many files it has, and how many bytes."""
-    files, roots, size = _read_source(limit_mib)
-    return Code(folder=str(into), hash="", roots=roots), len(files), size
 
 
 def verify(code: Code) -> None:
@@ -92,35 +95,37 @@ def verify(code: Code) -> None:
     raise EnvironmentRefuses(happened=happened, expected="an unchanged copy", fix=fix)
 
 
-def _read_source(limit_mib: int) -> tuple[dict[str, Path], tuple[str, ...], int]:
-    """Return the files of the source by their names, the folders of it that Python imports from, and its size in bytes."""
+def read_source(*, limit_mib: int) -> Source:
+    """Return what `copy_source` would copy."""
     here = Path.cwd().resolve()
-    root, names, _ = source_names(here)
-    files = {name: root / name for name in names}
+    top, names, _ = source_names(here)
+    files = {name: top / name for name in names}
     imported = [here, *(Path(entry or ".").resolve() for entry in sys.path), FOLDER.parent]  # the folders that Python imports from now
-    ours = [each for each in imported if each.is_dir() and each.is_relative_to(root) and not set(_INSTALLED) & set(each.parts)]
-    roots = [str(folder.relative_to(root)) for folder in ours]
+    ours = [folder for folder in imported if folder.is_dir() and folder.is_relative_to(top) and _INSTALLED.isdisjoint(folder.parts)]
+    roots = [str(folder.relative_to(top)) for folder in ours]
     conf = FOLDER.parent / "conf"
-    if not {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values()) and not set(_INSTALLED) & set(FOLDER.parts):
-        more = {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in (*_python_files(FOLDER), *FOLDER.glob("config/*.yaml"))}
-        more |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
-        files, roots = {**files, **more}, [_OURS, *roots]
-    return files, tuple(dict.fromkeys(roots)), _require_size(files, root, limit_mib)
+    has_ours = {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values())
+    if not has_ours and _INSTALLED.isdisjoint(FOLDER.parts):
+        files |= {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in (*_python_files(FOLDER), *FOLDER.glob("config/*.yaml"))}
+        files |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
+        roots = [_OURS, *roots]
+    return Source(files, tuple(dict.fromkeys(roots)), _require_size(files, top, limit_mib))
 
 
-def source_names(here: Path) -> tuple[Path, Iterator[str], bool]:
-    """Return the top of the source that a command in a folder uses, the names of its files below it, and whether git has listed them."""
+def source_names(here: Path) -> tuple[Path, Iterator[str], str]:
+    """Return the top of the source that a command in a folder uses, its files' names below that, and who has listed them: git or folder."""
     try:
         environment = {**os.environ, "LC_ALL": "C"}  # what it says is read below
         asked = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=here, capture_output=True, text=True, env=environment)
     except FileNotFoundError:
         asked = None  # no git here
     if asked is not None and asked.returncode == 0:
-        root = Path(asked.stdout.removesuffix("\n"))
-        return root, (name for name in sorted(_repository_files(root)) if not _is_of_a_run(root, (root / name).parent)), True
+        top = Path(asked.stdout.removesuffix("\n"))
+        names = (name for name in sorted(_repository_files(top)) if not _is_of_a_run(top, (top / name).parent))
+        return top, names, "git"
     if asked is not None and "not a git repository" not in asked.stderr:
         raise ConfigError(happened=f"git cannot list the source in {here}: {asked.stderr.strip()}")
-    return here, (str(path.relative_to(here)) for path in _python_files(here)), False
+    return here, (str(path.relative_to(here)) for path in _python_files(here)), "folder"
 
 
 def _repository_files(root: Path, prefix: str = "") -> Iterator[str]:
@@ -155,13 +160,13 @@ def _is_of_a_run(root: Path, folder: Path) -> bool:
     return folder != root and (any((folder / mark).exists() for mark in _RUN_HAS) or _is_of_a_run(root, folder.parent))
 
 
-def _require_size(files: Mapping[str, Path], root: Path, limit_mib: int) -> int:
+def _require_size(files: dict[str, Path], top: Path, limit_mib: int) -> int:
     """Return how large the files are together, in bytes; refuse more than the limit."""
     sizes = sorted(((path.stat().st_size if path.is_file() else 0, name) for name, path in files.items()), reverse=True)
     total = sum(size for size, _ in sizes)
     if total > limit_mib << 20:
         largest = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for size, name in sizes[:3])
-        happened = f"the source in {root} has {len(sizes)} files of {total / 2**20:.1f} MiB together; the largest are {largest}"
+        happened = f"the source in {top} has {len(sizes)} files of {total / 2**20:.1f} MiB together; the largest are {largest}"
         expected = f"{limit_mib} MiB at most: each run gets a copy, so that later edits do not change it"
         fix = f"add files that are not source to .gitignore, or set {_KEY}={-(-total // 2**20)}"
         raise ConfigError(key=_KEY, happened=happened, expected=expected, fix=fix)

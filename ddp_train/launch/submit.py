@@ -28,7 +28,7 @@ from ddp_train.system.folder_lock import release
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
 _ASK_SOON_S = 1.0  # when the run's folder says that it has
 _SUBMIT_EVERY_S = 30.0  # when the engine takes no more
-_TELL_EVERY_S = 5.0  # to end: a signal that comes while a job is between two of its steps is lost
+_STOP_EVERY_S = 5.0  # to end: a signal that comes while a job is between two of its steps is lost
 
 
 def run(job: Job) -> int:
@@ -134,19 +134,19 @@ class EngineSlot:
         """Take a job, or take it over where the engine has it already. Its processes are always new."""
         self._job = job
         self._id: str | None = None  # None: not submitted yet
-        self._told: list[int] = []
-        self._ask_at = self._tell_at = self._asked_at = self._ended_at = 0.0
-        self._has_said = ""
+        self._signals: list[int] = []
+        self._next_ask_at = self._next_stop_at = self._asked_at = self._ended_at = 0.0
+        self._printed = ""
         self._begin()
 
     def poll(self, timeout_s: float) -> int | None:
         """Return the exit code of the run, or None while the engine has it; PREEMPTED where it goes on without us."""
         time.sleep(timeout_s)
-        if self._told and (code := self._pass_on()) is not None:
+        if self._signals and (code := self._pass_on()) is not None:
             return code
         now, run_folder = time.monotonic(), self._job.run_folder
         is_soon = self._id is not None and run_folder.result.exists() and now - self._asked_at >= _ASK_SOON_S
-        if now < self._ask_at and not is_soon:
+        if now < self._next_ask_at and not is_soon:
             return None
         if self._id is None:
             self._begin()
@@ -156,7 +156,7 @@ class EngineSlot:
 
     def stop(self, number: int) -> None:
         """Let the job save and end, or at once; one that waits in a queue or runs from there goes on unless a person wants it to end."""
-        self._told.append(number)  # the next poll tells it: this may be a signal handler
+        self._signals.append(number)  # the next poll passes it on: this may be a signal handler
 
     def end(self) -> None:
         """Nothing is held here."""
@@ -164,7 +164,7 @@ class EngineSlot:
     def _begin(self) -> None:
         """Submit the job, unless the engine has it. What cannot be told, or is not taken now, is tried again."""
         run_folder = self._job.run_folder
-        self._ask_at = time.monotonic() + _SUBMIT_EVERY_S
+        self._next_ask_at = time.monotonic() + _SUBMIT_EVERY_S
         try:
             submission = Submission.read(run_folder)
             is_there = submission is not None and engine_of(submission.engine).state(submission.id).stage is not Stage.ENDED
@@ -174,15 +174,15 @@ class EngineSlot:
                 run_folder.cancelled.unlink(missing_ok=True)
                 self._id = submit_jobs([self._job], self._take_code(self._job.config.cluster.code_limit_mib), parallel=1)
         except EnvironmentRefuses as error:
-            if str(error) != self._has_said:
-                self._has_said = str(error)
+            if str(error) != self._printed:
+                self._printed = str(error)
                 print(f"{run_folder.as_typed()} is waiting: {error.happened}", file=sys.stderr, flush=True)
             return
-        self._ask_at = self._asked_at = time.monotonic()
+        self._next_ask_at = self._asked_at = time.monotonic()
 
     def _has_ended(self, id: str) -> bool:
         self._asked_at = time.monotonic()
-        self._ask_at = self._asked_at + _ASK_EVERY_S
+        self._next_ask_at = self._asked_at + _ASK_EVERY_S
         try:
             return engine_of(self._job.config.cluster.launcher).state(id).stage is Stage.ENDED
         except EnvironmentRefuses:  # a controller that is being restarted
@@ -194,23 +194,24 @@ class EngineSlot:
         self._ended_at = self._ended_at or now
         verdict, code = verdict_after_end(run_folder, within_s=0.0)
         if verdict.outcome is Outcome.AGAIN and not run_folder.result.exists() and now < self._ended_at + RESULT_VISIBLE_WITHIN_S:
-            self._ask_at = now + _ASK_SOON_S
+            self._next_ask_at = now + _ASK_SOON_S
             return None
         return code
 
     def _pass_on(self) -> int | None:
         """Tell the engine what this process was told; return an exit code where that is the end of it here."""
         if self._id is None:  # it was not even submitted
-            return INTERRUPTED if signal.SIGINT in self._told else PREEMPTED
-        has_queue, at_once = self._job.config.cluster.launcher in QUEUES, signal.SIGKILL in self._told
-        if has_queue and not at_once and signal.SIGINT not in self._told:
+            return INTERRUPTED if signal.SIGINT in self._signals else PREEMPTED
+        has_queue = self._job.config.cluster.launcher in QUEUES
+        at_once = signal.SIGKILL in self._signals
+        if has_queue and not at_once and signal.SIGINT not in self._signals:
             return PREEMPTED
-        if time.monotonic() >= self._tell_at:
+        if time.monotonic() >= self._next_stop_at:
             if has_queue:
                 mark_cancelled(self._job.run_folder)  # else it would be requeued
-            self._tell_at = time.monotonic() + _TELL_EVERY_S
+            self._next_stop_at = time.monotonic() + _STOP_EVERY_S
             engine_of(self._job.config.cluster.launcher).stop(self._id, at_once=at_once)
-            self._ask_at = min(self._ask_at, time.monotonic() + _ASK_SOON_S)
+            self._next_ask_at = min(self._next_ask_at, time.monotonic() + _ASK_SOON_S)
         return None
 
 

@@ -26,5 +26,6 @@ def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | Non
             ends = slurm_client.state(job).ends or ends
     limits = [ends] if ends is not None and ends > time.time() else []  # else of another allocation
     if cluster.walltime is not None and not (limits and cluster.launcher == "slurm"):
-        limits.append((restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED) + cluster.walltime)
+        started = restart_note.run_started() if is_torchrun_worker() else restart_note.STARTED
+        limits.append(started + cluster.walltime)
     return min(limits) - cluster.grace_s if limits else None

@@ -85,7 +85,7 @@ class _Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         # A rank that has just begun does not listen to a stop signal, and has not failed. Those that we have ended do not count.
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
-        ended_by_us = {rank for rank, handler in handlers.items() if getattr(handler, "is_told", False)}
+        ended_by_us = {rank for rank, handler in handlers.items() if getattr(handler, "is_closed", False)}
         ended_by = [-failure.exitcode for failure in result.failures.values() if failure.local_rank not in ended_by_us]
         stops = [number for number in ended_by if number in STOP_SIGNALS]
         if result.is_failed() and stops:

@@ -141,22 +141,17 @@ class Failures:
     def end(self, error: ChildFailedError) -> int:
         """Say that the ranks have failed and are not started again, and return the exit code of the run."""
         rank, first = error.get_first_failure()
-        report = failure.from_exit(
-            rank=rank,
-            pid=first.pid,
-            exit_code=first.exitcode,
-            run_folder=self._options.run_folder,
-            was_out_of_memory=ran_out(self._kills_before),
-        )
+        run_folder, ran_oom = self._options.run_folder, ran_out(self._kills_before)
+        report = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder, was_out_of_memory=ran_oom)
         if self._options.group is not None:  # the launcher shows why the group of the job at hand is gone
             job = self._options.group / "run_folder"
-            if not (run_folder := RunFolder(Path(job.read_text()))).is_completed():
-                report.record(run_folder, seconds=time.time() - job.stat().st_mtime)
+            if not (folder_of_job := RunFolder(Path(job.read_text()))).is_completed():
+                report.record(folder_of_job, seconds=time.time() - job.stat().st_mtime)
         elif self._has_ended():
             print(f"{report.who} died after the run had ended: {report.message}", file=sys.stderr, flush=True)
-        elif self._options.run_folder is not None:
+        elif run_folder is not None:
             others = {other: each.pid for other, each in error.failures.items() if other != rank}
-            self._end_run(self._options.run_folder, report.with_others(log_lines.last_activities(self._options.run_folder, others)))
+            self._end_run(run_folder, report.with_others(log_lines.last_activities(run_folder, others)))
             if self._no_progress is not None:
                 return NO_PROGRESS
         elif first.exitcode < 0:

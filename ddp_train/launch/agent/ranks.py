@@ -55,14 +55,13 @@ class Ranks:
 
     def start(self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], stdout: str, stderr: str, **others: Any) -> Any:
         """Start one rank: in the place of torch's `get_subprocess_handler`, whose arguments these are, and return what torch asks it."""
-        words = [str(word) for word in args]
-        is_ours = [entrypoint, *words][: len(interpreter())] == interpreter() and not others.get("numa_options")
-        if not is_ours or self._server is None or not self._server.is_there():
+        python, words = interpreter(), [entrypoint, *map(str, args)]
+        can_fork = words[: len(python)] == python and not others.get("numa_options")
+        if not can_fork or self._server is None or not self._server.is_there():
             return get_subprocess_handler(entrypoint, args, env, stdout, stderr, **others)
-        words = words[len(interpreter()) - 1 :]
         if self.to_start is not None:
             self.to_start -= 1
-        environment = {**os.environ, **env}
+        words, environment = words[len(python) :], {**os.environ, **env}
         request = RankRequest(words=words, environment=environment, stdout=stdout, stderr=stderr, is_last=self.to_start == 0)
         return _Forked(self._server.start(request))
 
@@ -76,10 +75,10 @@ class _Forked:
 
     def __init__(self, child: Child) -> None:
         self.proc, self.pid, self._child = self, child.pid, child
-        self.is_told = False
+        self.is_closed = False
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        self.is_told = True
+        self.is_closed = True
         with suppress(ProcessLookupError):
             os.killpg(self.pid, death_sig or signal.SIGTERM)
 

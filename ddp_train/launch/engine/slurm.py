@@ -34,8 +34,9 @@ class Slurm:
         files: dict[Path, str] = {}
         for share in shares:
             script = common_folder(share) / "launch/slurm.sbatch"
-            number = sum(file.parent == script.parent for file in files)
-            files[script.with_stem(f"slurm_{number}") if number else script] = without_secrets(batch_script(share, among=len(shares)))
+            if number := sum(file.parent == script.parent for file in files):
+                script = script.with_stem(f"slurm_{number}")
+            files[script] = without_secrets(batch_script(share, among=len(shares)))
         commands = [["sbatch", "--parsable", str(script)] for script in files]
         files |= {spec.job.run_folder.launch / "task.sh": task_script(spec) for spec in specs}
         return Rendered(
@@ -130,8 +131,9 @@ def run_in_allocation(spec: Spec, job: str) -> int:
         command.append(f"--cpus-per-task={cpus}")
     command += [*inside, "bash", str(run_folder.launch / "task.sh"), "node", str(run_folder.spec)]
     count_attempt(run_folder, by_engine=True)
-    ends = slurm_client.state(job).ends
-    environment = {**os.environ, **({"SLURM_JOB_END_TIME": str(int(ends))} if ends is not None else {})}
+    environment = dict(os.environ)
+    if (ends := slurm_client.state(job).ends) is not None:
+        environment["SLURM_JOB_END_TIME"] = str(int(ends))
     srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone
 
     def stop(number: int | str) -> None:

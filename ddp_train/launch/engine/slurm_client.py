@@ -108,9 +108,8 @@ def allocation() -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _tasks(array: str, second: int) -> Mapping[str, State]:
+def _tasks(array: str, _second: int) -> Mapping[str, State]:
     """Return where each task of an array is. Asked once a second, however many tasks are asked for."""
-    del second
     return _states(array)
 
 
@@ -124,15 +123,13 @@ def _states(id: str) -> dict[str, State]:
 
 
 def _state(name: str, reason: str, nodes: str, began: str, ends: str) -> State:
-    stage = Stage.QUEUED if name in _QUEUED else Stage.RUNNING if name in _RUNNING else Stage.ENDED
+    hosts = tuple(hosts_of(nodes))
+    if name in _QUEUED:
+        return State(stage=Stage.QUEUED, why=reason if reason != "None" else "", nodes=hosts)
     how = name.lower() + (f" ({reason})" if reason.startswith("Dependency") else "")  # cancelled, because a run before it failed
-    return State(
-        stage=stage,
-        why=(reason if reason != "None" else "") if stage is Stage.QUEUED else how if name != "RUNNING" else "",
-        nodes=tuple(hosts_of(nodes)),
-        since=_time(began) if stage is not Stage.QUEUED else None,
-        ends=_time(ends) if stage is Stage.RUNNING else None,
-    )
+    if name in _RUNNING:
+        return State(stage=Stage.RUNNING, why=how if name != "RUNNING" else "", nodes=hosts, since=_time(began), ends=_time(ends))
+    return State(stage=Stage.ENDED, why=how, nodes=hosts, since=_time(began))
 
 
 def _time(text: str) -> float | None:

@@ -9,8 +9,9 @@ Of several runs the first lies in the folder that they have in common, as a job 
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ddp_train import FOLDER
 from ddp_train.config.tree import value_at
@@ -137,7 +138,8 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
         yield f"time={days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     for name in ("account", "partition", "qos", "reservation", "constraint"):
         if (value := getattr(slurm, name)) is not None:
-            yield f"{name}={sbatch_value(_plain(value, key=f'cluster.slurm.{name}'), key=f'cluster.slurm.{name}')}"
+            key = f"cluster.slurm.{name}"
+            yield f"{name}={sbatch_value(_plain(value, key=key), key=key)}"
     before = [f"afterok:{job}" for job in spec.engine_options.get("after", ())]  # after=RUN
     if dependencies := [slurm.dependency] * (slurm.dependency is not None) + before:
         yield f"dependency={sbatch_value(','.join(map(str, dependencies)), key='cluster.slurm.dependency')}"
@@ -154,7 +156,12 @@ def _options(specs: Sequence[Spec], *, among: int = 1) -> Iterator[str]:
     log = "/dev/null" if len(specs) > 1 else root.replace("%", "%%") + "/logs/slurm-%j.out"
     yield f"output={sbatch_value(log, key='hydra.run.dir')}"
     yield f"chdir={sbatch_value(spec.working_directory, key='hydra.run.dir')}"
-    for name, value in slurm.options.items():
+    yield from _typed_options(slurm.options)
+
+
+def _typed_options(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield `cluster.slurm.options`; refuse what is set by another key, or by us."""
+    for name, value in options.items():
         key = f"cluster.slurm.options.{name}"
         if name in _OURS or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise ConfigError(key=key, happened="cannot be set here", expected=_OURS.get(name, "the long name of an sbatch option"))

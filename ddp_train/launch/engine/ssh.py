@@ -66,11 +66,11 @@ class Ssh:
         spec = Spec.read(run_folder.spec)
         hosts = [host.name for host in spec.job.config.cluster.hosts or ()]
         remotes = [Remote(*each) for each in zip(hosts, rendered.commands, rendered.files.values(), strict=True)]
-        told, tell = os.pipe()
+        read_end, write_end = os.pipe()
 
         def run_forked_client() -> int:
-            os.close(tell)
-            os.read(told, 1)  # until the folder says that we have the run
+            os.close(write_end)
+            os.read(read_end, 1)  # until the folder says that we have the run
             try:
                 return run_client(run_folder, remotes, least=spec.min_nodes, is_run=spec.job.is_run)
             finally:  # another login node cannot see that this process has ended
@@ -83,8 +83,8 @@ class Ssh:
             self._clients[id] = client
             Submission(engine="ssh", id=id).write(run_folder)
         finally:
-            os.close(tell)
-            os.close(told)
+            os.close(write_end)
+            os.close(read_end)
         return id
 
     def state(self, id: str) -> State:
@@ -92,8 +92,10 @@ class Ssh:
         host, pid, start = _client(id)
         if host != socket.gethostname():
             return State(stage=Stage.RUNNING, why=f"its client is on {host}", is_sure=False)
-        client = self._clients.get(id)
-        has_ended = client.exit_code() is not None if client is not None else not is_alive(pid) or start_of(pid) != start
+        if (client := self._clients.get(id)) is not None:
+            has_ended = client.exit_code() is not None
+        else:
+            has_ended = not is_alive(pid) or start_of(pid) != start
         return State(stage=Stage.ENDED if has_ended else Stage.RUNNING)
 
     def stop(self, id: str, *, at_once: bool = False) -> None:
@@ -126,23 +128,20 @@ def ssh_command(host: str) -> list[str]:
 
 
 def _script(spec: Spec, index: int, host: str) -> str:
-    cluster, launch = spec.job.config.cluster, str(spec.job.run_folder.launch)
-    quoted = {
-        "directory": spec.working_directory,
-        "launch": launch,
-        "python": cluster.python or str(spec.engine_options["python"]),
-        "spec": str(spec.job.run_folder.spec),
-    }
+    cluster, run_folder = spec.job.config.cluster, spec.job.run_folder
     template = Path(__file__).with_name("ssh.sh").read_text(encoding="utf-8")
     return template.format(
         index=index,
-        run=json.dumps(str(spec.job.run_folder.root)),  # a comment is one line
+        run=json.dumps(str(run_folder.root)),  # a comment is one line
         host=host,
         mark=MARK.replace("\x1e", "\\036"),
         refuses=ENVIRONMENT_REFUSES,
         setup=_SETUP.format("\n".join(setup_lines(cluster.setup, refuse="failed"))) if cluster.setup else "",
         code=_CODE.format(shlex.quote(spec.code.python_path())) if spec.code is not None else "",
-        **{name: shlex.quote(text) for name, text in quoted.items()},
+        directory=shlex.quote(spec.working_directory),
+        launch=shlex.quote(str(run_folder.launch)),
+        python=shlex.quote(cluster.python or str(spec.engine_options["python"])),
+        spec=shlex.quote(str(run_folder.spec)),
     )
 
 

@@ -79,15 +79,16 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     if problems:
         again = run_folder.resume_command() if is_run else "the same command"
         print(f"\nnothing was started; after the fix, run: {again}", file=sys.stderr)
-    is_off = bool(problems or received)
-    for line in lines:
-        if is_off:
+    code = DONE
+    if problems or received:
+        for line in lines:
             line.close()
-        else:
+    else:
+        for line in lines:
             line.say(f"go {launch_id}")  # where it comes after a signal, nothing begins there
+        code = _wait_until_ended(lines, least)
     if problems:
         return ENVIRONMENT_REFUSES
-    code = DONE if is_off else _wait_until_ended(lines, least)
     if code == DONE and received:
         code = INTERRUPTED if signal.SIGINT in received else TERMINATED  # where the folder has nothing better
     return conclude(run_folder, code, before=before)
@@ -160,10 +161,11 @@ class _Line:
     def _show(self, source: IO[bytes], target: IO[bytes]) -> None:
         for line in source:
             if line.startswith(MARK.encode()):
-                if line.decode().rstrip("\r\n") == READY:
+                text = line.decode().rstrip("\r\n")
+                if text == READY:
                     self.is_ready.set()
                 else:
-                    self._refuses = line.decode().rstrip("\r\n").removeprefix(f"{MARK}no ")
+                    self._refuses = text.removeprefix(f"{MARK}no ")
             elif not self.is_ready.is_set():
                 self._printed.append(printable(line.decode(errors="replace").strip()))
             else:

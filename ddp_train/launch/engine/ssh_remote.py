@@ -37,13 +37,8 @@ def main(arguments: list[str]) -> int:
     word, _, launch_id = first_word.partition(" ")
     if word != "go":
         return DONE  # another machine cannot take part
-    node = subprocess.Popen(
-        [sys.executable, "-m", "ddp_train", "node", spec, f"--index={index}", f"--launch={launch_id}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=_prepare,
-    )
+    command = [sys.executable, "-m", "ddp_train", "node", spec, f"--index={index}", f"--launch={launch_id}"]
+    node = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_prepare)
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: node.send_signal(number))
     is_broken = threading.Event()  # the line to the client

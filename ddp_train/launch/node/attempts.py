@@ -95,8 +95,7 @@ class Attempts:
         code = None
         try:
             while code is None:
-                joined_nodes = await self._gather()
-                attempt = self._begin(joined_nodes)
+                attempt = self._begin(await self._gather())
                 await self._watch(attempt)
                 code = self._judge(attempt)
         except End as end:  # no attempt may begin

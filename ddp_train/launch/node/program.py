@@ -170,7 +170,7 @@ class _Program:
         has_ended = await self._end_agent()  # before anything else: what looks at the run's folder may wait for a network that is gone
         if not has_ended or self._rendezvous.is_first:  # it has no place in another attempt; and without the first machine there is none
             raise End(FAILED)
-        self._client.leave_if_told()
+        self._client.end_if_stopped()
         if self._agent is None:
             return
         if self._rendezvous.is_elastic or self._agent.has_restarts:

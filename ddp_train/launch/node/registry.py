@@ -138,14 +138,8 @@ class Registry:
             reasons = await self._look_there(line, facts, name)
         if reasons:
             self._refuse(line, name, reasons)
-        node = Node(
-            name=name,
-            facts=facts,
-            line=line,
-            program=hello["program"],
-            reached=plain_address(line.connection.getsockname()[0]) if not is_first else "",
-            is_first=is_first,
-        )
+        reached = "" if is_first else plain_address(line.connection.getsockname()[0])
+        node = Node(name=name, facts=facts, line=line, program=hello["program"], reached=reached, is_first=is_first)
         self.nodes.append(node)
         self.nodes.sort(key=lambda other: other.position)
         self.lost.pop(name, None)

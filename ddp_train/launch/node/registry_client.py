@@ -80,7 +80,7 @@ class RegistryClient:
                 print(f"waiting for the first machine: {problem}", file=sys.stderr, flush=True)
             await asyncio.sleep(_RETRY_S)
 
-    def leave_if_told(self) -> None:
+    def end_if_stopped(self) -> None:
         """End where a stop signal came, and the registry cannot be told."""
         if self._stops and not self._rendezvous.is_first:
             raise End(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
@@ -95,7 +95,7 @@ class RegistryClient:
         problem = "it has not published its address yet"
         addresses = self._rendezvous.registry_addresses()
         for host, port in addresses:
-            self.leave_if_told()
+            self.end_if_stopped()
             try:
                 line = await connect(host, port, within_s=_CONNECT_S)
             except OSError as error:
@@ -110,7 +110,7 @@ class RegistryClient:
             except LineLost as lost:
                 problem = f"{listener} {lost}"
                 line.cut()
-        self.leave_if_told()
+        self.end_if_stopped()
         return None, problem
 
     async def _introduce(self, line: Line, listener: str, deadline: float, *, is_only_one: bool = True) -> None:
@@ -123,15 +123,9 @@ class RegistryClient:
         if challenge["kind"] != "challenge":
             raise LineLost("is no ddp_train of this version")
         their_nonce = str(challenge.get("nonce"))
-        line.send(
-            "hello",
-            name=facts.host,
-            nonce=own_nonce,
-            proof=proof(token, by="node", over=their_nonce, own=own_nonce),
-            program=self._program,
-            pid=os.getpid(),
-            facts=replace(facts, run=self.left or facts.run).to_json(),
-        )
+        own_proof = proof(token, by="node", over=their_nonce, own=own_nonce)
+        told = replace(facts, run=self.left or facts.run).to_json()
+        line.send("hello", name=facts.host, nonce=own_nonce, proof=own_proof, program=self._program, pid=os.getpid(), facts=told)
         while (message := await line.receive(silent_s=max(1.0, deadline - time.monotonic())))["kind"] != "welcome":
             if message["kind"] == "say":
                 print(shown(message.get("text")), file=sys.stderr, flush=True)

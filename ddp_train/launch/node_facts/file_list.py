@@ -73,17 +73,16 @@ def list_source(source_copy: Path | None, *, within_s: float) -> FileList:
     listed_by, is_whole = "folder", True
     try:
         if source_copy is None:
-            root, names, is_git = source_names(Path.cwd())
-            listed_by = "git" if is_git else "folder"
+            top, names, listed_by = source_names(Path.cwd())
         else:
-            root, names = source_copy, (str(file.relative_to(source_copy)) for file in sorted(source_copy.rglob("*.py")))
+            top, names = source_copy, (str(file.relative_to(source_copy)) for file in sorted(source_copy.rglob("*.py")))
         for name in names:
             if len(hashes) >= _MAX_SOURCE_FILES or time.monotonic() > deadline:
                 is_whole = False
                 break
-            if name.endswith(".py") and not (root / name).resolve().is_relative_to(own):
+            if name.endswith(".py") and not (top / name).resolve().is_relative_to(own):
                 with suppress(OSError):  # a link that leads nowhere
-                    hashes[name] = xxh3_64_hexdigest((root / name).read_bytes())
+                    hashes[name] = xxh3_64_hexdigest((top / name).read_bytes())
     except ConfigError:  # more files than anybody would look at
         is_whole = False
     return FileList(sizes={}, hashes=hashes, is_whole=is_whole, listed_by=listed_by)
@@ -107,7 +106,8 @@ def _listing(path: Path, deadline: float) -> tuple[dict[str, int], list[str], bo
         except OSError as error:
             problems.append(f"{below or path} cannot be read: {error.strerror}")
             continue
-        for entry in sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name):
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+        for entry in sorted(shown, key=lambda entry: entry.name):
             if len(sizes) == _MAX_DATA_FILES or time.monotonic() > deadline:
                 return sizes, problems, False
             name = f"{below}/{entry.name}".lstrip("/")
