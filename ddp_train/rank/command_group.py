@@ -107,7 +107,9 @@ class CommandGroup:
             restart_note.remember_run(Path(announced["sweep"]))
             self._member = Member(self._attempt)
             return self._member.follow()
-        return self._serve_job(Job.from_json(announced["job"])) if "job" in announced else announced.get("exit_code", DONE)
+        if "job" in announced:
+            return self._serve_job(Job.from_json(announced["job"]))
+        return int(announced.get("exit_code", DONE))
 
     def _announce(self, command: Mapping[str, Any]) -> None:
         self._is_announced = True
@@ -139,16 +141,16 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
     if rank == 0:
         first, *others = (NodeFacts.from_json(wait_for(store, f"machine/{number}", within_s=_LOOK_WITHIN_S)) for number in range(nodes))
         problems = [f"{facts.host}: {problem}" for facts in (first, *others) for problem in facts.problems]
-        store.set("compared", "\n    ".join(problems + [sentence for other in others for sentence in differences(first, other)]))
+        problems += [sentence for other in others for sentence in differences(first, other)]
+        store.set("compared", "\n    ".join(problems))
     text = wait_for(store, "compared", within_s=2 * _LOOK_WITHIN_S)
-    error = EnvironmentRefuses(
-        key="cluster",
-        happened=f"the machines cannot train together:\n    {text}",
-        expected="the same command, code, data and versions on each machine",
-        fix="fix these differences, then start torchrun again on all machines",
-    )
-    if text and torchrun_env.local_rank() == 0:
+    if not text:
+        return True
+    happened, expected = f"the machines cannot train together:\n    {text}", "the same command, code, data and versions on each machine"
+    fix = "fix these differences, then start torchrun again on all machines"
+    error = EnvironmentRefuses(key="cluster", happened=happened, expected=expected, fix=fix)
+    if torchrun_env.local_rank() == 0:
         print(error, file=sys.stderr, flush=True)
-    if text and rank == 0:
+    if rank == 0:
         failure.from_exception(error, rank=rank, step=None).record(job.run_folder)
-    return not text
+    return False

@@ -74,7 +74,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, phases: 
             continue
         if world.is_main:
             print(f"weights  of {checkpoint}", flush=True)
-        metrics = _work(job, task, components, state, world, phases)
+        metrics = _infer(job, task, components, state, world, phases)
         if not metrics:
             continue
         is_back, last = state.step <= last, state.step
@@ -99,7 +99,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, phases: 
     return DONE
 
 
-def _work(job: Job, task: Task, components: EvaluationParts, state: TrainState, world: World, phases: Phases) -> dict[str, float]:
+def _infer(job: Job, task: Task, components: EvaluationParts, state: TrainState, world: World, phases: Phases) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
     folder_of = partial(job.run_folder.predictions_of, state.step)
     loaders = components.eval_loaders.values()
@@ -187,10 +187,11 @@ def new_checkpoints(run_folder: RunFolder, *, seen: Collection[int] = ()) -> Ite
     while True:
         verdict = verdict_of(run_folder)  # asked first: what is saved then is all that there will be
         saved = [(entry, _mark(entry.path)) for entry in catalog.saved_checkpoints(run_folder.checkpoints)]
-        new = next(((entry, mark) for entry, mark in saved if mark and marks.get(entry.step) != mark), None)
-        if new is not None:
-            marks[new[0].step] = new[1]
-            yield new[0].path
+        new = [(entry, mark) for entry, mark in saved if mark and marks.get(entry.step) != mark]
+        if new:
+            entry, mark = new[0]
+            marks[entry.step] = mark
+            yield entry.path
             continue
         if verdict.outcome is not Outcome.AGAIN:
             return

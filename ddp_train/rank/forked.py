@@ -17,7 +17,7 @@ from ddp_train.system import handover, process
 from ddp_train.system.fork_server import interpreter
 
 _OPENMP = ("libgomp", "libomp", "libiomp")
-_OPENBLAS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]
+_OPENBLAS_SETTERS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]
 
 
 def setup_forked_rank(request: RankRequest) -> None:
@@ -60,7 +60,8 @@ def _set_threads(count: int) -> bool:
                 ctypes.CDLL(path).omp_set_num_threads(count)
             elif "openblas" in name:
                 library = ctypes.CDLL(path)
-                next((getattr(library, function) for function in _OPENBLAS if hasattr(library, function)), lambda count: None)(count)
+                if setters := [name for name in _OPENBLAS_SETTERS if hasattr(library, name)]:
+                    getattr(library, setters[0])(count)
         try:
             mkl = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
             mkl.mkl_serv_set_num_threads(count)  # torch asks it in each further thread

@@ -15,6 +15,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.schedule import Retention
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
+from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError
@@ -47,44 +48,25 @@ from ddp_train.training.train_state import TrainState
 
 
 def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
-    """Run one job to its end or to a stop; result.json has what came of it. Collective.
+    """Run one job to its end or to a stop, and return the exit code; result.json has what came of it. Collective.
 
-    Args:
-        state: advanced in place, so that a caller can say how far a failed run got.
-
-    Returns the exit code of `ddp-train`.
+    `state` is advanced in place, so that a caller can say how far a failed run got.
     """
-    pause = _Pause(job.config.debug.resume_after_steps)
-    status = _run(job, world, state, stop, phases, pause)
-    if pause.is_taken:  # all is built anew, and goes on from the checkpoint
+    while (status := _run(job, world, state, stop, phases)) is None:  # the pause: all is built anew, and goes on from the checkpoint
         if world.is_main:
             with suppress(OSError):  # a full disk: the run will say so itself
                 count_attempt(job.run_folder)
         state.reset()
         phases.enter(Phase.START, 0)
-        status = _run(replace(job, checkpoint=None), world, state, stop, phases, pause)
+        job = replace(job, checkpoint=None)
     return EXIT_CODE_OF_STOP.get(status, DONE)
 
 
-class _Pause:
-    """The stop that `debug.resume_after_steps` asks for: the run is saved after that step, built anew and resumed."""
+def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> Status | None:
+    """Build a job, resume it, and train to its end, a stop or the pause of `debug.resume_after_steps`; return which. Collective.
 
-    def __init__(self, after_step: int | None) -> None:
-        self._after_step = after_step
-        self.is_taken = False
-
-    def begin_at(self, step: int) -> None:
-        """Training begins after this step: there is no pause any more if its own step is not after it."""
-        self.is_taken = False
-        if self._after_step is not None and self._after_step <= step:
-            self._after_step = None
-
-    def is_due(self, step: int) -> bool:
-        return step == self._after_step
-
-
-def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, pause: _Pause) -> Status:
-    """Build a job, resume it, and train to its end, a stop or the pause; return which. Collective."""
+    None: the pause. The run is saved after that step, to be built anew and resumed.
+    """
     started = time.monotonic()
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
@@ -110,7 +92,9 @@ def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, 
         phases=phases,
         agree_to_save=lambda wanted: stop.agree_to_save(state.steps_taken, wanted=wanted),  # which only grows, also over a rewind
     )
-    pause.begin_at(state.step)
+    pause_after = job.config.debug.resume_after_steps
+    if pause_after is not None and pause_after <= state.step:
+        pause_after = None  # it was taken before
     services = RunServices(
         run_folder=job.run_folder,
         phases=phases,
@@ -120,18 +104,18 @@ def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, 
         save=checkpoints.save,
         saves_after=checkpoints.is_due,
         rewind=checkpoints.rewind,
-        stops_after=lambda taken: not stop.begin_next(taken) or pause.is_due(state.step),
+        stops_after=lambda taken: not stop.begin_next(taken) or state.step == pause_after,
         is_stopping=stop.is_asked,
     )
     trainer = build_trainer(job.config, components, state, world, services)
-    status, unsaved = _train(job, trainer, checkpoints, stop, pause)
+    status, unsaved = _train(job, trainer, checkpoints, stop, pause_after)
     phases.enter(Phase.END, state.step)
     world.barrier()  # every rank is through: only now it is completed
-    trainer.end(status)
-    if world.is_main and pause.is_taken:
+    trainer.end(status or Status.PREEMPTED)
+    if world.is_main and status is None:
         records.close()
         end_attempt(job.run_folder)
-    elif world.is_main:
+    elif world.is_main and status is not None:
         _conclude(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return status
@@ -176,16 +160,9 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, p
             seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.early_end is not None and not state.early_end.holds(config.callbacks):
         state.early_end = None  # asked of a callback that is not there any more, or not as it was
-    if checkpoint is None and config.init_from is not None:
-        from ddp_train.training.state.initial_weights import load_initial_weights
-
-        weights, meaning = Path(config.init_from), components.data_identity["meaning"]
-        if config.init_from_strict and world.is_main:
-            changes = accepted_meaning_changes(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
-            world.print(*(f"{line}; accepted" for line in changes))
-        lines = load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
-        world.print(*lines)
     if checkpoint is None:
+        if config.init_from is not None:
+            _load_initial_weights(config, Path(config.init_from), components, world)
         components.strategy.start_training(components.trained, {}, weights_are_equal=True)
     if job.checkpoint is not None:
         remember_run(job.run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
@@ -194,6 +171,18 @@ def _resume(job: Job, components: Components, state: TrainState, world: World, p
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
     return data_changes
+
+
+def _load_initial_weights(config: RunConfig, weights: Path, components: Components, world: World) -> None:
+    """Begin with the weights that `init_from` names, and say which they are. Collective."""
+    from ddp_train.training.state.initial_weights import load_initial_weights
+
+    if config.init_from_strict and world.is_main:
+        meaning = components.data_identity["meaning"]
+        changes = accepted_meaning_changes(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
+        world.print(*(f"{line}; accepted" for line in changes))
+    lines = load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
+    world.print(*lines)
 
 
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, phases: Phases) -> None:
@@ -242,10 +231,10 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
     )
 
 
-def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, stop: Stop, pause: _Pause) -> tuple[Status, str]:
+def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, stop: Stop, pause_after: int | None) -> tuple[Status | None, str]:
     """Train until all steps are done, or to a stop or the pause, and wait for the last save. Collective.
 
-    Returns which of them it was (PREEMPTED for a pause), and why the last save has failed after a stop, or "".
+    Returns which of them it was (None: the pause), and why the last save has failed after a stop, or "".
     """
     state, profiler = trainer.state, Profiler(job.config.profile, trainer)
     if faults := job.config.debug.faults:
@@ -254,14 +243,16 @@ def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, stop: Stop, pau
         inject(faults, trainer.services.phases, trainer.components, trainer.world, job.run_folder)
     stop.begin_training(state.steps_taken)
     is_done = trainer.train()
-    pause.is_taken = pause.is_due(state.step) and not is_done and not stop.is_last(state.steps_taken)
+    is_paused = state.step == pause_after and not is_done and not stop.is_last(state.steps_taken)
     unsaved = checkpoints.finish()
     profiler.close()  # what it writes may take a while, and a stop leaves little time to save
-    if unsaved and (is_done or pause.is_taken):
+    if unsaved and (is_done or is_paused):
         happened = f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}"
         fix = "free disk space, or raise `ulimit -f` if it is named; then `ddp-train resume` continues from the checkpoint before"
         raise RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
-    return Status.COMPLETED if is_done else Status.PREEMPTED if pause.is_taken else status_of(stop.cause()), unsaved
+    if is_done:
+        return Status.COMPLETED, unsaved
+    return None if is_paused else status_of(stop.cause()), unsaved
 
 
 def _conclude(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:

@@ -23,16 +23,16 @@ from ddp_train.training.train_state import TrainState
 
 def opening(job: Job, world: World) -> str:
     """Say what begins and where it lies."""
-    is_not_wanted = world.device.type == "cpu" and job.config.cluster.device == "auto"
-    why = devices.why_none() if is_not_wanted else ""
-    tells = {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & job.config.cluster.env.keys()
+    lacks_gpu = world.device.type == "cpu" and job.config.cluster.device == "auto"
+    why = devices.why_none() if lacks_gpu else ""
+    debug_variables = {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & job.config.cluster.env.keys()
     return "\n".join(
         [
             f"run      {job.run_folder.as_typed()}",
             f"ranks    {world.size} on {world.device.type}",
             *([f"torch    {newer}"] if (newer := torch_internals.newer_than_passed()) else []),
             *(f"torch    {line}" for line in torch_internals.missing()),
-            *([f"debug    the messages of NCCL and torch: {job.run_folder.as_typed()}/logs/rank_*.log"] if tells else []),
+            *([f"debug    the messages of NCCL and torch: {job.run_folder.as_typed()}/logs/rank_*.log"] if debug_variables else []),
             *([f"warning  no GPU is used: {why} (cluster=cpu if that is intended)"] if why else []),
             *([f"batch    {job.config.batch}", *(f"         {line}" for line in job.config.batch_notes())] if job.task is None else []),
             *job.config.left_out,
@@ -139,6 +139,19 @@ def over(job: Job, state: TrainState) -> str:
     return f"the run was stopped after step {state.step} by {state.early_end}\n`{again}` would continue"
 
 
+def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> str:
+    """Return the one line after a stop. `step` is None where nothing was done since the start.
+
+    `unsaved` says where the run continues instead, when that step could not be saved.
+    """
+    if run_folder.task.exists():
+        return f"stopped; `{_resume(run_folder)}` does it again"
+    what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
+    if unsaved:
+        what = f"stopped after step {step}, which was NOT saved; the run continues {unsaved}"
+    return f"{what}; `{_resume(run_folder)}` continues"
+
+
 def _resume(run_folder: RunFolder, *overrides: str) -> str:
     return f"{_command('ddp-train')} {shlex.join(['resume', run_folder.as_typed(), *overrides])}"
 
@@ -162,19 +175,6 @@ def _typed(job: Job, *, but: str) -> str:
     keys = [(word.lstrip("+~").partition("=")[0], word) for word in job.overrides]
     words = [word for key, word in keys if key not in (but, "resume") and not key.startswith((f"{but}.", "hydra"))]
     return " ".join([_command("ddp-train"), *(printable(shlex.quote(word)) for word in (*job.options, *words))])
-
-
-def stopped(run_folder: RunFolder, step: int | None, *, unsaved: str = "") -> str:
-    """Return the one line after a stop. `step` is None where nothing was done since the start.
-
-    `unsaved` says where the run continues instead, when that step could not be saved.
-    """
-    if run_folder.task.exists():
-        return f"stopped; `{_resume(run_folder)}` does it again"
-    what = "stopped before the first step, nothing to save" if step is None else f"stopped after step {step}, saved"
-    if unsaved:
-        what = f"stopped after step {step}, which was NOT saved; the run continues {unsaved}"
-    return f"{what}; `{_resume(run_folder)}` continues"
 
 
 def _best(result: Result, name: str) -> str:

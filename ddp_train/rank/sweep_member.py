@@ -40,11 +40,7 @@ _REPORT_WITHIN_S = 1.0
 
 
 class Member:
-    """One rank's member.
-
-    Args:
-        attempt: where all members meet; its store survives the ranks, which have a place of their own there for each job.
-    """
+    """One rank's member. The store of its attempt survives the ranks, which have a place of their own there for each job."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, attempt.rank, attempt.size
@@ -122,8 +118,8 @@ class Member:
                 return code
         if not self.is_stopping and not run_folder.is_completed() and not run_folder.failure.exists():
             time.sleep(_REPORT_WITHIN_S)  # the others find their connection broken, and log what they were doing
-            others = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
-            pids = {rank: int(self._store.get(key)) for rank, key in others.items() if self._store.check([key])}
+            pid_keys = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
+            pids = {rank: int(self._store.get(key)) for rank, key in pid_keys.items() if self._store.check([key])}
             pid, was_out_of_memory = self._child.process.pid, ran_out(self._oom_kills)
             report = failure.from_exit(
                 rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=was_out_of_memory
