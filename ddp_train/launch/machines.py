@@ -50,9 +50,8 @@ def lead(rendezvous: NodeRendezvous, job: Job) -> int:
 def take_part(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, *, arguments: Sequence[str] = ()) -> int:
     """Take part in a run that another machine leads, or in a sweep, to its end; return its exit code.
 
-    Args:
-        config: of a sweep, whose jobs are not composed yet, the section `cluster` alone.
-        arguments: of a sweep, the command line, which global rank 0 composes, on the first machine.
+    Of a sweep, whose jobs are not composed yet, `config` is the section `cluster` alone, and `arguments` the command line, which global
+    rank 0 composes, on the first machine.
     """
     return _run(_this_node(rendezvous, config, arguments))
 

@@ -139,10 +139,7 @@ ON_ITSELF: Mapping[str, Callable[[], object]] = {
     "gil": _hold_the_interpreter,
     "loop": _loop,
     "deadlock": _deadlock,
-    "sigterm": partial(signal.raise_signal, signal.SIGTERM),
-    "sigusr1": partial(signal.raise_signal, signal.SIGUSR1),
-    "sigusr2": partial(signal.raise_signal, signal.SIGUSR2),
-    "sigint": partial(signal.raise_signal, signal.SIGINT),
+    **{name.lower(): partial(signal.raise_signal, signal.Signals[name]) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")},
 }
 """The faults that need to know nothing of the run."""
 

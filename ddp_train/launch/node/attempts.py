@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.node.registry import Event, Node, Registry
-from ddp_train.launch.node.registry_client import End
+from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.starts import close_last_attempt
@@ -62,7 +62,7 @@ class _Attempt:
     is_cut_off: bool = False  # it is this machine that was lost, and not the others
 
     @property
-    def open(self) -> list[Node]:
+    def open_nodes(self) -> list[Node]:
         return [node for node in self.nodes if node not in self.codes and node not in self.lost]
 
     def end(self, why: _Ending, *, within_s: float) -> None:
@@ -98,7 +98,7 @@ class Attempts:
                 attempt = self._begin(await self._gather())
                 await self._watch(attempt)
                 code = self._judge(attempt)
-        except End as end:  # no attempt may begin
+        except ProgramEnd as end:  # no attempt may begin
             return end.code
         return code
 
@@ -108,7 +108,7 @@ class Attempts:
         return listener
 
     async def _gather(self) -> list[Node]:
-        """Wait for machines enough, and return them. End: they do not come, or may not train."""
+        """Wait for machines enough, and return them. ProgramEnd: they do not come, or may not train."""
         registry, rendezvous, began = self._registry, self._rendezvous, time.monotonic()
         report_at = began + _NAMED_AFTER_S
         enough_since: float | None = None
@@ -118,7 +118,7 @@ class Attempts:
         while True:
             now = time.monotonic()
             if self._stop_signal is not None:
-                raise End(self._code_of_stop())
+                raise ProgramEnd(self._code_of_stop())
             if problems and now > began + _TELLS_S:
                 self._refuse("\n".join(problems))
             if rendezvous.is_fixed and not rendezvous.is_elastic and registry.refusal:
@@ -133,9 +133,9 @@ class Attempts:
                 self._end_with_too_few()
             if now > report_at and count < rendezvous.min_nodes:
                 report_at = now + _NAMED_EVERY_S
-                registry.say(f"waiting: {registry.missing()}")
+                registry.say(f"waiting: {registry.describe_missing()}")
             if (event := await self._next_event()) is not None:
-                self._hear_of_a_stop(event)
+                self._pass_on_stop(event)
                 if event.message["kind"] == "came":
                     report_at = min(report_at, time.monotonic() + _NAMED_AFTER_S)
 
@@ -147,12 +147,12 @@ class Attempts:
                 self._job = with_world_size(self._job, world_size)
             except ConfigError as error:
                 self._registry.say(f"\n{error}")
-                raise End(error.exit_code) from None
+                raise ProgramEnd(error.exit_code) from None
         # One interface, where all others have found us at it; TCP to several addresses of ours at once is rare.
-        reached = {node.reached for node in nodes if not node.is_first} or {"127.0.0.1"}
+        our_addresses = {node.our_address for node in nodes if not node.is_first} or {"127.0.0.1"}
         if (unused := self.pop_store_listener()) is not None:  # of an attempt in which our own agent never began
             unused.close()
-        self._store_listener = listen(reached.pop() if len(reached) == 1 else "", 0)
+        self._store_listener = listen(our_addresses.pop() if len(our_addresses) == 1 else "", 0)
         name = uuid.uuid4().hex
         for rank, node in enumerate(nodes):
             node.line.send(
@@ -171,44 +171,44 @@ class Attempts:
 
     async def _watch(self, attempt: _Attempt) -> None:
         """Wait until the agents of all machines have ended, and end them where that has to be."""
-        while attempt.open:
+        while attempt.open_nodes:
             if (event := await self._next_event()) is not None:
-                self._hear(event, attempt)
+                self._handle(event, attempt)
             now = time.monotonic()
             if self._stop_signal is not None and attempt.ending not in (_Ending.STOP, _Ending.FAILURE):
                 attempt.end(_Ending.STOP, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
             if self._is_final:
                 attempt.kill_at = min(attempt.kill_at, now)
             if now >= attempt.kill_at + _DIES_WITHIN_S:
-                for node in attempt.open:
+                for node in attempt.open_nodes:
                     self._registry.drop(node, "has an agent that cannot be killed")
             elif now >= attempt.kill_at and not attempt.is_killed:
                 attempt.is_killed = True
-                for node in attempt.open:
+                for node in attempt.open_nodes:
                     node.line.send("kill", attempt=attempt.number)
 
-    def _hear(self, event: Event, attempt: _Attempt) -> None:
-        self._hear_of_a_stop(event)
+    def _handle(self, event: Event, attempt: _Attempt) -> None:
+        self._pass_on_stop(event)
         node, message = event
         kind = message["kind"]
-        if kind == "ended" and message["attempt"] == attempt.number and node in attempt.open:
+        if kind == "ended" and message["attempt"] == attempt.number and node in attempt.open_nodes:
             is_ours = attempt.is_killed and message["code"] == 128 + signal.SIGKILL
             attempt.codes[node] = FAILED if is_ours else message["code"]
             if message["code"] != DONE and not attempt.ending:
                 attempt.end(_Ending.FAILURE, within_s=_SURVIVORS_S)
                 if message["why"]:
                     self._registry.say(f"{node.name}: {message['why']}")
-        elif kind == "lost" and node in attempt.open:
+        elif kind == "lost" and node in attempt.open_nodes:
             attempt.lost.append(node)
             self._report_loss(node, message["why"], attempt)
             attempt.end(_Ending.FAILURE, within_s=0.0)
         elif kind == "came" and not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
             self._registry.say(f"{node.name} joined: the run saves, and continues with {len(self._registry.nodes)} machines")
             attempt.end(_Ending.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
-            for other in attempt.open:
+            for other in attempt.open_nodes:
                 other.line.send("stop", signal=int(signal.SIGTERM))
 
-    def _hear_of_a_stop(self, event: Event) -> None:
+    def _pass_on_stop(self, event: Event) -> None:
         """Pass a stop signal that came to one machine on to all."""
         node, message = event
         if message["kind"] != "stop":
@@ -283,17 +283,17 @@ class Attempts:
         error = EnvironmentRefuses(happened=why, expected="machines that agree with the first one")
         if self._this_node.run_folder is not None:
             failure.from_exception(error, rank=0, step=None).record(self._this_node.run_folder)
-        raise End(error.exit_code)
+        raise ProgramEnd(error.exit_code)
 
     def _end_with_too_few(self) -> NoReturn:
         within_s = self._this_node.cluster.join_timeout_s
-        happened = f"fewer than {self._rendezvous.min_nodes} machines joined within {within_s} s: {self._registry.missing()}"
+        happened = f"fewer than {self._rendezvous.min_nodes} machines joined within {within_s} s: {self._registry.describe_missing()}"
         fix = "start the run there too, or raise cluster.join_timeout_s if machines start late"
         error = ConfigError(key="cluster.join_timeout_s", happened=happened, expected="the same command on every machine", fix=fix)
         self._registry.say(f"\n{error}")
         if self._number == 0:
             self._refuse(error.happened)
-        raise End(FAILED)
+        raise ProgramEnd(FAILED)
 
     async def _next_event(self) -> Event | None:
         """Return what happens next; None after a moment without anything."""

@@ -20,7 +20,7 @@ from ddp_train.errors import FAILED
 from ddp_train.launch.node.attempt_agent import SHOWN, AttemptAgent
 from ddp_train.launch.node.attempts import Attempts
 from ddp_train.launch.node.registry import Registry
-from ddp_train.launch.node.registry_client import End, RegistryClient
+from ddp_train.launch.node.registry_client import ProgramEnd, RegistryClient
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, LineLost, LineSilent, Message, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
@@ -59,7 +59,7 @@ class _Program:
             self._on_signal(number)
         try:
             return await (self._lead() if self._rendezvous.is_first else self._take_part())
-        except End as end:
+        except ProgramEnd as end:
             return end.code
         finally:
             await self._end_agent()
@@ -81,7 +81,7 @@ class _Program:
         own = asyncio.create_task(self._take_part())
         try:
             await asyncio.wait({attempts, own}, return_when=asyncio.FIRST_COMPLETED)
-            code = self._code_of(attempts, own, registry)
+            code = self._exit_code(attempts, own, registry)
             for node in registry.nodes:
                 node.line.send("over", code=code)
             with suppress(TimeoutError):  # until everybody has heard it
@@ -97,14 +97,14 @@ class _Program:
             for task in (attempts, own, own_connection):
                 task.cancel()
 
-    def _code_of(self, attempts: asyncio.Task[int], own: asyncio.Task[int], registry: Registry) -> int:
+    def _exit_code(self, attempts: asyncio.Task[int], own: asyncio.Task[int], registry: Registry) -> int:
         """Return the code that the run has ended with; what went wrong in here (a full disk, say) is said to all (the first machine)."""
         try:
             if not attempts.done():
                 own.result()
                 return FAILED
             return attempts.result()
-        except End as end:
+        except ProgramEnd as end:
             return end.code
         except Exception as error:
             report = failure.from_exception(error, rank=0, step=None)
@@ -138,7 +138,7 @@ class _Program:
             finally:
                 client.has_joined = False
                 line.cut()
-            await self._be_lost(why)
+            await self._end_as_lost(why)
 
     async def _follow(self, line: Line) -> Message:
         """Do what the registry says; return its last message: over or dropped."""
@@ -162,14 +162,14 @@ class _Program:
             elif kind in ("dropped", "over"):
                 return message
 
-    async def _be_lost(self, why: str) -> None:
+    async def _end_as_lost(self, why: str) -> None:
         """End the ranks of this machine, which is cut off; return where this machine is to join again, else end the program."""
         is_at_work = self._agent is not None and self._agent.is_at_work
         here = "the ranks of this machine are stopped" if is_at_work else "no ranks run here"
         print(f"{why}; {here}", file=sys.stderr, flush=True)
         has_ended = await self._end_agent()  # before anything else: what looks at the run's folder may wait for a network that is gone
         if not has_ended or self._rendezvous.is_first:  # it has no place in another attempt; and without the first machine there is none
-            raise End(FAILED)
+            raise ProgramEnd(FAILED)
         self._client.end_if_stopped()
         if self._agent is None:
             return
@@ -187,12 +187,12 @@ class _Program:
         if agent is not None and (folder := agent.folder) is not None:
             if folder.has_ended_since(agent.before):
                 print(f"{text}; the run itself ended normally", file=sys.stderr, flush=True)
-                raise End(conclude(folder, FAILED, before=agent.before))
+                raise ProgramEnd(conclude(folder, FAILED, before=agent.before))
             report = failure.from_machine(host=self._client.first_host, ranks=agent.ranks_of_first, why=why)
             if report.record(folder):
                 text = report.screen(folder)
         print(text, file=sys.stderr, flush=True)
-        raise End(FAILED)
+        raise ProgramEnd(FAILED)
 
     def _on_signal(self, number: int) -> None:
         """Take up a stop signal: all machines save and end; after a second Ctrl-C or SIGQUIT they end at once."""

@@ -34,9 +34,9 @@ class Node:
     facts: NodeFacts
     line: Line
     program: str  # the number of its node program
-    reached: str  # the address of this machine at which it has found us
+    our_address: str  # at which it has found this machine
     is_first: bool = False
-    came: float = field(default_factory=time.monotonic)
+    joined_at: float = field(default_factory=time.monotonic)
 
     @property
     def is_fresh(self) -> bool:
@@ -47,7 +47,7 @@ class Node:
     def position(self) -> tuple[bool, float, float]:
         """What machines are sorted by: the first one first; then as they are numbered, or as they came."""
         node_rank = self.facts.node_rank
-        return not self.is_first, float("inf") if node_rank is None else node_rank, self.came
+        return not self.is_first, float("inf") if node_rank is None else node_rank, self.joined_at
 
 
 class Event(NamedTuple):
@@ -98,7 +98,7 @@ class Registry:
         node.line.cut()
         self.events.put_nowait(Event(node, {"kind": "lost", "why": why}))
 
-    def missing(self) -> str:
+    def describe_missing(self) -> str:
         """Say who is not here."""
         node_ranks = {node.facts.node_rank for node in self.nodes}
         hosts, num_nodes = self._rendezvous.hosts, self._rendezvous.max_nodes
@@ -135,11 +135,11 @@ class Registry:
             reasons = own_problems or [*facts.problems, *differences(self._first, facts)]
         reasons = reasons or self._no_room_for(hello["program"], facts.node_rank)
         if not reasons and not is_first:
-            reasons = await self._look_there(line, facts, name)
+            reasons = await self._check_folder_and_clock(line, facts, name)
         if reasons:
             self._refuse(line, name, reasons)
-        reached = "" if is_first else plain_address(line.connection.getsockname()[0])
-        node = Node(name=name, facts=facts, line=line, program=hello["program"], reached=reached, is_first=is_first)
+        our_address = "" if is_first else plain_address(line.connection.getsockname()[0])
+        node = Node(name=name, facts=facts, line=line, program=hello["program"], our_address=our_address, is_first=is_first)
         self.nodes.append(node)
         self.nodes.sort(key=lambda other: other.position)
         self.lost.pop(name, None)
@@ -159,14 +159,14 @@ class Registry:
             return [f"another run is there: {there}; {facts.host} wants {facts.run or 'a new one'}"]
         return []
 
-    async def _look_there(self, line: Line, facts: NodeFacts, name: str) -> list[str]:
+    async def _check_folder_and_clock(self, line: Line, facts: NodeFacts, name: str) -> list[str]:
         """Ask a machine whether it sees the run folder, and for its clock; return why it cannot take part."""
         sent = time.monotonic()
         line.send("look", folder=self._folder)
         try:
             answer = await line.receive(silent_s=_HELLO_WITHIN_S)
         except LineSilent:  # it may have a file system that hangs, and come again
-            self._name_once(f"{name} does not say whether it sees {self._folder}: it cannot join now")
+            self._say_once(f"{name} does not say whether it sees {self._folder}: it cannot join now")
             raise
         if not isinstance(answer.get("utc"), (int, float)) or "sees" not in answer:
             return ["it speaks another version of ddp_train"]
@@ -212,10 +212,10 @@ class Registry:
         text = shown("\n  ".join([f"{who} is refused:", *reasons]))
         if not is_foreign:
             self.refusal = self.refusal or text
-        self._name_once(text, key=address if is_foreign else "")
+        self._say_once(text, key=address if is_foreign else "")
         raise LineLost("is refused")
 
-    def _name_once(self, text: str, *, key: str = "") -> None:
+    def _say_once(self, text: str, *, key: str = "") -> None:
         """Say something of a machine that may come again and again: once for each key (else text), and no more than people read."""
         now = time.monotonic()
         self._refused = {said: at for said, at in self._refused.items() if now - at <= _SAID_AGAIN_S}

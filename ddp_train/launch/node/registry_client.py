@@ -16,19 +16,19 @@ from typing import NoReturn
 
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, INTERRUPTED, TERMINATED, UserError
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import Line, LineLost, connect, is_proven, of_socket, proof, reason, shown
+from ddp_train.launch.node.wire import Line, LineLost, Message, connect, is_proven, of_socket, proof, reason, shown
 from ddp_train.launch.signals import is_final_stop
 from ddp_train.system.files import refresh
 
 _RETRY_S = 0.5
 _CONNECT_S = 2.0
 _ANSWERS_WITHIN_S = 5.0  # at one of several addresses
-_SAID_AFTER_S, _SAID_EVERY_S = 5.0, 30.0
+_REPORT_AFTER_S, _REPORT_EVERY_S = 5.0, 30.0
 _GONE_AFTER_S = 3.0  # a first machine that runs, and on which no program listens any more
 _SEES_WITHIN_S = 5.0
 
 
-class End(Exception):
+class ProgramEnd(Exception):
     """The node program ends, with this code."""
 
     def __init__(self, code: int) -> None:
@@ -51,15 +51,14 @@ class RegistryClient:
         self.left = ""  # the folder of the run that this machine was in
 
     async def join(self, *, is_back: bool, has_closed: bool) -> Line | None:
-        """Connect to the registry, and be taken in; None: the registry has ended. End: it is refused, stopped or too late.
+        """Connect to the registry, and be taken in; None: the registry has ended. ProgramEnd: it is refused, stopped or too late.
 
         Args:
             is_back: this machine was in the run before.
             has_closed: the registry has closed the line since, without a word.
         """
-        began = time.monotonic()
-        report_at = began + _SAID_AFTER_S
-        deadline = began + self._this_node.cluster.join_timeout_s
+        report_at = time.monotonic() + _REPORT_AFTER_S
+        deadline = time.monotonic() + self._this_node.cluster.join_timeout_s
         refused_since: float | None = None
         while True:
             line, problem = await self._try(deadline)
@@ -76,14 +75,14 @@ class RegistryClient:
                 error = UserError(key="cluster.rendezvous_endpoint", happened=happened, fix=fix)
                 self._end(str(error), FAILED if is_back else ENVIRONMENT_REFUSES)
             if now > report_at:
-                report_at = now + _SAID_EVERY_S
+                report_at = now + _REPORT_EVERY_S
                 print(f"waiting for the first machine: {problem}", file=sys.stderr, flush=True)
             await asyncio.sleep(_RETRY_S)
 
     def end_if_stopped(self) -> None:
         """End where a stop signal came, and the registry cannot be told."""
         if self._stops and not self._rendezvous.is_first:
-            raise End(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
+            raise ProgramEnd(INTERRUPTED if signal.SIGINT in self._stops else TERMINATED)
 
     async def _try(self, deadline: float) -> tuple[Line | None, str]:
         """Try each address of the registry once; return the line, or why there is none."""
@@ -114,7 +113,7 @@ class RegistryClient:
         return None, problem
 
     async def _introduce(self, line: Line, listener: str, deadline: float, *, is_only_one: bool = True) -> None:
-        """Tell the registry what this machine is, and be taken in. LineLost: not yet. End: it is refused."""
+        """Tell the registry what this machine is, and be taken in. LineLost: not yet. ProgramEnd: it is refused."""
         self.line = line
         token = self._rendezvous.token
         facts = self._this_node.facts.now()
@@ -126,6 +125,23 @@ class RegistryClient:
         own_proof = proof(token, by="node", over=their_nonce, own=own_nonce)
         told = replace(facts, run=self.left or facts.run).to_json()
         line.send("hello", name=facts.host, nonce=own_nonce, proof=own_proof, program=self._program, pid=os.getpid(), facts=told)
+        welcome = await self._receive_welcome(line, deadline, is_only_one=is_only_one)
+        if not is_proven(welcome.get("proof"), proof(token, by="registry", over=own_nonce, own=their_nonce)):
+            if not is_only_one:
+                raise LineLost("does not know this run's token")
+            happened = f"{listener} does not know this run's token; nothing that it sends is run"
+            fix = "check which program listens there; use the same cluster.rendezvous_id on all machines, or another port"
+            self._end(str(UserError(key="cluster.rendezvous_id", happened=happened, fix=fix)))
+        self.first_host = shown(welcome["first"])
+        self.has_joined = True
+        if not self._rendezvous.is_first and welcome.get("folder"):
+            print(f"joined {shown(welcome['folder'])}, whose first machine is {self.first_host}", file=sys.stderr, flush=True)
+        line.beat()
+        for index, number in enumerate(self._stops):
+            line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:index]))
+
+    async def _receive_welcome(self, line: Line, deadline: float, *, is_only_one: bool) -> Message:
+        """Answer what the registry asks before it takes this machine in. LineLost: of another run. ProgramEnd: it is refused."""
         while (message := await line.receive(silent_s=max(1.0, deadline - time.monotonic())))["kind"] != "welcome":
             if message["kind"] == "say":
                 print(shown(message.get("text")), file=sys.stderr, flush=True)
@@ -134,26 +150,14 @@ class RegistryClient:
             elif message["kind"] == "refused":
                 if message.get("is_foreign") and not is_only_one:
                     raise LineLost("is of another run")
-                head = f"{message.get('first')} refuses this machine, {facts.host}:"
+                head = f"{message.get('first')} refuses this machine, {self._this_node.facts.host}:"
                 self._end(shown("\n  ".join([head, *map(str, message.get("reasons", []))])))
-        if not is_proven(message.get("proof"), proof(token, by="registry", over=own_nonce, own=their_nonce)):
-            if not is_only_one:
-                raise LineLost("does not know this run's token")
-            happened = f"{listener} does not know this run's token; nothing that it sends is run"
-            fix = "check which program listens there; use the same cluster.rendezvous_id on all machines, or another port"
-            self._end(str(UserError(key="cluster.rendezvous_id", happened=happened, fix=fix)))
-        self.first_host = shown(message["first"])
-        self.has_joined = True
-        if not self._rendezvous.is_first and message.get("folder"):
-            print(f"joined {shown(message['folder'])}, whose first machine is {self.first_host}", file=sys.stderr, flush=True)
-        line.beat()
-        for index, number in enumerate(self._stops):
-            line.send("stop", signal=number, is_final=is_final_stop(number, self._stops[:index]))
+        return message
 
     @staticmethod
     def _end(text: str, code: int = ENVIRONMENT_REFUSES) -> NoReturn:
         print(f"\n{text}", file=sys.stderr, flush=True)
-        raise End(code)
+        raise ProgramEnd(code)
 
 
 async def _sees(folder: str) -> bool:

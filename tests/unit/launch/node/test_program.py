@@ -20,7 +20,7 @@ from ddp_train.launch.job import Job
 from ddp_train.launch.node import attempt_agent, registry_client
 from ddp_train.launch.node import program as module
 from ddp_train.launch.node.program import _Program
-from ddp_train.launch.node.registry_client import End
+from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node.wire import Line, LineLost, Message, of_socket
 from ddp_train.run_folder import failure
@@ -222,8 +222,8 @@ def test_an_agent_that_outlives_a_kill_holds_nobody(
         async with bed(tmp_path) as found:
             found.registry.send("attempt", **an_attempt(tmp_path, max_restarts=3))
             await until(lambda: agents)
-            with pytest.raises(End) as end:
-                await found.program._be_lost("node0 is silent")
+            with pytest.raises(ProgramEnd) as end:
+                await found.program._end_as_lost("node0 is silent")
             agents[-1].is_held = False
             return end.value.code
 
@@ -249,12 +249,12 @@ def test_a_lost_machine_ends_as_the_run_has_ended(
             await until(lambda: agents)
             if status is not None:
                 Result(status=status, step=3).write(RunFolder(tmp_path).result)
-            with pytest.raises(End) as end:
+            with pytest.raises(ProgramEnd) as end:
                 await lose(found.program)
             return end.value.code
 
     async def lose(program: _Program) -> None:
-        await program._be_lost("node0 is silent")
+        await program._end_as_lost("node0 is silent")
         assert await program._client.join(is_back=True, has_closed=False) is None
         program._end_without_it("ended its node program")
 
@@ -289,7 +289,7 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
             if is_dropped:
                 found.registry.send("dropped", why="has an agent that cannot be killed")
             found.registry.cut()
-            with pytest.raises(End) as ended:
+            with pytest.raises(ProgramEnd) as ended:
                 await end
             return ended.value.code
 
