@@ -182,7 +182,7 @@ def test_what_torch_and_python_say_is_known() -> None:
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 608 bytes",
         "cuFFT error: CUFFT_ALLOC_FAILED",
         "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
-        "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`. If you keep seeing this error",  # H200, full
+        "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`. If you keep",  # H200
     ],
 )
 def test_what_the_libraries_of_a_gpu_say_is_known(text: str) -> None:

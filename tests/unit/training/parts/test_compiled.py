@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -20,7 +21,7 @@ from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError, RunError
 from ddp_train.model.gpt import GPT
-from ddp_train.training.parts.compiled import Compiled, compile_model, compile_note, keep_cache
+from ddp_train.training.parts.compiled import Compiled, compile_model, compile_note, end_compilers, keep_cache
 from ddp_train.training.parts.components import with_loss
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
@@ -216,6 +217,19 @@ def test_on_a_network_each_machine_has_a_copy_of_the_cache_on_its_own_disk(monke
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     keep_cache(shared, alone())
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(shared), "a temporary folder on a network is no better"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles for a CPU with g++")
+def test_processes_that_compile_end_with_the_run_that_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import async_compile, config
+
+    monkeypatch.setattr(config, "compile_threads", 2)
+    async_compile.AsyncCompile.process_pool()
+    (pool,) = async_compile._pool_set
+    assert pool.process.poll() is None
+    end_compilers()
+    assert pool.process.poll() is not None
 
 
 def test_a_run_compiles_before_its_first_step_and_trains_as_without(capsys: pytest.CaptureFixture[str]) -> None:
