@@ -61,7 +61,8 @@ def _this_node(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, ar
     facts = collect(config, rendezvous, processes=devices.processes_per_node(processes_given(cluster, os.environ), cluster.device))
     if isinstance(config, ClusterConfig):
         facts = of_a_command_line(facts, arguments)
-    facts, restarts = replace(facts, run=rendezvous.run), max_restarts(cluster, os.environ)
+    facts = replace(facts, run=rendezvous.run)
+    restarts = max_restarts(cluster, os.environ)
     return ThisNode(rendezvous=rendezvous, cluster=cluster, facts=facts, max_restarts=restarts, arguments=arguments)
 
 

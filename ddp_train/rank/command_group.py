@@ -146,7 +146,8 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
     text = wait_for(store, "compared", within_s=2 * _LOOK_WITHIN_S)
     if not text:
         return True
-    happened, expected = f"the machines cannot train together:\n    {text}", "the same command, code, data and versions on each machine"
+    happened = f"the machines cannot train together:\n    {text}"
+    expected = "the same command, code, data and versions on each machine"
     fix = "fix these differences, then start torchrun again on all machines"
     error = EnvironmentRefuses(key="cluster", happened=happened, expected=expected, fix=fix)
     if torchrun_env.local_rank() == 0:

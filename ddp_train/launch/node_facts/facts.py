@@ -25,8 +25,7 @@ from ddp_train.system import devices, network
 from ddp_train.system.redaction import HIDDEN, is_secret_key, redact_all
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-_DATA_WITHIN_S = 0.9
-_SOURCE_WITHIN_S = 0.4
+_DATA_WITHIN_S, _SOURCE_WITHIN_S = 0.9, 0.4
 _PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf")
 _TYPED_BY_MACHINE = ("cluster.node_rank=", "cluster.processes_per_node=", "cluster.threads_per_process=")
 _PATH_KEYS = ("root", "path", "file", "folder", "dir", "directory")  # of data
