@@ -26,8 +26,7 @@ from ddp_train.system.process import file_in_memory
 def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here: bool) -> RunConfig:
     """Resolve and check a composed config, as `check_config` does, in this process or in one that has torch.
 
-    Args:
-        trains_here: the process that imports torch for the ranks is needed next. Else, and for the jobs of a sweep, it is imported here.
+    `trains_here`: the process that imports torch for the ranks is needed next. Else, and for the jobs of a sweep, it is imported here.
     """
     if trains_here and "torch" not in sys.modules:
         try:

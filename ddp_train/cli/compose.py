@@ -198,8 +198,7 @@ def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
 def check_composed(composed: DictConfig, hydra_config: DictConfig, *, trains_here: bool = False) -> RunConfig:
     """Check what Hydra composed, without the node `hydra`, and return it resolved.
 
-    Args:
-        trains_here: when nothing is wrong, ranks of this machine come next: what they need may be imported for the check.
+    `trains_here`: when nothing is wrong, ranks of this machine come next: what they need may be imported for the check.
     """
     job_config = composed.copy()
     if "hydra" in job_config:

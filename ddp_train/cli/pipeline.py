@@ -19,8 +19,7 @@ _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second c
 def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     """Check that a run can begin: it waits for runs, its weights exist or will exist, and its data has labels.
 
-    Args:
-        begins: False: it has begun already; its initial weights may be gone.
+    `begins`: False: it has begun already; its initial weights may be gone.
 
     Raises ConfigErrors: with every problem.
     Raises EnvironmentRefuses: a run that it waits for never gets done.

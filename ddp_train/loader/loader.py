@@ -13,7 +13,7 @@ from ddp_train.interfaces import DataSource, Indices, map_tensors
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.mixture import MixtureSampler
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
-from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, TrainReader, TrainRequest
+from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, Request, TrainReader, TrainRequest
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -119,23 +119,23 @@ class TrainLoader(Loader):
         self.grad_accum_steps = grad_accum_steps
         self._micro_steps = cache(by_size or (lambda size: grad_accum_steps))  # by the size of the global batch
         self._rank, self._world_size = rank, world_size
-        self._read = TrainReader(source, order, skips=skips, blend=blend)
-        self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
+        self._reader = TrainReader(source, order, skips=skips, blend=blend)
+        self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
 
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
-        return self._reading.results(self._requests(samples))
+        return self._fetcher.fetch_all(self._requests(samples))
 
     def micro_steps(self, samples: int) -> int:
         return self._micro_steps(self.order.batch_at(samples).size) if self.grad_accum_steps > 1 else 1
 
     def peek(self) -> MicroBatch:
-        return self._reading.here(next(self._requests(0)))
+        return self._fetcher.fetch_here(next(self._requests(0)))
 
     def of_size(self, size: int) -> MicroBatch:
-        return self._read.of_size(size)
+        return self._reader.of_size(size)
 
     def sample_ids(self, samples: int, number: int) -> Indices | None:
-        return self._read.indices(next(islice(self._requests(samples), number, None)))
+        return self._reader.indices(next(islice(self._requests(samples), number, None)))
 
     def used(self, samples: int) -> dict[str, int]:
         return self._mixture.used(samples) if self._mixture is not None else {}
@@ -211,21 +211,21 @@ class PositionedEvaluationLoader(EvaluationLoader):
         self.skips = skips
         self.first, self._stop = share(0, self.num_samples, rank, world_size)  # this rank's samples
         self._batch_size = batch_size
-        self._read = EvalReader(source, skips=skips)
-        self._reading = _Reading(self._read, num_workers=num_workers, pin_memory=pin_memory)
+        self._reader = EvalReader(source, skips=skips)
+        self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
 
     def __len__(self) -> int:
         return max(1, -(-(self._stop - self.first) // self._batch_size))
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        return self._reading.results(self._requests())
+        return self._fetcher.fetch_all(self._requests())
 
     def peek(self) -> MicroBatch:
         """Return this rank's first micro-batch, read where it will be read: a worker must be able to."""
-        return self._reading.alone(next(self._requests()))
+        return self._fetcher.fetch_one(next(self._requests()))
 
     def sample_ids(self, number: int) -> Indices:
-        return self._read.indices(next(islice(self._requests(), number, None)))
+        return self._reader.indices(next(islice(self._requests(), number, None)))
 
     def _requests(self) -> Iterator[EvalRequest]:
         if self.first == self._stop:  # more ranks than samples: a stand-in, so that all ranks have the same sums to reduce
@@ -234,23 +234,24 @@ class PositionedEvaluationLoader(EvaluationLoader):
             yield EvalRequest(start, min(start + self._batch_size, self._stop))
 
 
-class _Reading:
-    """How requests become micro-batches: here or in workers."""
+class _Fetcher:
+    """Gets the micro-batches of requests from a reader: in this process, or from workers that read ahead."""
 
-    def __init__(self, read: Any, *, num_workers: int, pin_memory: bool) -> None:
-        self._read, self._num_workers, self._pin_memory = read, num_workers, pin_memory
+    def __init__(self, reader: Any, *, num_workers: int, pin_memory: bool) -> None:
+        self._reader = reader  # a `TrainReader` or an `EvalReader`, with requests of its kind
+        self._num_workers, self._pin_memory = num_workers, pin_memory
         self._known_bad: set[int] = set()
 
-    def here(self, request: Any) -> MicroBatch:
-        micro_batch: MicroBatch = self._read(request)
+    def fetch_here(self, request: Request) -> MicroBatch:
+        micro_batch: MicroBatch = self._reader(request)
         return micro_batch.pin_memory() if self._pin_memory else micro_batch
 
-    def alone(self, request: Any) -> MicroBatch:
-        (micro_batch,) = [self.here(request)] if self._num_workers == 0 else self._by_workers(iter([request]), num_workers=1)
+    def fetch_one(self, request: Request) -> MicroBatch:
+        (micro_batch,) = [self.fetch_here(request)] if self._num_workers == 0 else self._by_workers(iter([request]), num_workers=1)
         return micro_batch
 
-    def results(self, requests: Iterator[Any]) -> Iterator[MicroBatch]:
-        micro_batches = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(self.here, requests)
+    def fetch_all(self, requests: Iterator[Request]) -> Iterator[MicroBatch]:
+        micro_batches = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(self.fetch_here, requests)
         for micro_batch in micro_batches:
             for bad in micro_batch.skipped:
                 if bad.sample not in self._known_bad:
@@ -258,8 +259,8 @@ class _Reading:
                     logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
             yield micro_batch
 
-    def _by_workers(self, requests: Iterator[Any], *, num_workers: int) -> Iterator[MicroBatch]:
-        workers = WorkerPool([self._read] * num_workers, pin_memory=self._pin_memory)
+    def _by_workers(self, requests: Iterator[Request], *, num_workers: int) -> Iterator[MicroBatch]:
+        workers = WorkerPool([self._reader] * num_workers, pin_memory=self._pin_memory)
         try:
             yield from workers.results(requests)
         except WorkerDied as death:
@@ -269,13 +270,13 @@ class _Reading:
 
     def _explain(self, death: WorkerDied) -> UserError:
         """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
-        indices = self._read.indices(death.request).tolist()
-        workers = WorkerPool([self._read.samples.read_alone])
+        indices = self._reader.indices(death.request).tolist()
+        workers = WorkerPool([self._reader.samples.read_alone])
         try:
             list(workers.results(iter(indices)))
         except WorkerDied as second:
             index = second.request
-            happened = f"sample {index}{self._read.samples.where(index)} ends the process that reads it: it {second.how()}"
+            happened = f"sample {index}{self._reader.samples.where(index)} ends the process that reads it: it {second.how()}"
             return DataError(key="data", happened=happened, expected="samples that can be read", fix="repair or remove it")
         except Exception as error:  # reported like any other, had the process lived
             logger.info("reading again what the worker was reading: %r", error)

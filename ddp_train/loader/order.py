@@ -42,8 +42,7 @@ class GlobalBatch(NamedTuple):
 class BatchOrder:
     """Where global batches begin and epochs end: of data without positions, whose batches all have the same size.
 
-    Args:
-        length: samples of an epoch, rounded up to whole batches (with `drop_last` down); None: there are no epochs.
+    `length`: samples of an epoch, rounded up to whole batches (with `drop_last` down); None: there are no epochs.
     """
 
     steps_per_epoch: int | None = None  # None also where epochs differ: `trainer.batch_size_schedule`

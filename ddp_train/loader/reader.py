@@ -43,9 +43,9 @@ class MicroBatch(NamedTuple):
         return self._replace(batch=pin_memory(self.batch))
 
 
-def as_micro_batch(batch: Batch | Counted, asked: int, *, is_stand_in: bool = False, skipped: tuple[BadSample, ...] = ()) -> MicroBatch:
+def as_micro_batch(batch: Batch | Counted, num_asked: int, *, is_stand_in: bool = False, skipped: tuple[BadSample, ...] = ()) -> MicroBatch:
     """Return a batch with its number of samples: as many as were asked for, unless its collate says another."""
-    batch, num_samples = batch if isinstance(batch, Counted) else (batch, asked)
+    batch, num_samples = batch if isinstance(batch, Counted) else (batch, num_asked)
     first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
     tells = first is not None and len(first) == num_samples
     return MicroBatch(batch, is_stand_in, skipped, num_samples=None if tells else num_samples)
@@ -65,6 +65,9 @@ class EvalRequest(NamedTuple):
 
     start: int
     stop: int
+
+
+Request = TrainRequest | EvalRequest
 
 
 class TrainReader:

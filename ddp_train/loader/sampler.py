@@ -42,8 +42,7 @@ class Weighted:
     By inversion: a keyed hash of the position is a point on the line of all weights laid end to end, found by bisection. Half of an
     alias table's memory, built in one vectorised pass, and a weight of zero is never drawn.
 
-    Args:
-        weights: float64 [N], finite, none negative, one of them positive.
+    `weights`: float64 [N], finite, none negative, one of them positive.
     """
 
     repeats, window = True, 1

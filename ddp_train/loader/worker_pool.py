@@ -254,8 +254,7 @@ class SharedBatch:
     Tensors are copied in and out, the rest of the batch travels with them as a pickle. Nothing is allocated for each batch, and a batch
     that was put in is there even if the process that put it in has ended since.
 
-    Args:
-        descriptor: of the file in memory; None makes one.
+    `descriptor`: of the file in memory; None makes one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:

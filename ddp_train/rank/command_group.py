@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Store
@@ -46,14 +47,14 @@ class CommandGroup:
         self._is_announced = False
         self.job: Job | None = None  # the run that was announced
 
-    def serve(self, load_cli: Callable[[], Any]) -> int:
+    def serve(self, load_cli: Callable[[], ModuleType]) -> int:
         """Do what the command line asks for, to its end, and return the exit code."""
         code = self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
         if code in EXIT_CODE_OF_STOP.values() and (member := self._member) is not None and self._is_users_torchrun:
             end_agent(lambda: member.is_stopping)
         return code
 
-    def _lead(self, load_cli: Callable[[], Any]) -> int:
+    def _lead(self, load_cli: Callable[[], ModuleType]) -> int:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
         begins_at = self._attempt.begins_at
         if begins_at is not None and (final_code := make_way(begins_at, self._attempt.size)) is not None:

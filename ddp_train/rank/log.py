@@ -29,8 +29,7 @@ def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextI
     File descriptors are redirected, not only Python's streams, so that a segfault's last words and C++ warnings are kept. What C writes
     to its own stdout, as NCCL does, is there line by line: a rank that is killed, aborted or left has no time to empty a buffer.
 
-    Args:
-        shows: let Python's own `print` and warnings of loggers on global rank 0 reach the terminal.
+    `shows`: let Python's own `print` and warnings of loggers on global rank 0 reach the terminal.
     """
     run_folder.logs.mkdir(parents=True, exist_ok=True)
     _flush()

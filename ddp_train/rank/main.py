@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from ddp_train.distributed.attempt import LEAVE_WITHIN_S, Attempt, agree_on_attempt, leave
 from ddp_train.distributed.store import join_store
@@ -26,7 +26,7 @@ from ddp_train.system import handover, torchrun_env
 _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
 
 
-def main(load_cli: Callable[[], Any], words: Sequence[str]) -> int:
+def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
     """Serve the one job that `ddp-train` composed, the jobs of its sweep, or else what the command line asks for. Every rank runs this.
 
     Args:

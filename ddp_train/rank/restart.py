@@ -33,8 +33,7 @@ def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
 
     The failure's screen is for the last failure. The ones before it stay as failure.1.json, failure.2.json, ...
 
-    Args:
-        has_failed: whether a failure on this machine is the reason.
+    `has_failed`: whether a failure on this machine is the reason.
     """
     place = "continues the sweep" if is_sweep(run_folder.root) else run_folder.continues()
     report = failure.load_report(run_folder.failure)

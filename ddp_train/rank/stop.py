@@ -241,8 +241,7 @@ class Stop:
     def agree_to_save(self, step: int, *, wanted: bool) -> bool:
         """Return whether all ranks save after this step; called after each step, and after `begin_next`, the same on every rank.
 
-        Args:
-            wanted: rank 0 alone: agree on a step soon; alone in the world, on this one.
+        `wanted`: rank 0 alone: agree on a step soon; alone in the world, on this one.
         """
         if self.peers.is_alone:
             return wanted

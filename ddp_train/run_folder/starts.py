@@ -20,7 +20,7 @@ from ddp_train.system.files import write_json
 MAX_STARTS_WITHOUT_CHECKPOINT = 4
 NO_PROGRESS_ERROR = "NoProgress"  # the error in result.json begins so after the last of them
 _SHOWN = 100  # characters of an error
-_ENGINE, _TAKEN, _RANKS = "engine", "ranks of an engine", "ranks"
+_ENGINE, _RANKS_OF_ENGINE, _RANKS = "engine", "ranks of an engine", "ranks"  # who has counted an attempt (`_Starts.open`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class _Starts:
 
     checkpoint: int = 0  # step of the newest one
     began: list[float] = field(default_factory=list)  # times of the attempts without a newer one, in seconds since the epoch
-    open: str = ""  # what has counted the attempt that has not ended yet
+    open: str = ""  # who has counted the attempt that has not ended yet; "": there is none
 
     def write(self, run_folder: RunFolder) -> None:
         if self.began:
@@ -79,14 +79,13 @@ class _Starts:
 def count_attempt(run_folder: RunFolder, *, by_engine: bool = False) -> None:
     """Count an attempt. Rank 0 calls this at its begin; under an engine the program that starts the machines has counted it before.
 
-    Args:
-        by_engine: also move away the result and report of earlier attempts: later ones are of this one.
+    `by_engine`: also move away the result and report of earlier attempts: later ones are of this one.
     """
     if by_engine:
         run_folder.archive_failure()
     starts = _load(run_folder)
     if not by_engine and starts.open == _ENGINE:
-        starts.open = _TAKEN
+        starts.open = _RANKS_OF_ENGINE
     else:
         starts.began.append(time.time())
         starts.open = _ENGINE if by_engine else _RANKS

@@ -29,8 +29,7 @@ _HOST = torch.device("cpu")
 def build_model(config: RunConfig, world: World, answers: Mapping[str, Any], *, is_filled: bool = False) -> nn.Module:
     """Return the model, with the initial weights that it has on every rank and for every number of ranks; made where the world is meta.
 
-    Args:
-        is_filled: the strategy fills models without values from rank 0's: the other ranks return such a one, if it can be made. Collective.
+    `is_filled`: the strategy fills models without values from rank 0's: the other ranks return such a one, if it can be made. Collective.
     """
 
     def make() -> nn.Module:

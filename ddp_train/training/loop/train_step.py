@@ -57,8 +57,7 @@ class TrainStep:
         Gradients are exchanged as the strategy does it (DDP: once, in the last micro-batch's backward). They are the exact weighted mean
         over the global batch: every loss is a sum, divided by the weight of the whole batch.
 
-        Args:
-            micro_batches: as many as the loader's `micro_steps`, asked for one by one.
+        `micro_batches`: as many as the loader's `micro_steps`, asked for one by one.
 
         Returns:
             Gradient norm before clipping, L2 over all parameters, shape [], not synchronised; None when it is neither measured nor clipped.

@@ -157,7 +157,7 @@ class Components(EvaluationParts):
 
     def zero_gradients(self) -> None:
         """Forget the gradients of a step."""
-        if self.train_loader.grad_accum_steps > 1 and self.zeroes_gradients_in_place():
+        if self.zeroes_gradients_in_place():
             self.optimizer.zero_grad(set_to_none=False)
         elif getattr(self.optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:  # it may have more to forget
             self.optimizer.zero_grad(set_to_none=True)

@@ -96,8 +96,7 @@ class LogWindow:
     def read(self, reduction: Reduction, grad_norm: Tensor | None = None) -> Reading:
         """Sum this rank's numbers with those of the others, together with what `reduction` has already. Reads the device once. Collective.
 
-        Args:
-            grad_norm: of the newest step; None: not known.
+        `grad_norm`: of the newest step; None: not known.
         """
         world, num_steps = reduction.world, len(self._weights)
         reduction.add("skipped", [self.skipped])

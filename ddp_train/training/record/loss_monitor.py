@@ -46,8 +46,7 @@ class LossMonitor:
     def judge(self, window: LogWindow, reading: Reading, state: TrainState, order: BatchOrder, *, is_scaled: bool = False) -> float:
         """Judge the steps of the window that were not judged yet.
 
-        Args:
-            is_scaled: a loss scaler leaves out the steps whose gradient is not finite, as it should; they are not reported.
+        `is_scaled`: a loss scaler leaves out the steps whose gradient is not finite, as it should; they are not reported.
 
         Returns the mean loss of all its steps over all ranks; NaN where none of them counts.
 

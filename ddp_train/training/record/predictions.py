@@ -45,8 +45,7 @@ class PredictionFiles:
     def add(self, rows: Mapping[str, Tensor], *, skips: Sequence[int] = ()) -> None:
         """Write the rows of this rank's next samples, each tensor of shape [B, ...], alike in every batch. `close` reports a full disk.
 
-        Args:
-            skips: samples among them that could not be read; their rows are NaN, or -1 in an array of integers.
+        `skips`: samples among them that could not be read; their rows are NaN, or -1 in an array of integers.
         """
         arrays = {name: _to_numpy(name, tensor) for name, tensor in rows.items()}
         layouts = {name: (array.dtype.str, array.shape[1:]) for name, array in arrays.items()}
@@ -71,8 +70,7 @@ class PredictionFiles:
     def close(self, *, keep: bool) -> None:
         """Rename the finished files to their own name; they replace those of an earlier evaluation after the same step. Collective.
 
-        Args:
-            keep: False: the evaluation was given up; its files are removed.
+        `keep`: False: the evaluation was given up; its files are removed.
 
         Raises OSError: on every rank when one could not write.
         Raises ValueError: on every rank when the rows are not one per sample, or differ between ranks.

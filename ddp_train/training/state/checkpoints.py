@@ -81,8 +81,8 @@ class Checkpoints:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
         self._saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as aside:
-            saved = checkpoint_content(self.components, self.state, window, self.world, aside)
-            self._saver.save(saved, metrics=self._schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
+            content = checkpoint_content(self.components, self.state, window, self.world, aside)
+            self._saver.save(content, metrics=self._schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
     def finish(self) -> str:
         """Wait until the newest checkpoint is complete; return its error, or "". Collective."""
