@@ -119,8 +119,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_
 
     Its section `data` is the run's evaluation data, and nothing else; its evaluation sets are complete nodes.
 
-    Args:
-        chosen_set: the name of one evaluation set; "": all.
+    `chosen_set`: the name of one evaluation set; "": all.
     """
     saved = answered_config(folder)
     is_data_typed = any(text.lstrip("+").partition("=")[0].partition(".")[0] == "data" for text in overrides)

@@ -90,8 +90,7 @@ def forbid_effects(name: str) -> None:
     The error is a PermissionError, as on a read-only machine without a network: code that can do without goes on. A library in C that
     opens files by itself is not stopped.
 
-    Args:
-        name: of this process, for the error.
+    `name`: of this process, for the error.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

@@ -91,8 +91,7 @@ def frozen_job(
 ) -> Job:
     """Return the job of a run folder: its own frozen config, with single values changed.
 
-    Args:
-        sweep: the folder that was typed, where it is that of a sweep.
+    `sweep`: the folder that was typed, where it is that of a sweep.
     """
     saved = saved_config(folder)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # it was that of the machine where the run began

@@ -129,8 +129,7 @@ class RunConfig(RootConfig, Sections):
     def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
         """Return config.yaml.
 
-        Args:
-            answers: of its `auto`s, by their keys, as plain values; they replace the `auto`s, whose keys the file lists under `auto`.
+        `answers`: of its `auto`s, by their keys, as plain values; they replace the `auto`s, whose keys the file lists under `auto`.
         """
         if not answers:
             return self._yaml

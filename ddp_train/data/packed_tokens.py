@@ -108,8 +108,7 @@ def best_fit_decreasing(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.i
     Items of one size are handled together, and so are bins with the same room: the fullest bin with room for an item takes as many of that
     size as it can. So numpy moves N items, and Python takes one step for each pair of a size and a room that meet.
 
-    Args:
-        sizes: from 1 to `capacity`, shape [N].
+    `sizes`: from 1 to `capacity`, shape [N].
 
     Returns the bin of each item, shape [N]; bins are numbered from 0 without a gap.
 

@@ -159,8 +159,7 @@ def require_labels(path: Path, labels: NDArray[np.integer[Any]], *, num_images: 
 def random_crop(images_BCHW: Tensor, keys: Keys, *, padding: int, fill_C11: Tensor | None) -> Tensor:
     """Pad each side by `padding` pixels and cut a window of the old size at random, on the device that the images are on.
 
-    Args:
-        fill_C11: what is added: one value per channel; None: the image itself, mirrored at its border.
+    `fill_C11`: what is added: one value per channel; None: the image itself, mirrored at its border.
     """
     B, C, H, W = images_BCHW.shape
     padded_BCHW = images_BCHW.new_empty(B, C, H + 2 * padding, W + 2 * padding)
