@@ -29,7 +29,7 @@ class Retention:
 
 @dataclass(kw_only=True)
 class CheckpointSchedule:
-    """Says after which steps a checkpoint is saved, on all ranks alike and without a collective."""
+    """Decides after which steps a checkpoint is saved, on all ranks alike and without a collective."""
 
     every_evaluation: bool  # whether each evaluation is followed by one
     every_steps: int | None  # between two; None: not by steps
@@ -59,8 +59,8 @@ class CheckpointSchedule:
         names = record.keys() - {"split", "step", "epoch", "samples", "time"}
         self._metrics |= {f"{record['split']}/{name}": record[name] for name in sorted(names)}
 
-    def is_due(self, step: int) -> bool:
-        """Tell whether a checkpoint is due after this step. To be asked once, after each step and its evaluation, on every rank."""
+    def decide(self, step: int) -> bool:
+        """Decide whether a checkpoint is saved after this step. Called once, after each step and its evaluation, on every rank."""
         is_due = self.every_steps is not None and step % self.every_steps == 0
         if step == self._step:  # else nothing was measured
             is_due |= self.every_evaluation and any(name.startswith("eval/") for name in self._metrics)

@@ -32,7 +32,7 @@ def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
     `uses_compiler`: import the compiler, too, while nothing is asked for: this process starts several agents, or waits before the first.
     """
     global _server
-    if _server is not None and not _server.is_there():  # it was killed
+    if _server is not None and not _server.wait_until_ready():  # it was killed
         stop_fork_server()
     if _server is None:
         environment = {**os.environ, NUM_THREADS: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded

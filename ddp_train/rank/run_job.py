@@ -102,9 +102,9 @@ def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) 
         log_event=records.log_event,
         show=records.show,
         save=checkpoints.save,
-        saves_after=checkpoints.is_due,
+        decide_save=checkpoints.decide_save,
         rewind=checkpoints.rewind,
-        stops_after=lambda taken: not stop.begin_next(taken) or state.step == pause_after,
+        begin_next_step=lambda taken: stop.begin_next_step(taken) and state.step != pause_after,
         is_stopping=stop.is_asked,
     )
     trainer = build_trainer(job.config, components, state, world, services)

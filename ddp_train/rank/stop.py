@@ -224,7 +224,7 @@ class Stop:
         with self._leave_gate:
             self._is_training = True
 
-    def begin_next(self, step: int) -> bool:
+    def begin_next_step(self, step: int) -> bool:
         """Begin the next step, unless this one is the last; return whether it has begun. After each step the same on every rank."""
         with self._step_gate:
             if self.is_last(step):
@@ -239,7 +239,7 @@ class Stop:
         return self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
 
     def agree_to_save(self, step: int, *, wanted: bool) -> bool:
-        """Return whether all ranks save after this step; called after each step, and after `begin_next`, the same on every rank.
+        """Return whether all ranks save after this step; called once after each step and `begin_next_step`; the same on every rank.
 
         `wanted`: rank 0 alone: agree on a step soon; alone in the world, on this one.
         """

@@ -51,16 +51,16 @@ class ForkServer:
         self._waiting: Child | None = waiting
         self._request_socket, self._is_loaded = request_socket, is_loaded
 
-    def is_there(self) -> bool:
-        """Tell whether a process waits for a request. Blocks while a process that was asked before still imports."""
+    def wait_until_ready(self) -> bool:
+        """Wait while the process that got the last request still imports; return whether one is left that serves another."""
         if self._waiting is None:
             self._waiting = self._next()
         return self._waiting is not None and self._waiting.exit_code() is None
 
     def start(self, request: Request) -> Child:
-        """Send a request to the waiting process, which serves it after the imports; return that child."""
-        assert self._waiting is not None, "is_there() was not asked"
-        child, self._waiting = self._waiting, None
+        """Send a request to the process that waits for it, now or soon, and serves it after the imports; return that child."""
+        child, self._waiting = self._waiting or self._next(), None
+        assert child is not None, "none is left (`wait_until_ready`)"
         if not request.is_last:
             set_subreaper(True)
         content = file_in_memory(pickle.dumps(request))

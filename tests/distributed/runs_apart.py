@@ -95,7 +95,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         health=replace(run.health, check_replicas_every_steps=every_steps),
     )
     services = RunServices(
-        write=lambda record: records.append(dict(record)), save=save, saves_after=lambda step: to is not None and step in SAVED
+        write=lambda record: records.append(dict(record)), save=save, decide_save=lambda step: to is not None and step in SAVED
     )
     trainer = build_trainer(config, parts, state, world, services)
 

@@ -65,7 +65,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
                 saver.save(checkpoint_content(parts, state, window, world, aside))
 
     services = RunServices(
-        write=lambda record: records.append(dict(record)), save=save, saves_after=lambda step: to is not None and step == SAVED
+        write=lambda record: records.append(dict(record)), save=save, decide_save=lambda step: to is not None and step == SAVED
     )
     build_trainer(replace(run, sanity_check=since is None), parts, state, world, services).train()
     assert saver.finish() == ""

@@ -57,7 +57,7 @@ class Ranks:
         """Start one rank: in the place of torch's `get_subprocess_handler`, whose arguments these are, and return what torch asks it."""
         python, words = interpreter(), [entrypoint, *map(str, args)]
         can_fork = words[: len(python)] == python and not others.get("numa_options")
-        if not can_fork or self._server is None or not self._server.is_there():
+        if not can_fork or self._server is None or not self._server.wait_until_ready():
             return get_subprocess_handler(entrypoint, args, env, stdout, stderr, **others)
         if self.to_start is not None:
             self.to_start -= 1

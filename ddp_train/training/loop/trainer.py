@@ -75,11 +75,13 @@ class RunServices:
     log_event: Callable[[Event, str], None] = lambda event, line: None  # gets the line for the screen, too
     show: Callable[[str, Tensor | str, int], None] = lambda name, shown, step: None  # a callback's image or text
 
+    # Two decisions after each step, made once on every rank, in this order (`Trainer._take_steps` says why); the same on all ranks.
+    begin_next_step: Callable[[int], bool] = lambda taken: True  # False: all stop after so many steps, and it is not begun
+    decide_save: Callable[[int], bool] = lambda step: False  # whether a checkpoint is saved now
+
     save: Callable[[WindowSums], None] = lambda window: None  # collective; gets what has come since the last record
-    saves_after: Callable[[int], bool] = lambda step: False  # whether a checkpoint is due, asked after each step; the same on all ranks
     rewind: Callable[[Rewind], None] | None = None  # collective; loads a checkpoint into the state, but for the position in the data
 
-    stops_after: Callable[[int], bool] = lambda step: False  # whether this step is the last for now; the same on all ranks
     is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
 
 
@@ -189,13 +191,15 @@ class Trainer:
             if is_log_step:
                 self._log(grad_norm)  # the ranks agree in it on a callback's stop, as they do in an evaluation
 
-            stops = self.services.stops_after(state.steps_taken)
+            # First, as all agreements on this step are known once the next one has begun: `decide_save` must know those on a save.
+            stops = not self.services.begin_next_step(state.steps_taken)
             if self._is_over() or self._is_evaluation_due(batch):
                 started = time.perf_counter()
                 stops = stops or not self.evaluate()
                 state.evaluation_pending = stops
                 self.window.exclude_since(started)
-            saves = self.services.saves_after(state.step)  # after the evaluation: it may be one of the best
+            # After the evaluation, which may be one of the best. Not `stops or decide_save()`: it counts what later decisions depend on.
+            saves = self.services.decide_save(state.step)
             if stops or saves or self._is_over():
                 if not is_log_step:  # else it is known: weights that are lost must not replace good ones
                     self._judge(self.window.read(Reduction(self.world)))

@@ -73,9 +73,9 @@ class Checkpoints:
         )
         self.records.listen(self._schedule.note)
 
-    def is_due(self, step: int) -> bool:
-        """Tell whether a checkpoint is due. To be asked once, after each step and its evaluation; the same on all ranks."""
-        return self._schedule.is_due(step)
+    def decide_save(self, step: int) -> bool:
+        """Decide whether a checkpoint is saved after this step (`CheckpointSchedule.decide`); the same on all ranks."""
+        return self._schedule.decide(step)
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""

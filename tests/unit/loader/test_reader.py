@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(text: list[str], tmp_p
     whole = curve(GROWING, base=text)
     for stop in (1, 3, 4):
         parts = components(GROWING, base=text)
-        trainer(parts, TrainState(), stops_after=lambda step, stop=stop: step == stop).train()  # type: ignore[misc]
+        trainer(parts, TrainState(), begin_next_step=lambda step, stop=stop: step != stop).train()  # type: ignore[misc]
         again, state = components(GROWING, base=text), TrainState()
         restore(saved(tmp_path / str(stop), stop, parts), again, state, alone())
         state.samples = stop * 10

@@ -34,7 +34,7 @@ if sys.argv[2] == "sleeps":
     time.sleep(60)
 if sys.argv[2] == "early":
     print(server.start(Exit(code=3, imports=["early"])).wait(), flush=True)
-    if not server.is_there():
+    if not server.wait_until_ready():
         sys.exit("nothing follows")
 child = server.start(Exit(code=4, imports=sys.argv[3:], is_last=True))
 open("go_on", "w").close()
@@ -65,19 +65,18 @@ def server() -> Iterator[ForkServer]:
 
 def test_each_is_a_child_of_who_asks_in_a_session_of_its_own_and_ends_with_its_own_code(server: ForkServer) -> None:
     for code in (3, 0, 5):
-        assert server.is_there()
+        assert server.wait_until_ready()
         waiting = server._waiting
         assert waiting is not None and parent_of(waiting.pid) == os.getpid()
         child = server.start(Exit(code=code))
         assert child is waiting and child.wait() == code
-    assert server.is_there()
+    assert server.wait_until_ready()
     child = server.start(Exit(signal=signal.SIGSEGV))
     assert child.wait() == -signal.SIGSEGV
 
 
 def test_files_keep_their_numbers(server: ForkServer) -> None:
     reading, writing = os.pipe()
-    assert server.is_there()
     assert server.start(Exit(files=[writing])).wait() == 0
     os.close(writing)
     assert os.read(reading, 100) == b"it is here"
@@ -89,7 +88,7 @@ def test_a_request_of_any_length_is_taken_at_once_by_one_that_imports_still() ->
     request_socket, theirs = socket.socketpair()
     child = fork(lambda: len(os.read(reading, 1)))  # as one that imports: it reads nothing of the line
     server = ForkServer(child, request_socket, is_loaded=False)
-    assert server.is_there()
+    assert server.wait_until_ready()
     server.start(Exit(text="x" * 5_000_000, is_last=True))
     os.write(writing, b"!")
     child.wait()
@@ -103,8 +102,8 @@ def test_what_has_threads_becomes_what_is_asked_for_and_leaves_no_clone() -> Non
 
     with mock.patch("ddp_train.system.fork_server.num_threads", return_value=2):
         server = fork_as_server(with_threads)
-    assert server.is_there() and server.start(Request()).wait() == 0
-    assert not server.is_there()
+    assert server.wait_until_ready() and server.start(Request()).wait() == 0
+    assert not server.wait_until_ready()
     server.end()
 
 
@@ -120,7 +119,7 @@ def test_a_fork_closes_what_is_its_owners_alone() -> None:
 def test_one_that_was_killed_is_not_there_any_more(server: ForkServer) -> None:
     assert server._waiting is not None
     os.kill(server._waiting.pid, signal.SIGKILL)
-    assert wait_until(lambda: not server.is_there(), within_s=10, every_s=0.01)
+    assert wait_until(lambda: not server.wait_until_ready(), within_s=10, every_s=0.01)
 
 
 def spawned(folder: Path, *words: str) -> subprocess.Popen[str]:

@@ -11,7 +11,7 @@ def test_the_loop_says_every_phase_of_every_step() -> None:
     assert parts.eval_loader is not None
     phases, heard = Phases(), []
     phases.listen(lambda phase, step: heard.append((phase, step)))
-    trainer(parts, log_every_steps=10, saves_after=lambda step: True, phases=phases).train()
+    trainer(parts, log_every_steps=10, decide_save=lambda step: True, phases=phases).train()
     evaluation = [each for each in heard if each[0] is Phase.EVALUATION]
     assert len(evaluation) == sum(1 for _ in parts.eval_loader) + 1
     assert [each for each in heard if each not in evaluation] == [

@@ -56,7 +56,7 @@ WINDOW = ["profile=trace", "profile.start_step=3", "profile.steps=2"]
 
 
 def test_a_window_is_a_trace_of_these_steps_with_their_parts_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, *WINDOW, saves_after=lambda step: step == 4, evaluate_every_steps=5)
+    run(tmp_path, *WINDOW, decide_save=lambda step: step == 4, evaluate_every_steps=5)
     assert files(tmp_path) == ["rank_00000_step_000003.pt.trace.json.gz", "rank_00000_step_000003.txt"]
     events = trace(tmp_path, "rank_00000_step_000003")
     assert steps_of(tmp_path, "rank_00000_step_000003") == [4, 5]
@@ -168,7 +168,7 @@ def test_a_request_that_cannot_be_is_said_and_gone(tmp_path: Path, capsys: pytes
 
 
 def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", stops_after=lambda step: step == 2)
+    run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", begin_next_step=lambda step: step != 2)
     assert "nothing was recorded: the run took 2 steps, and 9 come before the window" in capsys.readouterr().out
     (tmp_path / "profile.request").touch()
     Profiler(checked().profile, trainer(components(), run_folder=RunFolder(tmp_path))).close()
@@ -176,7 +176,7 @@ def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp
 
 
 def test_a_run_that_ends_within_its_window_keeps_what_there_is(tmp_path: Path) -> None:
-    run(tmp_path, *WINDOW, "profile.steps=100", stops_after=lambda step: step == 6)
+    run(tmp_path, *WINDOW, "profile.steps=100", begin_next_step=lambda step: step != 6)
     assert steps_of(tmp_path, "rank_00000_step_000003") == [4, 5, 6]
 
 

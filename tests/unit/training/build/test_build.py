@@ -90,7 +90,7 @@ def evaluated(*overrides: str) -> list[float]:
     """Return the rate after each of the run's steps."""
     parts = components(*PLATEAU, "optimizer.lr=0.01", *overrides)
     rates: list[float] = []
-    trainer(parts, evaluate_every_steps=1, saves_after=lambda step: bool(rates.append(float(parts.scheduler.get_last_lr()[0])))).train()
+    trainer(parts, evaluate_every_steps=1, decide_save=lambda step: bool(rates.append(float(parts.scheduler.get_last_lr()[0])))).train()
     return rates
 
 
@@ -150,7 +150,7 @@ def test_a_scheduler_of_epochs_counts_them_and_auto_is_their_number() -> None:
     parts = components(*cosine, "trainer.max_steps=null", "trainer.max_epochs=2", "optimizer.lr=1.0", "trainer.global_batch_size=160")
     assert parts.scheduler.scheduler.T_max == 2  # type: ignore[attr-defined]
     rates: list[float] = []
-    trainer(parts, saves_after=lambda step: bool(rates.append(float(parts.scheduler.get_last_lr()[0])))).train()
+    trainer(parts, decide_save=lambda step: bool(rates.append(float(parts.scheduler.get_last_lr()[0])))).train()
     assert rates == pytest.approx([1.0] * 3 + [0.5] * 4 + [0.0])
 
 

@@ -95,7 +95,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_it_and_without(tmp_path: Path) -> 
     whole = trained("trainer.max_steps=5", EARLY)[0]
     parts = components(*FIVE, EARLY)
     state = TrainState()
-    trainer(parts, state, stops_after=lambda step: step == 3).train()
+    trainer(parts, state, begin_next_step=lambda step: step != 3).train()
     checkpoint = saved(tmp_path, 3, parts)
     for overrides in ([EARLY], []):
         again, position = components(*FIVE, *overrides), TrainState()

@@ -15,7 +15,7 @@ from tests.unit.parts import components, trainer
 def test_lost_weights_are_never_saved() -> None:
     parts, saves = components("optimizer.lr=1e30", "scheduler=constant", "trainer.max_steps=50"), list[WindowSums]()
     with pytest.raises(NonFiniteLossError):
-        trainer(parts, log_every_steps=50, saves_after=lambda step: step % 5 == 0, save=saves.append).train()
+        trainer(parts, log_every_steps=50, decide_save=lambda step: step % 5 == 0, save=saves.append).train()
     assert saves == []
 
 
@@ -39,7 +39,7 @@ def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes
     parts, state, records, saved = components("trainer.max_steps=30"), TrainState(), list[Record](), list[dict[str, Any]]()
     one_run = trainer(parts, state, write=records.append, evaluate_every_steps=5, save=lambda window: saved.append(state.state_dict()))
     if comes == "before the evaluation":
-        one_run.services.stops_after = lambda step: step == 10
+        one_run.services.begin_next_step = lambda step: step != 10
     else:
         one_run.services.is_stopping = lambda: state.step == 10
     assert not one_run.train()

@@ -224,7 +224,7 @@ def test_the_losses_of_turns_are_those_of_the_steps_that_count_and_took_them(mon
 
     windows: list[WindowSums] = []
     parts = gan(objective="RarelyBad", steps=6)
-    run(parts, 6, stops_after=lambda step: step == 4, save=windows.append)
+    run(parts, 6, begin_next_step=lambda step: step != 4, save=windows.append)
     checkpoint = saved(tmp_path, 4, parts)
     again, state = gan(objective="RarelyBad", steps=6), TrainState()
     restore(checkpoint, again, state, alone())
