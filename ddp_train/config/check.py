@@ -266,7 +266,7 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
             yield _without_package(str(option), value, hydra)
             continue
         own_overrides = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
-        if name in CALLED_HERE:
+        if name in CALLED_HERE and not any(instead_of(*text.split("=", 1)) for text in own_overrides if "=" in text):
             expected, fix = CALLED_HERE[name], f"leave it out: {removal(name, value)}"
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
             parts = ", ".join([*schema.TARGETS, *(f"{section}.NAME" for section in schema.NAMED)])
