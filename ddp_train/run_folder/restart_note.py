@@ -59,8 +59,7 @@ def run_started() -> float:
     """Return when the command of this rank's run was typed, from the launcher; under a user's torchrun, when the first attempt began."""
     if handover.STARTED in os.environ:
         return float(os.environ[handover.STARTED])
-    earlier = recall_run()
-    return earlier.started if earlier is not None else STARTED
+    return earlier.started if (earlier := recall_run()) is not None else STARTED
 
 
 def forget_run() -> None:

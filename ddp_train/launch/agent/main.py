@@ -192,5 +192,4 @@ def _first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailu
 
 def _code(failures: Mapping[int, ProcessFailure]) -> int:
     """Return the exit code of the run: the one of a rank that says what a person has to do, or that of the first that failed."""
-    said = [each.exitcode for each in failures.values() if each.exitcode in FINAL]
-    return said[0] if said else max(FAILED, _first_of(failures)[1].exitcode)
+    return next((each.exitcode for each in failures.values() if each.exitcode in FINAL), max(FAILED, _first_of(failures)[1].exitcode))
