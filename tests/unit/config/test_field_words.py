@@ -117,6 +117,8 @@ def test_what_is_advised_can_be_typed() -> None:
         ("optimizer.learning_rate=0.1", "optimizer.lr=0.1"),
         ("optimizer.momentum=0.9", "optimizer=sgd optimizer.momentum=0.9"),
         ("+batch_size=32", "loader.micro_batch_size=32"),
+        ("bf16-mixed", "amp=bf16"),
+        ("fp16", "amp=fp16"),
     ],
 )
 def test_a_word_is_known_as_an_option_and_in_another_section(
