@@ -35,7 +35,7 @@ from ddp_train.config.saved import config_text
 from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, ConfigError
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Job, Training
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -191,7 +191,7 @@ def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:
         command=list(sys.argv),
         overrides=texts(hydra_config.overrides.task),
         options=options_of(hydra_config),
-        checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None,
+        work=Training(checkpoint=str(resume.absolute()) if is_checkpoint(resume) else None),
     )
 
 

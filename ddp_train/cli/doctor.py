@@ -8,7 +8,7 @@ from ddp_train.config.command.command_line import options_first
 from ddp_train.config.run_config import RunConfig
 from ddp_train.doctor.machine import most_minutes
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Job, Program
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import clear
 from ddp_train.run_folder.paths import RunFolder
@@ -34,11 +34,11 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
     if refused := [word for word in words if word in ("-m", "--multirun") or word.startswith("resume=")]:
         happened = f"doctor examines the machines of one planned run, not {refused[0]}"
         raise ConfigError(happened=happened, expected=USAGE.partition("\n")[0])
-    program = f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}"
+    program = Program(function=f"ddp_train.doctor.checkup.{'full' if _FULL in arguments else 'quick'}")
 
     def examination_of(job: Job) -> Job:
         typed = [sys.argv[0], "doctor", *arguments]
-        return replace(job, program=program, command=typed, config=_as_short_job(job.config, is_full=_FULL in arguments))
+        return replace(job, work=program, command=typed, config=_as_short_job(job.config, is_full=_FULL in arguments))
 
     words = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
     try:

@@ -26,7 +26,7 @@ from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.target import evaluation_sets, evaluation_split, set_name, split_at
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch import machines
-from ddp_train.launch.job import Job, Task
+from ddp_train.launch.job import Evaluation, Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder
@@ -107,10 +107,10 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
     if rendezvous is not None and not rendezvous.is_first:
         return machines.take_part(rendezvous, config)  # the first machine claims
     evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
-    task = Task(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
-    task.write(evaluation_folder)
+    work = Evaluation(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
+    work.write(evaluation_folder)
     evaluation_folder.record_config(config_text(config, evaluation_folder.root))
-    job = Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, task=task)
+    job = Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, work=work)
     return launcher.begin(job, rendezvous)
 
 

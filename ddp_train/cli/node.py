@@ -12,6 +12,7 @@ from ddp_train.config.cluster import max_restarts
 from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import signals, source_copy
 from ddp_train.launch.agent_process import start_fork_server
+from ddp_train.launch.job import Training
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, rendezvous_under_an_engine
@@ -96,7 +97,7 @@ def _this_node(spec: Spec, rendezvous: NodeRendezvous) -> ThisNode:
     assert rendezvous.node_rank is not None
     job, cluster = spec.job, spec.job.config.cluster
     if job.checkpoint is not None and job.run_folder.has_continued():
-        job = replace(job, checkpoint=None)  # an earlier launch of this spec has loaded it: now the newest one counts
+        job = replace(job, work=Training())  # an earlier launch of this spec has loaded it: now the newest one counts
     code = None if spec.code is None else Path(spec.code.folder)
     facts = collect(job.config, rendezvous, processes=spec.processes[rendezvous.node_rank], spec_hash=spec.hash(), code=code)
     return ThisNode(rendezvous=rendezvous, cluster=cluster, facts=facts, max_restarts=max_restarts(cluster, {}), job=job)

@@ -12,6 +12,7 @@ from ddp_train.config.saved import config_text
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
 from ddp_train.launch.engine.engine import ENGINES
+from ddp_train.launch.job import Evaluation
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
@@ -53,8 +54,8 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     # A running sweep may start this job at any time.
     hold(sweep_of(folder) or folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
-    if job.task is not None and job.run_folder.is_completed():
-        fix = f"ddp-train {'predict' if job.task.predicts else 'evaluate'} {shlex.quote(job.task.checkpoint)}"
+    if isinstance(job.work, Evaluation) and job.run_folder.is_completed():
+        fix = f"ddp-train {'predict' if job.work.predicts else 'evaluate'} {shlex.quote(job.work.checkpoint)}"
         raise ConfigError(key="resume", happened=f"{job.run_folder.as_typed()} is an evaluation, and it is done", fix=fix)
     refuse_without_effect(job, overrides)
     if job.config.cluster.launcher in ENGINES and not is_torchrun_worker():

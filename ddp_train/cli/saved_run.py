@@ -20,7 +20,7 @@ from ddp_train.config.saved import answered_config, replaced_configs, saved_conf
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import dotted_items, texts
 from ddp_train.errors import ConfigError
-from ddp_train.launch.job import Job, Task
+from ddp_train.launch.job import Evaluation, Job, Training
 from ddp_train.run_folder.paths import RunFolder, is_sweep, step_of
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_trust
@@ -109,8 +109,7 @@ def frozen_job(
         overrides=[*first, *overrides],
         options=options,
         in_sweep=in_sweep,
-        task=Task.read(run_folder),
-        checkpoint=checkpoint,
+        work=Evaluation.read(run_folder) or Training(checkpoint=checkpoint),
     )
 
 

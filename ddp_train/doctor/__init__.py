@@ -1,4 +1,4 @@
-"""`ddp-train doctor`: are these machines fit for this run? Ranks run it (`Job.program`), however they were started.
+"""`ddp-train doctor`: are these machines fit for this run? Ranks run it (`Program`), however they were started.
 
 checkup      what the ranks do together; the only module that needs torch
 machine      how a machine examines itself and the network to the others, and how long that may take

@@ -48,7 +48,7 @@ _Answer = TypeVar("_Answer")
 
 
 def quick(attempt: Attempt, job: Job) -> int:
-    """Examine the machines of a job (`Job.program`), and return the exit code. Collective."""
+    """Examine the machines of a job (its `Program`), and return the exit code. Collective."""
     return _Checkup(attempt, job, is_full=False).run()
 
 

@@ -15,8 +15,13 @@ from ddp_train.system.files import read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is done with a run that has saved, in the place of training one (`ddp-train evaluate`, `ddp-train predict`)."""
+class Training:
+    checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A run that has saved is evaluated, or predicted with, in a folder of its own (`ddp-train evaluate`, `ddp-train predict`)."""
 
     run: str  # its folder
     checkpoint: str  # one of its checkpoints, also by the names best and last
@@ -24,13 +29,23 @@ class Task:
     watches: bool = False  # every checkpoint, as they come, until the run is done
 
     @classmethod
-    def read(cls, run_folder: RunFolder) -> Task | None:
+    def read(cls, run_folder: RunFolder) -> Evaluation | None:
         """Return what a folder was made for; None for one that is trained in."""
         return cls(**read_json(run_folder.task)) if run_folder.task.exists() else None
 
     def write(self, run_folder: RunFolder) -> None:
         """Write down what the folder is for: a restart must not train in it."""
         write_json(run_folder.task, asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """No run: nothing of it is counted or continued, and what it prints is all that comes of it (`ddp-train doctor`)."""
+
+    function: str  # its dotted path; each rank calls it
+
+
+_WORKS = {kind.__name__: kind for kind in (Training, Evaluation, Program)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +58,22 @@ class Job:
     overrides: list[str]
     options: list[str] = field(default_factory=list)  # where its YAML lies, as it is typed: --config-dir=FOLDER and the like
     in_sweep: bool = False  # then the terminal shows the sweep's table, and the job's own output goes to its logs
-    program: str = ""  # what each rank calls in the place of training, by its dotted path; what it prints is all that comes of it
-    task: Task | None = None  # nothing is trained: a run that has saved is evaluated, in a folder of its own
-    checkpoint: str | None = None  # continue from exactly this checkpoint; None: from the newest good one in the run folder, if any
+    work: Training | Evaluation | Program = Training()
 
     @property
     def is_run(self) -> bool:
-        """Whether its folder keeps how it goes; else it is another program, of which nothing is counted or continued."""
-        return not self.program
+        """Whether its folder keeps how it goes."""
+        return not isinstance(self.work, Program)
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The checkpoint that training continues from, if it is asked for one."""
+        return self.work.checkpoint if isinstance(self.work, Training) else None
 
     @property
     def begins_at(self) -> Path:
         """The checkpoint that it continues from, or its run folder."""
-        return Path(self.checkpoint) if self.checkpoint else self.run_folder.root
+        return Path(self.checkpoint or self.run_folder.root)
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
         """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""
@@ -64,15 +82,16 @@ class Job:
 
     def to_json(self) -> str:
         config = {"tree": self.config.tree, "batch": asdict(self.config.batch), "left_out": self.config.left_out}
-        task = None if self.task is None else asdict(self.task)
-        return json.dumps({**vars(self), "config": config, "run_folder": str(self.run_folder.root), "task": task})
+        work = {type(self.work).__name__: asdict(self.work)}
+        return json.dumps({**vars(self), "config": config, "run_folder": str(self.run_folder.root), "work": work})
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         fields: dict[str, Any] = json.loads(text)
         config = RunConfig.of(fields["config"]["tree"], BatchSizes(**fields["config"]["batch"]), fields["config"]["left_out"])
-        task = Task(**fields["task"]) if fields["task"] is not None else None
-        return cls(**{**fields, "config": config, "run_folder": RunFolder(Path(fields["run_folder"])), "task": task})
+        [(kind, arguments)] = fields["work"].items()
+        run_folder, work = RunFolder(Path(fields["run_folder"])), _WORKS[kind](**arguments)
+        return cls(**{**fields, "config": config, "run_folder": run_folder, "work": work})
 
 
 def _leaf(tree: Any, key: str, text: str) -> bool | int | float | str:

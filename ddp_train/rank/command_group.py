@@ -118,7 +118,7 @@ class CommandGroup:
 
     def _serve_job(self, job: Job) -> int:
         self.job = job
-        if self._is_users_torchrun and not job.program and torchrun_env.num_nodes() > 1:
+        if self._is_users_torchrun and job.is_run and torchrun_env.num_nodes() > 1:
             restart_note.remember_run(job.begins_at)
             if not _compare_machines(self._attempt.store, job, self._words):
                 return ENVIRONMENT_REFUSES

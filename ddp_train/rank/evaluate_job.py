@@ -20,11 +20,10 @@ from ddp_train.config.saved import answers_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter
-from ddp_train.launch.job import Job, Task
+from ddp_train.launch.job import Evaluation, Job
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.metrics.jsonl import read_records
 from ddp_train.rank import provenance, summary
-from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.paths import COMPLETE, RunFolder, step_of
 from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
@@ -45,36 +44,34 @@ _POLL_S = 2.0
 _PRINT_EVERY_S = 300.0
 
 
-def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
+def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainState, phases: Phases) -> int:
     """Evaluate a run that has saved, or predict with it, and return the exit code; result.json has what came of it. Collective.
 
     Args:
         state: gets the step of the checkpoint at hand, so that a failure can be told with it.
-        stop: is asked nothing: a stop ends the ranks at once.
     """
-    started, task = time.monotonic(), job.task
-    assert task is not None
+    started = time.monotonic()
     with provenance.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
-        answers = world.from_main(lambda: answers_of(Path(task.run)))
-        meaning = world.from_main(lambda: known_meaning(Path(task.run if task.watches else task.checkpoint)))
+        answers = world.from_main(lambda: answers_of(Path(evaluation.run)))
+        meaning = world.from_main(lambda: known_meaning(Path(evaluation.run if evaluation.watches else evaluation.checkpoint)))
         components = build_evaluation(job.config, world, answers, meaning)
     seen = {int(record["step"]) for record in read_records(job.run_folder.root)}  # by an attempt before this one
     last, metrics = max(seen, default=0), dict[str, float]()
     records: Records | None = None
-    for checkpoint in _checkpoints(task, seen, world, phases):
+    for checkpoint in _checkpoints(evaluation, seen, world, phases):
         state.step = step_of(checkpoint)
         phases.enter(Phase.START, state.step)
-        if problem := _load(checkpoint, components, state, world, phases, is_verified=not task.watches):
-            if not task.watches:
+        if problem := _load(checkpoint, components, state, world, phases, is_verified=not evaluation.watches):
+            if not evaluation.watches:
                 raise UserError(key="RUN", happened=f"{checkpoint}: {problem}", expected="a checkpoint that is complete and undamaged")
             if world.is_main:
                 print(f"checkpoint {checkpoint.name} is left out: {problem}", flush=True)
             continue
         if world.is_main:
             print(f"weights  of {checkpoint}", flush=True)
-        metrics = _infer(job, task, components, state, world, phases)
+        metrics = _infer(job, evaluation.predicts, components, state, world, phases)
         if not metrics:
             continue
         is_back, last = state.step <= last, state.step
@@ -99,7 +96,7 @@ def evaluate_job(job: Job, world: World, state: TrainState, stop: Stop, phases: 
     return DONE
 
 
-def _infer(job: Job, task: Task, components: EvaluationParts, state: TrainState, world: World, phases: Phases) -> dict[str, float]:
+def _infer(job: Job, predicts: bool, components: EvaluationParts, state: TrainState, world: World, phases: Phases) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
     folder_of = partial(job.run_folder.predictions_of, state.step)
     loaders = components.eval_loaders.values()
@@ -111,7 +108,7 @@ def _infer(job: Job, task: Task, components: EvaluationParts, state: TrainState,
         phases.enter(Phase.EVALUATION, state.step)
         note_batch()
 
-    if task.predicts:
+    if predicts:
         count = predict(components, world, folder_of(), begins_batch=begins_batch)
         if world.is_main:
             files = f"{RunFolder(folder_of()).as_typed()}/*.npy"
@@ -160,12 +157,12 @@ def _load(checkpoint: Path, components: EvaluationParts, state: TrainState, worl
     return ""
 
 
-def _checkpoints(task: Task, seen: Collection[int], world: World, phases: Phases) -> Iterator[Path]:
+def _checkpoints(evaluation: Evaluation, seen: Collection[int], world: World, phases: Phases) -> Iterator[Path]:
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
-    if not task.watches:
-        yield world.from_main(lambda: catalog.find(Path(task.checkpoint), partial(verify, on_progress=phases.move), key="RUN"))
+    if not evaluation.watches:
+        yield world.from_main(lambda: catalog.find(Path(evaluation.checkpoint), partial(verify, on_progress=phases.move), key="RUN"))
         return
-    watch = new_checkpoints(RunFolder(Path(task.run)), seen=seen)
+    watch = new_checkpoints(RunFolder(Path(evaluation.run)), seen=seen)
     while True:
         phases.move()
         checkpoint = world.from_main(lambda: next(watch, ""))

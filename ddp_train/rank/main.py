@@ -16,7 +16,7 @@ from types import ModuleType
 from ddp_train.distributed.attempt import LEAVE_WITHIN_S, Attempt, agree_on_attempt, leave
 from ddp_train.distributed.store import join_store
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Job, Training
 from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import make_way
 from ddp_train.run_folder import restart_note
@@ -47,8 +47,8 @@ def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
     if job is not None:
-        if attempt.begins_at is not None:  # an attempt came before this one
-            job = replace(job, checkpoint=str(attempt.begins_at) if attempt.begins_at != job.run_folder.root else None)
+        if attempt.begins_at is not None and isinstance(job.work, Training):  # an attempt came before this one
+            job = replace(job, work=Training(checkpoint=str(attempt.begins_at) if attempt.begins_at != job.run_folder.root else None))
         code = serve_job(job, attempt)
     elif handover.GROUP in os.environ:
         from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
@@ -61,7 +61,7 @@ def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
         code, job = group.serve(load_cli), group.job
     if code in EXIT_CODE_OF_STOP.values():  # the agent may start the ranks again, in another number, and some may be gone
         return DONE  # it has not failed: torchrun must neither restart it nor put its page about failures over our last line
-    within_s = _LEAVES_PROGRAM_WITHIN_S if job is not None and job.program else LEAVE_WITHIN_S
+    within_s = _LEAVES_PROGRAM_WITHIN_S if job is not None and not job.is_run else LEAVE_WITHIN_S
     leave(attempt.store, attempt.rank, attempt.size, within_s=within_s)
     if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
         restart_note.forget_run()

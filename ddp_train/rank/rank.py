@@ -23,7 +23,7 @@ from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import FINAL, UserError
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Evaluation, Job, Program
 from ddp_train.launch.walltime import stops_at
 from ddp_train.loader.worker_pool import start_server
 from ddp_train.rank import summary
@@ -69,8 +69,8 @@ _AGENT_ACTS_S = 0.5  # after it has seen a rank end of something else than exit 
 
 def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> int:
     """Train as one of a job's ranks, or do what it does in the place of training; return the exit code."""
-    if job.program:
-        return int(locate(job.program)(attempt, job))
+    if isinstance(job.work, Program):
+        return int(locate(job.work.function)(attempt, job))
     restart_note.remember_run(job.begins_at)
     return run_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
 
@@ -187,11 +187,11 @@ def _run_attempt(job: Job, world: World, state: TrainState, stop: Stop, phases: 
     if world.is_main:
         with suppress(OSError):  # a full disk: the run will say so itself
             count_attempt(job.run_folder)
-    if job.task is None:
+    if not isinstance(job.work, Evaluation):
         return run_job(job, world, state, stop, phases)
     from ddp_train.rank.evaluate_job import evaluate_job  # a run that trains does without
 
-    return evaluate_job(job, world, state, stop, phases)
+    return evaluate_job(job, job.work, world, state, phases)  # it asks for no stop, which ends the ranks at once
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:

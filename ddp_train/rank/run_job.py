@@ -20,7 +20,7 @@ from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Job, Training
 from ddp_train.loader.order import epochs
 from ddp_train.rank import provenance, summary
 from ddp_train.rank.stop import WALLTIME, Stop
@@ -58,7 +58,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phase
                 count_attempt(job.run_folder)
         state.reset()
         phases.enter(Phase.START, 0)
-        job = replace(job, checkpoint=None)
+        job = replace(job, work=Training())
     return EXIT_CODE_OF_STOP.get(status, DONE)
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Job, Training
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import rates
 from ddp_train.run_folder.result import Result
@@ -26,6 +26,7 @@ def opening(job: Job, world: World) -> str:
     lacks_gpu = world.device.type == "cpu" and job.config.cluster.device == "auto"
     why = devices.why_none() if lacks_gpu else ""
     debug_variables = {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & job.config.cluster.env.keys()
+    batch = [str(job.config.batch), *job.config.batch_notes()] if isinstance(job.work, Training) else []
     return "\n".join(
         [
             f"run      {job.run_folder.as_typed()}",
@@ -34,7 +35,7 @@ def opening(job: Job, world: World) -> str:
             *(f"torch    {line}" for line in torch_internals.missing()),
             *([f"debug    the messages of NCCL and torch: {job.run_folder.as_typed()}/logs/rank_*.log"] if debug_variables else []),
             *([f"warning  no GPU is used: {why} (cluster=cpu if that is intended)"] if why else []),
-            *([f"batch    {job.config.batch}", *(f"         {line}" for line in job.config.batch_notes())] if job.task is None else []),
+            *(f"{'' if index else 'batch':<8} {line}" for index, line in enumerate(batch)),
             *job.config.left_out,
         ]
     )

@@ -162,7 +162,7 @@ class AttemptAgent:
         environment[handover.NODE] = str(os.getpid())
         if self._job is not None:
             environment[handover.JOB] = self._message["job"]
-            if self._job.program and (path := self._this_node.facts.to_file()) is not None:
+            if not self._job.is_run and (path := self._this_node.facts.to_file()) is not None:
                 environment[handover.FACTS] = self._facts_file = path
         return environment
 

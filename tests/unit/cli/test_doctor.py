@@ -12,7 +12,7 @@ from ddp_train.cli import doctor
 from ddp_train.config.targets.locate import locate
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.slurm_script import batch_script
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Job, Program
 from ddp_train.launch.launcher import Launcher
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.paths import RunFolder
@@ -52,8 +52,8 @@ def test_ranks_are_given_its_program_and_what_the_run_would_be_given(words: list
     seen: list[Job] = []
     doctor.examine(words, launcher(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
     assert seen[0].overrides == ["cluster=cpu", "resume=never"]
-    assert (seen[0].program, seen[0].is_run) == (f"ddp_train.doctor.checkup.{kind}", False)
-    assert callable(locate(seen[0].program))
+    assert (seen[0].work, seen[0].is_run) == (Program(function=f"ddp_train.doctor.checkup.{kind}"), False)
+    assert callable(locate(f"ddp_train.doctor.checkup.{kind}"))
 
 
 def test_slurm_is_given_a_short_job_that_comes_after_nothing_and_is_never_requeued(job: Job) -> None:

@@ -18,7 +18,7 @@ from ddp_train.cli.resume import resume_typed
 from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, EnvironmentRefuses, UserError
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Evaluation, Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.run_folder.claim import release
@@ -30,8 +30,6 @@ from ddp_train.training.train_state import TrainState
 from tests.conftest import metrics
 from tests.unit.parts import saved
 from tests.unit.training.finished import finished
-
-STOP: Any = None  # a stop ends the process: the job asks nothing of it
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +46,18 @@ def begun(command: Any, *words: str) -> Job:
     return jobs[0]
 
 
+def work_of(job: Job) -> Evaluation:
+    assert isinstance(job.work, Evaluation)
+    return job.work
+
+
+def run(job: Job) -> int:
+    return evaluate_job(job, work_of(job), alone(), TrainState(), Phases())
+
+
 def done(command: Any, *words: str) -> Job:
     job = begun(command, *words)
-    assert evaluate_job(job, alone(), TrainState(), STOP, Phases()) == 0
+    assert run(job) == 0
     return job
 
 
@@ -87,7 +94,7 @@ def test_other_data_another_checkpoint_and_another_number_of_ranks_are_taken(tmp
     with pytest.raises(ConfigError, match=r"trainer\.global_batch_size: is a key of training"):
         begun(evaluate, str(tmp_path), *words)
     job = begun(evaluate, str(tmp_path / "checkpoints/step_00000007"), *words[:2])
-    assert job.config.batch.world_size == 3 and job.task is not None and job.task.checkpoint.endswith("step_00000007")
+    assert job.config.batch.world_size == 3 and work_of(job).checkpoint.endswith("step_00000007")
     job = done(evaluate, str(tmp_path / "checkpoints/step_00000007"), words[0], "evaluation.save_predictions=true")
     result = job.run_folder.read_result()
     assert result is not None and result.step == 7
@@ -217,10 +224,10 @@ def test_every_checkpoint_is_scored_as_it_comes(tmp_path: Path, monkeypatch: pyt
             Result(status=Status.COMPLETED, step=9).write(tmp_path / "result.json")
 
     monkeypatch.setattr("ddp_train.rank.evaluate_job.time", SimpleNamespace(sleep=train_on, time=time.time, monotonic=time.monotonic))
-    assert evaluate_job(job, alone(), TrainState(), STOP, Phases()) == 0
+    assert run(job) == 0
     assert [record["step"] for record in metrics(job.run_folder.root)] == [7, 9]
     assert json.loads((job.run_folder.root / "result.json").read_text())["step"] == 9
-    assert evaluate_job(job, alone(), TrainState(), STOP, Phases()) == 0  # started again: nothing is scored twice
+    assert run(job) == 0  # started again: nothing is scored twice
     assert [record["step"] for record in metrics(job.run_folder.root)] == [7, 9]
 
 
@@ -236,7 +243,7 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path: Path) -> None:
         begun(evaluate, str(tmp_path / "checkpoints/last"), "--watch")
     (tmp_path / "checkpoints/step_00000007/rank_00000.safetensors").write_bytes(b"damaged")
     with pytest.raises(UserError, match="all checkpoints are damaged"):
-        evaluate_job(job, alone(), TrainState(), STOP, Phases())
+        run(job)
 
 
 def test_a_watch_of_a_run_that_will_save_nothing_ends(tmp_path: Path) -> None:
@@ -254,8 +261,8 @@ def test_an_evaluation_is_taken_up_again_as_one(tmp_path: Path) -> None:
     job = begun(evaluate, str(tmp_path))
     release()
     again = begun(resume_typed, str(job.run_folder.root))
-    assert again.task == job.task and again.checkpoint is None
-    assert evaluate_job(again, alone(), TrainState(), STOP, Phases()) == 0
+    assert again.work == work_of(job)
+    assert run(again) == 0
     release()
     with pytest.raises(ConfigError, match=r"is an evaluation, and it is done[\s\S]*ddp-train evaluate"):
         begun(resume_typed, str(job.run_folder.root))

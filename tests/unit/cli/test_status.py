@@ -16,7 +16,7 @@ from ddp_train.cli.status import show_logs, show_status
 from ddp_train.errors import DataError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
-from ddp_train.launch.job import Task
+from ddp_train.launch.job import Evaluation
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -110,7 +110,7 @@ def test_a_run_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_of_an_evaluation_its_batches_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder = a_run(tmp_path)
-    Task(run="there", checkpoint="there/checkpoints/last").write(run_folder)
+    Evaluation(run="there", checkpoint="there/checkpoints/last").write(run_folder)
     run_folder.metrics.write_text('{"split": "train", "step": 7}\n')
     batch_notes(run_folder, step=7, num_batches=12)()
     assert status(tmp_path, capsys)[1:] == ["checkpoint of step 7, batch 0 of 12"]

@@ -18,7 +18,7 @@ from tests.unit.parts import checked
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Spec:
-    job = Job(config=checked(), run_folder=RunFolder(tmp_path), command=["ddp-train"], overrides=["name=a b"], checkpoint=None)
+    job = Job(config=checked(), run_folder=RunFolder(tmp_path), command=["ddp-train"], overrides=["name=a b"])
     code = Code(folder=str(tmp_path / "launch/code"), hash="0" * 32, roots=("experiments", "."))
     return Spec(job=job, engine="slurm", processes=(2, 3), min_nodes=2, code=code, engine_options={"setup": ["module load cuda"]})
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.launch.job import Job
+from ddp_train.launch.job import Job, Training
 from ddp_train.launch.node import attempts as attempts_module
 from ddp_train.launch.node import registry as registry_module
 from ddp_train.launch.node import wire
@@ -140,7 +140,7 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
     config, run_folder = checked("cluster.grace_s=1", *changes.pop("overrides", [])), RunFolder(folder)
     first, token = changes.pop("first", FIRST), changes.pop("token", "")
     cluster = replace(config.cluster, join_timeout_s=changes.pop("join_timeout_s", 30), grace_s=0)
-    job = Job(config=config, run_folder=run_folder, command=[], overrides=[], program=changes.pop("program", ""))
+    job = Job(config=config, run_folder=run_folder, command=[], overrides=[], work=changes.pop("work", Training()))
     listener = listen("127.0.0.1", 0)
     place = NodeRendezvous(min_nodes=nodes[0], max_nodes=nodes[1], token=token, listener=listener, **changes)
     this_node = ThisNode(rendezvous=place, cluster=cluster, facts=first, max_restarts=max_restarts, job=job)
