@@ -22,7 +22,7 @@ import yaml
 from ddp_train import FOLDER
 from ddp_train.config.check import CONF
 from ddp_train.config.command.composition import parse, shown
-from ddp_train.config.schema import SECTIONS, RootConfig, subsection
+from ddp_train.config.schema import SECTIONS, RootConfig, choices_of, subsection, type_of
 from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.locate import hints_of, look_up
 from ddp_train.errors import DONE, ConfigError, UserError
@@ -241,17 +241,17 @@ def _meaning(lines: Sequence[str], line: int, start: int = 0) -> str:
 def kind_of(key: str) -> str:
     """Return the type and the range of a key of our own sections; "" for any other."""
     section, _, rest = key.partition(".")
-    schema: Any = SECTIONS.get(section) if rest else RootConfig
+    inner: Any = SECTIONS.get(section) if rest else RootConfig
     for name in (rest or section).split("."):
-        fields = {item.name: item for item in dataclasses.fields(schema)} if schema is not None else {}
+        schema, fields = inner, {item.name: item for item in dataclasses.fields(inner)} if inner is not None else {}
         if name not in fields:
             return ""
-        item, schema = fields[name], subsection(fields[name])
-    parts = [] if "parse" in item.metadata or schema is not None else [str(item.type).replace(" | None", " or null")]
+        item, inner = fields[name], subsection(fields[name])
+    parts = [] if "parse" in item.metadata or inner is not None else [type_of(schema, item)]
     rule = item.metadata
     parts += [f"at least {rule['min']}"] if "min" in rule else []
     parts += [f"more than {rule['above']}"] if "above" in rule else []
-    parts += [f"one of {', '.join(rule['one_of'])}"] if "one_of" in rule else []
+    parts += [f"one of {', '.join(choices)}"] if (choices := choices_of(schema).get(item.name)) else []
     if "parse" in rule:
         try:
             rule["parse"](object())

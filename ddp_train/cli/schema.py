@@ -71,7 +71,6 @@ def _section(schema: type, prefix: str, meanings: Mapping[str, str]) -> _Schema:
             continue
         value = {} if "parse" in rule else _value(hints[item.name])
         value |= {word: rule[name] for name, word in _BOUNDS.items() if name in rule}
-        value |= {"enum": [*rule["one_of"], None]} if "one_of" in rule else {}  # null where the type has it, too
         keys[item.name] = {"description": meanings.get(prefix + item.name, ""), **_either(value, _INTERPOLATION)}
     return _object(keys)
 

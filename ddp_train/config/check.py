@@ -171,21 +171,20 @@ def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigE
             errors.append(unknown(key, valid, value))
             continue
         if (inner := schema.subsection(fields[name])) is not None:
-            inner_values = _checked_section(inner, value, key, errors)
-            if inner_values is None:
+            value = _checked_section(inner, value, key, errors)
+            if value is None:
                 continue
-            value = schema.typed(inner, inner_values)
         if "float" in str(fields[name].type) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)  # OmegaConf 2.4 warns when it does so itself
         try:
             merged[name] = value
         except OmegaConfBaseException:
-            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=_expected(fields[name])))
+            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=_expected(kind, fields[name])))
             continue
-        errors += _check_value(key, merged[name], fields[name].metadata)
+        errors += _check_value(key, merged[name], fields[name].metadata, schema.choices_of(kind).get(name, ()))
     for name, item in fields.items():
         if name not in values and OmegaConf.is_missing(merged, name):
-            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=_expected(item)))
+            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=_expected(kind, item)))
     if len(errors) > before:
         return None
     content: Any = OmegaConf.to_container(merged)
@@ -197,11 +196,11 @@ def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigE
     return dict(content)
 
 
-def _expected(item: dataclasses.Field[Any]) -> str:
-    return "a value" if "parse" in item.metadata else f"a value of type {str(item.type).replace(' | None', ' or null')}"
+def _expected(kind: type, item: dataclasses.Field[Any]) -> str:
+    return "a value" if "parse" in item.metadata else f"a value of type {schema.type_of(kind, item)}"
 
 
-def _check_value(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[ConfigError]:
+def _check_value(key: str, value: Any, rule: Mapping[str, Any], choices: tuple[str, ...]) -> Iterator[ConfigError]:
     if value is None:
         return
     if "parse" in rule:
@@ -211,9 +210,9 @@ def _check_value(key: str, value: Any, rule: Mapping[str, Any]) -> Iterator[Conf
             yield ConfigError(key=key, happened=f"is {value!r}", expected=str(error))
     if missed := missed_range(value, rule):
         yield ConfigError(key=key, happened=f"is {value}", expected=f"{missed}, or null" if "above" in rule else missed)
-    if "one_of" in rule and value not in rule["one_of"]:
-        close, options = nearest(str(value), rule["one_of"]), ", ".join(rule["one_of"])
-        yield ConfigError(key=key, happened=f"is {value!r}", expected=f"one of {options}", fix=f"{key}={close}" if close else "")
+    if choices and value not in choices:
+        close = nearest(str(value), choices)
+        yield ConfigError(key=key, happened=f"is {value!r}", expected=f"one of {', '.join(choices)}", fix=f"{key}={close}" if close else "")
 
 
 def _check_name(name: Any) -> list[ConfigError]:

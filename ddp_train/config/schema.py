@@ -9,10 +9,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ddp_train.config import values as forms
-from ddp_train.system.phase import Phase
 
 _Schema = TypeVar("_Schema")
 
@@ -50,7 +49,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
-    float32_matmul_precision: str = field(metadata={"one_of": ("highest", "high", "medium")})
+    float32_matmul_precision: Literal["highest", "high", "medium"]
     cudnn_benchmark: bool
     channels_last: bool
 
@@ -64,12 +63,12 @@ class ActivationCheckpointingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
-    mode: str | None = field(metadata={"one_of": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")})
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", None]
     regions: str | Sequence[str] = field(metadata={"parse": forms.regions})  # auto, whole or names of classes
     backend: str
     fullgraph: bool
     max_recompiles: int = field(metadata={"min": 1})
-    on_failure: str = field(metadata={"one_of": ("stop", "eager")})
+    on_failure: Literal["stop", "eager"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +83,15 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    on_nonfinite: str = field(metadata={"one_of": ("stop", "skip", "rewind")})
+    on_nonfinite: Literal["stop", "skip", "rewind"]
     spike_zscore: float | None = field(metadata={"above": 0})
-    on_spike: str = field(metadata={"one_of": ("warn", "rewind")})
+    on_spike: Literal["warn", "rewind"]
     check_replicas_every_steps: int | None = field(metadata={"min": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    kind: str = field(metadata={"one_of": ("off", "trace", "memory")})
+    kind: Literal["off", "trace", "memory"]
     start_step: int = field(metadata={"min": 0})
     steps: int = field(metadata={"min": 1})
     ranks: list[int]
@@ -122,15 +121,15 @@ class SlurmConfig:
     cpus_per_node: int | None = field(metadata={"min": 1})
     options: dict[str, Any]
     container: str | None
-    container_runtime: str = field(metadata={"one_of": ("pyxis", "apptainer")})
+    container_runtime: Literal["pyxis", "apptainer"]
     container_mounts: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    launcher: str = field(metadata={"one_of": ("local", "machines", "slurm", "ssh")})
-    agent: str = field(metadata={"one_of": ("own", "torch")})
-    device: str = field(metadata={"one_of": ("auto", "cpu", "cuda")})
+    launcher: Literal["local", "machines", "slurm", "ssh"]
+    agent: Literal["own", "torch"]
+    device: Literal["auto", "cpu", "cuda"]
     nodes: forms.NodeRange | None = field(metadata={"parse": forms.node_range})
     processes_per_node: int | None = field(metadata={"min": 1})
     threads_per_process: int | None = field(metadata={"min": 1})
@@ -155,10 +154,10 @@ class ClusterConfig:
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
     parallel_jobs: int = field(metadata={"min": 1})
-    on_failure: str = field(metadata={"one_of": ("continue", "stop", "retry")})
+    on_failure: Literal["continue", "stop", "retry"]
     max_retries: int = field(metadata={"min": 1})
     metric: str | None
-    direction: str | None = field(metadata={"one_of": ("minimize", "maximize")})
+    direction: Literal["minimize", "maximize", None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +166,9 @@ class LoaderConfig:
     num_workers: int = field(metadata={"min": 0})
     drop_last: bool
     on_device: bool
-    on_bad_sample: str = field(metadata={"one_of": ("raise", "skip")})
+    on_bad_sample: Literal["raise", "skip"]
     fields: list[str] | None
-    sampling: str = field(metadata={"one_of": ("shuffled", "weighted", "balanced")})
+    sampling: Literal["shuffled", "weighted", "balanced"]
     sample_weights: str | None
     bucket_batches: int | None = field(metadata={"min": 1})
     mixup_alpha: float | None = field(metadata={"above": 0})
@@ -178,20 +177,21 @@ class LoaderConfig:
     collate: dict[str, Any] | None
 
 
-FAULTS = (
-    *("exception", "kill", "segfault", "exit", "stop", "gil", "loop", "sleep", "deadlock", "sigterm", "sigusr1", "sigusr2", "sigint"),
-    *("worker_kill", "worker_stop", "worker_raise", "no_space", "read_only", "truncate", "bit_flip", "missing_file"),
-    *("nan", "spike", "drift", "slow"),
-)
+_OfProcess = Literal["exception", "kill", "segfault", "exit", "stop", "gil", "loop", "sleep", "deadlock", "slow"]
+_OfSignal = Literal["sigterm", "sigusr1", "sigusr2", "sigint"]
+_OfLoader = Literal["worker_kill", "worker_stop", "worker_raise"]
+_OfDisk = Literal["no_space", "read_only", "truncate", "bit_flip", "missing_file"]
+_OfNumbers = Literal["nan", "spike", "drift"]
+Fault = Literal[_OfProcess, _OfSignal, _OfLoader, _OfDisk, _OfNumbers]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultConfig:
     """One item of `debug.faults`. Its keys have defaults: no YAML has such items."""
 
-    kind: str = field(default="exception", metadata={"one_of": FAULTS})
+    kind: Fault = "exception"
     rank: int = field(default=0, metadata={"min": 0})
-    phase: str = field(default="step", metadata={"one_of": tuple(phase.value for phase in Phase)})
+    phase: Literal["start", "data", "step", "evaluation", "save", "end"] = "step"
     step: int | None = field(default=None, metadata={"min": 0})  # steps taken before it; None: the first time in this phase
     attempt: int | str = field(default=0, metadata={"parse": forms.attempt_number})  # a number or every
     seconds: float | None = field(default=None, metadata={"above": 0})
@@ -263,9 +263,26 @@ def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
 
 
 @cache
+def choices_of(schema: type) -> dict[str, tuple[str, ...]]:
+    """Return the words of each key that takes one of some."""
+    hints = {name: hint for name, hint in get_type_hints(schema).items() if get_origin(hint) is Literal}
+    return {name: tuple(word for word in get_args(hint) if word is not None) for name, hint in hints.items()}
+
+
+def type_of(schema: type, item: dataclasses.Field[Any]) -> str:
+    """Return the type of a key as people read it: `int or null`."""
+    text = str(item.type)
+    if item.name in choices_of(schema):
+        text = "str | None" if text.endswith(", None]") else "str"
+    return text.replace(" | None", " or null")
+
+
+@cache
 def as_written(schema: type) -> type:
-    """Return the schema of a section as people write it: a key with a parser takes any value."""
-    types = get_type_hints(schema) | {item.name: Any for item in dataclasses.fields(schema) if "parse" in item.metadata}
+    """Return the schema of a section as OmegaConf knows types: a key with a parser takes any value, one of some words any text."""
+    types: dict[str, Any] = get_type_hints(schema)
+    types |= {name: str | None if None in get_args(types[name]) else str for name in choices_of(schema)}
+    types |= {item.name: Any for item in dataclasses.fields(schema) if "parse" in item.metadata or subsection(item) is not None}
     fields = [(item.name, types[item.name], field(default=item.default)) for item in dataclasses.fields(schema)]
     return dataclasses.make_dataclass(schema.__name__, fields, init=False, repr=False, eq=False, match_args=False)
 
