@@ -17,13 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train import FOLDER
 from ddp_train.config import auto, schema
+from ddp_train.config.evaluation_sets import data_node, evaluation_sets
 from ddp_train.config.field_words import instead_of
 from ddp_train.config.resolve import resolve
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import PartialConfig, RunConfig
 from ddp_train.config.spelling import CALLED_HERE, meant, nearest, override, removal, unknown
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
-from ddp_train.config.targets.target import check_object_names, check_target, evaluation_sets, split_at
+from ddp_train.config.targets.target import check_object_names, check_target
 from ddp_train.config.tree import dotted_items, leaves, texts, value_at
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
@@ -229,7 +230,7 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
         if not isinstance(node, dict) or name == schema.EVALUATION_SETS:
             continue
         if name == "data":
-            node = {key: value for key, value in node.items() if key != "eval"}
+            node = data_node(tree, name)
         components = {f"{name}.{key}": inner for key, inner in node.items()} if name in schema.COMPONENTS_BY_NAME else {name: node}
         for key, inner in components.items():
             if isinstance(inner, dict) and "_target_" not in inner:
@@ -240,7 +241,7 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
         if name == "data":
             for split, changes in evaluation_sets(tree).items():
                 if changes and ("_target_" in node or "_target_" in changes):
-                    yield from _nodes_of_evaluation(node, split_at(tree, split), split)
+                    yield from _nodes_of_evaluation(node, data_node(tree, split), split)
 
 
 def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: str) -> Iterator[tuple[dict[str, Any], str]]:

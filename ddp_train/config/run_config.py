@@ -14,9 +14,10 @@ import yaml
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
+from ddp_train.config.evaluation_sets import evaluation_sets
 from ddp_train.config.hydra_internals import get_omega_conf_dumper
 from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, typed
-from ddp_train.config.targets.target import evaluation_sets, own_keys
+from ddp_train.config.targets.target import own_keys
 
 ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}

@@ -18,7 +18,7 @@ from ddp_train import FOLDER
 from ddp_train.config.field_words import instead_of
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, KEYS_BESIDE_ARGUMENTS, OWN_KEYS
 from ddp_train.config.spelling import meant, override, removal, without_secrets
-from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, look_up_or_none, parameters_of, takes
+from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, parameters_of, takes
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
@@ -219,44 +219,3 @@ def _is_tensor(member: Any) -> bool:
 def _spell(hint: Any) -> str:
     members = [typing.get_origin(member) or member for member in members_of(hint) if not _is_tensor(member)]
     return " or ".join("null" if member is type(None) else str(getattr(member, "__name__", member)) for member in members)
-
-
-def evaluation_split(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the node of the evaluation data: the section `data` with the changes in its `eval`."""
-    return merged({name: value for name, value in data.items() if name != "eval"}, data["eval"])
-
-
-def evaluation_sets(tree: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the changes for each evaluation set, by its key: `data.eval` first, then each of `evaluation.sets`; {}: there is none."""
-    data, evaluation = tree.get("data"), tree.get("evaluation")
-    changes_by_key = {"data.eval": data.get("eval") if isinstance(data, Mapping) else None}
-    named = evaluation.get("sets") if isinstance(evaluation, Mapping) else None
-    changes_by_key |= {f"{EVALUATION_SETS}.{name}": changes for name, changes in (named or {}).items()}
-    return {key: changes for key, changes in changes_by_key.items() if isinstance(changes, Mapping)}
-
-
-def split_at(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the node of the evaluation set at a key. A named set with its own `_target_` inherits nothing from `data`."""
-    changes = evaluation_sets(tree)[key]
-    is_whole = key != "data.eval" and "_target_" in changes
-    return {**changes} if is_whole else evaluation_split({**tree["data"], "eval": changes})
-
-
-def set_name(key: str) -> str:
-    """Return the name of the evaluation set at a key; "" for `data.eval`."""
-    return "" if key == "data.eval" else key.removeprefix(f"{EVALUATION_SETS}.")
-
-
-def merged(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node with changes: groups of keys are merged, lists and values are replaced.
-
-    With another `_target_` the node keeps only the arguments that this class has by name: the others were for another class.
-    """
-    kept = dict(node)
-    if changes.get("_target_", node.get("_target_")) != node.get("_target_"):
-        target = look_up_or_none(changes["_target_"])
-        kept = {name: value for name, value in node.items() if name not in DIRECTIVES and target and accepts(target, name)}
-    for name, value in changes.items():
-        before = kept.get(name)
-        kept[name] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return kept

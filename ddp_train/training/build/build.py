@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
+from ddp_train.config.evaluation_sets import set_name
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS
 from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import AUTO, own_keys, set_name
+from ddp_train.config.targets.target import AUTO, own_keys
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict

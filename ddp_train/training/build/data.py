@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any
 
 from ddp_train.config.batch_sizes import accumulation_of
+from ddp_train.config.evaluation_sets import data_node, evaluation_sets
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import AUTO, evaluation_sets, given_in, split_at
+from ddp_train.config.targets.target import AUTO, given_in
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, conflict
@@ -26,13 +27,11 @@ from ddp_train.training.instantiate import instantiate
 
 def make_data(config: RunConfig, *, key: str) -> Any:
     """Return what the section `data` names, or with the key `data.eval` or `evaluation.sets.<name>` what an evaluation set does."""
-    if key == "data":
-        return instantiate({name: value for name, value in config.data.items() if name != "eval"}, key=key)
     try:
-        return instantiate(split_at(config.tree, key), key=key)
+        return instantiate(data_node(config.tree, key), key=key)
     except UserError as error:
         name = error.key.removeprefix("data.")
-        if name in evaluation_sets(config.tree)[key]:  # a data set knows its arguments as `data.split` alone
+        if name in evaluation_sets(config.tree).get(key, ()):  # a data set knows its arguments as `data.split` alone
             error.key = f"{key}.{name}"
             error.fix = error.fix.replace(f"data.{name}=", f"{key}.{name}=")
         raise
