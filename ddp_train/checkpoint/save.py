@@ -21,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -53,13 +53,12 @@ class Content:
     may_be_infinite: Callable[[str], bool]  # tells, for a tensor's name in `shared`, whether infinity is no sign of lost weights
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Saver:
     """Saves one run's checkpoints, one at a time. Every rank has one."""
 
     folder: Path  # where the checkpoints lie, on a file system that all ranks share
     world: World
-    _: KW_ONLY
     config_hash: str  # for the manifest
     run: str | None = None  # for the manifest: the run's id
     asynchronous: bool = True  # False: `save` returns when the checkpoint is there, or has failed

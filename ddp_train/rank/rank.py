@@ -163,8 +163,8 @@ def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO, *, is_use
         _show(failure.from_exit(rank=lost.rank, pid=lost.pid, exit_code=None).with_others(doing), job, terminal)
 
     return Stop(
-        world,
-        peers,
+        world=world,
+        peers=peers,
         on_untrained_stop=partial(_record_untrained_stop, job.run_folder),
         report_lost_rank=show_lost_rank if is_users_agent else None,
         stops_at=None if job.in_sweep else stops_at(job.config.cluster),  # a sweep stops as a whole

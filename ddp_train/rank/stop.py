@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import NoReturn
 
@@ -42,13 +42,12 @@ _CLOSE = 0  # no signal has this number
 WALLTIME = signal.SIGALRM  # what asks for the stop when the time of the run is up
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Stop:
     """Stops one job's ranks together while it is `listening`."""
 
     world: World
     peers: Peers
-    _: KW_ONLY
     on_untrained_stop: Callable[[signal.Signals], None] = lambda number: None
     """Called in a thread, on rank 0, before all ranks end without having trained."""
     report_lost_rank: Callable[[Neighbour, dict[int, str]], None] | None = None

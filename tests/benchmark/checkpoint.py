@@ -120,7 +120,7 @@ class Rank:
 
     def ours(self, folder: Path) -> Callable[[], None]:
         if self.saver is None:
-            self.saver = Saver(folder.parent / "ours", self.world, config_hash="", remove_old=lambda path: None)
+            self.saver = Saver(folder=folder.parent / "ours", world=self.world, config_hash="", remove_old=lambda path: None)
             self.step = 0
         self.step += 1
         self.saver.save(checkpoint_content(self.components, TrainState(step=self.step), WindowSums(), self.world))

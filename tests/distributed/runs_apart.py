@@ -75,7 +75,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         rebuild_buckets(parts, world)
         restore(since, parts, state, world)
     records: list[dict[str, Any]] = []
-    saver, exchanges = Saver(to or Path(), world, config_hash="abc"), set[int]()
+    saver, exchanges = Saver(folder=to or Path(), world=world, config_hash="abc"), set[int]()
 
     def save(window: WindowSums) -> None:
         if to is None:

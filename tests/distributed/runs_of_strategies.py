@@ -56,7 +56,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         rebuild_buckets(parts, world)
         restore(since, parts, state, world)
     records: list[dict[str, Any]] = []
-    saver = Saver(to or Path(), world, config_hash="abc")
+    saver = Saver(folder=to or Path(), world=world, config_hash="abc")
 
     def save(window: WindowSums) -> None:
         assert estimate_checkpoint(parts, num_ranks=world.size) > 0

@@ -59,7 +59,12 @@ class Ranks:
         self.folder, self.parts = folder, [parts] * size if isinstance(parts, Components) else parts
         self.worlds = worlds(size)
         self.savers = [
-            Saver(folder, world, config_hash="abc", remove_old=lambda path: remove_old(path, Retention(last=keep_last, ranking=LOSS)))
+            Saver(
+                folder=folder,
+                world=world,
+                config_hash="abc",
+                remove_old=lambda path: remove_old(path, Retention(last=keep_last, ranking=LOSS)),
+            )
             for world in self.worlds
         ]
 

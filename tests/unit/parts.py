@@ -82,7 +82,7 @@ def manifest(step: int, **changes: Any) -> Manifest:
 
 def saved(folder: Path, step: int, parts: Components, metrics: Mapping[str, Any] | None = None) -> Path:
     """Save a checkpoint as a run does, and return it."""
-    saver = Saver(folder, alone(), config_hash="abc")
+    saver = Saver(folder=folder, world=alone(), config_hash="abc")
     saver.save(checkpoint_content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), metrics=metrics, ranked_by=LOSS)
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"

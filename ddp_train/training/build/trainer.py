@@ -64,7 +64,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
 
         others = partial(hashes, components, trainer.state)
         replicas = ReplicaCheck(
-            components.trained, world, every_steps=every_steps, optimizer=components.optimizer, others=others, strategy=strategy
+            model=components.trained, world=world, every_steps=every_steps, optimizer=components.optimizer, others=others, strategy=strategy
         )
     _before_training(trainer, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):

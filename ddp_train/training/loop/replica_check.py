@@ -9,7 +9,7 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ class ReplicaError(RunError):
     """The ranks do not have the same weights any more."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ReplicaCheck:
     """Compares, now and then, the state that must be the same on all ranks. Created on all ranks, when the model is ready to train.
 
@@ -41,7 +41,6 @@ class ReplicaCheck:
 
     model: nn.Module  # what is trained, an objective with weights of its own included
     world: World
-    _: KW_ONLY
     every_steps: int  # between two comparisons; there is also one before each save, because every rank may write a part of it
     optimizer: Optimizer
     others: Callable[[], Mapping[str, str]]  # return hashes of all other things that must be the same, by name

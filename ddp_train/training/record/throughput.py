@@ -9,7 +9,7 @@ import copy
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,13 +74,12 @@ Those of the RTX cards are with sums in float32, as PyTorch takes them: in float
 _BRAND = re.compile(r"^(NVIDIA |Tesla |GeForce )*")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Throughput:
     """Computes the rates of a run, on each rank."""
 
     world: World  # the ranks, each with one device
     objective: Any = None  # its weight may count tokens (its `unit`)
-    _: KW_ONLY
     tokens_per_sample: int | None = None  # of data that is windows of tokens; None: of other data
     peak: float | None = None  # FLOP/s of the device; None: not known, and there is no `mfu`
     shapes: ShapeCopy | None = None  # model and objective, to count the operations of a step; None: they could not be copied
@@ -197,7 +196,7 @@ def make_throughput(world: World, objective: AnyObjective, trained: nn.Module, *
             shapes = ShapeCopy(trained, objective)
         except Exception as error:
             _report_no_mfu(error, world)
-    return Throughput(world, objective, tokens_per_sample=window, peak=peak, shapes=shapes)
+    return Throughput(world=world, objective=objective, tokens_per_sample=window, peak=peak, shapes=shapes)
 
 
 def _report_no_mfu(error: Exception, world: World) -> None:

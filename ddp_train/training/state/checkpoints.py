@@ -53,8 +53,8 @@ class Checkpoints:
     def __post_init__(self, run_id: str | None, saved: Sequence[CatalogEntry]) -> None:
         settings = self.config.checkpoint
         self._saver = Saver(
-            self.run_folder.checkpoints,
-            self.world,
+            folder=self.run_folder.checkpoints,
+            world=self.world,
             config_hash=self.config.hash(),
             run=run_id,
             asynchronous=settings.asynchronous,

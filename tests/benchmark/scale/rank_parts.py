@@ -85,7 +85,7 @@ def comparing(size: int) -> list[Cost]:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     with fake_world(0, size) as world:
-        check = ReplicaCheck(model, world, every_steps=1, optimizer=optimizer, others=lambda: {"scheduler": "0" * 64})
+        check = ReplicaCheck(model=model, world=world, every_steps=1, optimizer=optimizer, others=lambda: {"scheduler": "0" * 64})
         return [cost("weights compared", world, lambda: check.before_save(1))]
 
 

@@ -37,7 +37,7 @@ def saved(folder: Path, step: int, parts: Components | None = None, keep_last: i
     """Save a checkpoint as a run does that keeps the newest ones, and return it."""
     state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
     keep = Retention(last=keep_last, ranking=LOSS)
-    saver = Saver(folder, alone(), config_hash="abc", run=run, remove_old=lambda folder: remove_old(folder, keep))
+    saver = Saver(folder=folder, world=alone(), config_hash="abc", run=run, remove_old=lambda folder: remove_old(folder, keep))
     saver.save(checkpoint_content(parts or components(), state, WindowSums(), alone()))
     assert saver.finish() == ""
     return folder / f"step_{step:08d}"

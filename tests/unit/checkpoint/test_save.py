@@ -138,7 +138,7 @@ def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
     tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = []
-    saver = Saver(tmp_path, alone(), config_hash="abc", on_progress=lambda: moved.append(1))
+    saver = Saver(folder=tmp_path, world=alone(), config_hash="abc", on_progress=lambda: moved.append(1))
     real = os.write
 
     def slow(*arguments: Any) -> int:

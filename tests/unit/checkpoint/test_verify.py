@@ -116,7 +116,7 @@ def test_a_ranks_file_of_another_step_or_run_is_refused(tmp_path: Path, step: in
 
 
 def test_the_step_of_the_state_is_that_of_the_manifest(tmp_path: Path) -> None:
-    parts, saver = components(), Saver(tmp_path, alone(), config_hash="abc")
+    parts, saver = components(), Saver(folder=tmp_path, world=alone(), config_hash="abc")
     saver.save(replace(checkpoint_content(parts, TrainState(step=3), WindowSums(), alone()), step=4))
     assert saver.finish() == ""
     with pytest.raises(CheckpointError, match="its state is of step 3"):

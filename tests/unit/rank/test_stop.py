@@ -27,7 +27,7 @@ from tests.unit.rank.together import three_ends, three_worlds
 def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_afterwards_everything_is_put_back(number: signal.Signals) -> None:
     before = [signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS]
     descriptors = len(os.listdir("/proc/self/fd"))
-    stop = Stop(alone(), Peers.connect(alone()))
+    stop = Stop(world=alone(), peers=Peers.connect(alone()))
     with stop.listening():
         stop.begin_training(0)
         assert stop.begin_next_step(1) and not stop.is_last(1)
@@ -43,7 +43,7 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_afterwards_eve
 
 def test_it_stops_by_itself_when_the_time_is_up() -> None:
     end = time.time() + 0.2
-    stop = Stop(alone(), Peers.connect(alone()), stops_at=end)
+    stop = Stop(world=alone(), peers=Peers.connect(alone()), stops_at=end)
     with stop.listening():
         stop.begin_training(0)
         assert not stop.is_asked()
@@ -53,14 +53,14 @@ def test_it_stops_by_itself_when_the_time_is_up() -> None:
 
 def test_a_time_that_was_moved_is_waited_for() -> None:
     end = time.time() + 0.2
-    stop = Stop(alone(), Peers.connect(alone()), stops_at=end, ask_stops_at=lambda: end + 0.4)
+    stop = Stop(world=alone(), peers=Peers.connect(alone()), stops_at=end, ask_stops_at=lambda: end + 0.4)
     with stop.listening():
         stop.begin_training(0)
         assert stop.cause() is WALLTIME and time.time() >= end + 0.4
 
 
 def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
-    stop = Stop(alone(), Peers.connect(alone()))
+    stop = Stop(world=alone(), peers=Peers.connect(alone()))
     noticed_after_s: list[float] = []
 
     def send() -> None:
@@ -84,7 +84,7 @@ def test_the_signal_is_noticed_while_the_main_thread_runs_no_python() -> None:
 @contextmanager
 def _three_ranks(name: str) -> Iterator[list[Stop]]:
     worlds = three_worlds()
-    stops = [Stop(world, end) for world, end in zip(worlds, three_ends(worlds, name=name), strict=True)]
+    stops = [Stop(world=world, peers=end) for world, end in zip(worlds, three_ends(worlds, name=name), strict=True)]
     with ExitStack() as listening:
         for stop in reversed(stops):  # rank 0 last: it is left first, and ends the others' threads
             listening.enter_context(stop.listening())

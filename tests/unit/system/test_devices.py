@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_train.distributed.world import alone
+from ddp_train.launch.job import Training
 from ddp_train.rank.summary import opening
 from ddp_train.system import devices
 from tests.unit.system.nvml_library import FOUR, MISMATCH, PART, Nvml
@@ -124,7 +125,7 @@ def test_a_driver_without_a_usable_gpu_is_told(
     assert devices.resolve_device("auto") == "cpu"
     assert devices.why_none() == why
     job: Any = SimpleNamespace(
-        task=None,
+        work=Training(),
         run_folder=SimpleNamespace(as_typed=lambda: "there"),
         config=SimpleNamespace(cluster=SimpleNamespace(device="auto", env={}), batch="8", batch_notes=list, left_out=[]),
     )

@@ -47,7 +47,7 @@ class Tied(nn.Module):
 
 def run_of(folder: Path, model: nn.Module, **parts: Any) -> Path:
     """Make the checkpoint of a model, and what makes its folder a run's."""
-    saver = Saver(folder / "checkpoints", alone(), config_hash="abc")
+    saver = Saver(folder=folder / "checkpoints", world=alone(), config_hash="abc")
     state = model.state_dict()
     shared = {"model": state, "model_versions": state._metadata, "optimizer": {"state": {}}, "state": {}, **parts}  # type: ignore[attr-defined]
     saver.save(Content(step=3, shared=shared, own={}, may_be_infinite=lambda name: False))

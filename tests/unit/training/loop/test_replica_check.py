@@ -56,7 +56,7 @@ class Fleet:
     def _check_of(self, rank: int, world: ThreadWorld) -> ReplicaCheck:
         others = lambda: {"scheduler": "a", "scaler": "b", **self.changes.get(rank, {})}  # noqa: E731
         model, optimizer = self.models[rank], self.optimizers[rank]
-        return ReplicaCheck(model, world, every_steps=self.every_steps, optimizer=optimizer, others=others)
+        return ReplicaCheck(model=model, world=world, every_steps=self.every_steps, optimizer=optimizer, others=others)
 
 
 def fleet(size: int, *, every_steps: int = 1) -> Fleet:

@@ -66,7 +66,7 @@ OWN = [
 
 def save(folder: Path, parts: Components, state: TrainState) -> Path:
     """Save as a run does."""
-    saver = Saver(folder, alone(), config_hash="abc")
+    saver = Saver(folder=folder, world=alone(), config_hash="abc")
     with evaluation_mode(parts.optimizer) as trained:
         saver.save(checkpoint_content(parts, state, WindowSums(), alone(), SetAside(trained=trained)))
     assert saver.finish() == ""

@@ -35,18 +35,18 @@ def values(measured: Throughput, **changes: Any) -> dict[str, float]:
 
 
 def test_rates_are_those_of_all_ranks_and_of_each_device() -> None:
-    assert values(Throughput(FOUR)) == {"samples_per_s": 40, "samples_per_s_per_device": 10, "device/host_gib": 1.0}
+    assert values(Throughput(world=FOUR)) == {"samples_per_s": 40, "samples_per_s_per_device": 10, "device/host_gib": 1.0}
 
 
 def test_tokens_are_what_the_objective_weighs_or_what_the_windows_hold() -> None:
-    counted = values(Throughput(FOUR, LanguageModeling(), tokens_per_sample=7))
+    counted = values(Throughput(world=FOUR, objective=LanguageModeling(), tokens_per_sample=7))
     assert (counted["tokens_per_s"], counted["tokens_per_s_per_device"]) == (80, 20)
-    assert values(Throughput(FOUR, tokens_per_sample=7))["tokens_per_s"] == 280
+    assert values(Throughput(world=FOUR, tokens_per_sample=7))["tokens_per_s"] == 280
 
 
 def test_the_share_of_the_peak_is_operations_per_second_over_what_all_devices_can_do() -> None:
     model = nn.Linear(8, 3)
-    measured = Throughput(FOUR, components().objective, peak=1e6, shapes=ShapeCopy(model, components().objective))
+    measured = Throughput(world=FOUR, objective=components().objective, peak=1e6, shapes=ShapeCopy(model, components().objective))
     assert measured.wants_batch
     measured.see((torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)))
     flops_per_sample = 2 * (2 * 8 * 3)  # forward, and backward of the weight
@@ -55,10 +55,10 @@ def test_the_share_of_the_peak_is_operations_per_second_over_what_all_devices_ca
 
 
 def test_the_process_takes_memory() -> None:
-    before = Throughput(alone()).memory()[0]
+    before = Throughput(world=alone()).memory()[0]
     block = torch.ones(64 << 20, dtype=torch.uint8)
-    assert len(Throughput(alone()).memory()) == 1
-    assert Throughput(alone()).memory()[0] - before > 0.05
+    assert len(Throughput(world=alone()).memory()) == 1
+    assert Throughput(world=alone()).memory()[0] - before > 0.05
     assert resident_bytes() > block.nbytes
 
 

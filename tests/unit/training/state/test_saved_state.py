@@ -93,7 +93,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     whole = train_to(10, "whole", TrainState())
     state = TrainState()
     stopped = train_to(5, "parts", state)
-    saver = Saver(tmp_path, alone(), config_hash="abc")
+    saver = Saver(folder=tmp_path, world=alone(), config_hash="abc")
     saver.save(checkpoint_content(stopped, state, WindowSums(), alone()))
     assert saver.finish() == ""
     resumed = train_to(10, "parts", TrainState(), load=tmp_path / "step_00000005")
