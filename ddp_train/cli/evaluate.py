@@ -148,7 +148,7 @@ def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_
         config_for[group] = _section(group, option, folder)
     values = [text for text in changed if text.partition("=")[0] not in choices]
     added = [text.lstrip("+") for text in values if text.startswith("+")]
-    merged = saved_overrides.changed(config_for, [text for text in values if not text.startswith("+")], added=added)
+    merged = saved_overrides.with_overrides(config_for, [text for text in values if not text.startswith("+")], added=added)
     require_working_directory(words, folder, config_for)
     if "eval" not in data:
         merged.data.eval = {}

@@ -95,7 +95,7 @@ def frozen_job(
     """
     saved = saved_config(folder)
     saved["cluster"] = {**saved["cluster"], "node_rank": None}  # it was that of the machine where the run began
-    changed = saved_overrides.changed(saved, overrides, replaced=replaced_configs(folder))
+    changed = saved_overrides.with_overrides(saved, overrides, replaced=replaced_configs(folder))
     require_working_directory(["resume", str(Path(sweep or checkpoint or folder).absolute()), *overrides], folder, saved)
     tree: Any = OmegaConf.to_container(changed)
     first, options = original_words(folder)

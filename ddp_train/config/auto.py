@@ -14,7 +14,7 @@ from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.config.spelling import nearest, override, text_of
 from ddp_train.config.targets.locate import hints_of, look_up
 from ddp_train.config.targets.target import AUTO, DIRECTIVES, FACTS, admits_text
-from ddp_train.config.tree import changed, value_at
+from ddp_train.config.tree import replace_values, value_at
 from ddp_train.errors import ConfigError
 
 BY_DATA = ("model", "objective", EVALUATION_METRICS)
@@ -68,7 +68,7 @@ def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_answers(value: Any, key: str, answers: Mapping[str, Any]) -> Any:
     """Return a part of a configuration with answers instead of its `auto`s."""
-    return changed(value, key, lambda path, leaf: answers.get(path, leaf) if _is_auto(leaf) else leaf)
+    return replace_values(value, key, lambda path, leaf: answers.get(path, leaf) if _is_auto(leaf) else leaf)
 
 
 def keys(tree: Mapping[str, Any]) -> list[str]:

@@ -18,11 +18,11 @@ from omegaconf.errors import OmegaConfBaseException
 from ddp_train import FOLDER
 from ddp_train.config import auto, schema
 from ddp_train.config.evaluation_sets import data_node, evaluation_sets
-from ddp_train.config.field_words import instead_of
+from ddp_train.config.field_words import SECTIONS_HERE, instead_of
 from ddp_train.config.resolve import resolve
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import PartialConfig, RunConfig
-from ddp_train.config.spelling import CALLED_HERE, meant, nearest, override, removal, unknown
+from ddp_train.config.spelling import did_you_mean, nearest, override, removal, unknown_key
 from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target
 from ddp_train.config.tree import dotted_items, leaves, texts, value_at
@@ -33,7 +33,7 @@ from ddp_train.system import redaction
 CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
 """The config groups, in the installed package (`pkg://ddp_train.conf`); in a checkout the folder is a link to conf/ at the top."""
 
-OWN = [key for name, kind in schema.SECTIONS.items() for key in schema.keys_of(kind, f"{name}.")]  # the keys of our own sections
+SECTION_KEYS = [key for name, kind in schema.SECTIONS.items() for key in schema.keys_of(kind, f"{name}.")]
 _Section = TypeVar("_Section")
 
 
@@ -168,8 +168,8 @@ def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigE
         if name not in fields:
             valid = [f"{prefix}{field}" for field in fields]
             if not section.startswith("debug"):
-                valid += OWN
-            errors.append(unknown(key, valid, value))
+                valid += SECTION_KEYS
+            errors.append(unknown_key(key, valid, value))
             continue
         if (inner := schema.subsection(fields[name])) is not None:
             value = _checked_section(inner, value, key, errors)
@@ -266,8 +266,8 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
             yield _without_package(str(option), value, hydra)
             continue
         own_overrides = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
-        if name in CALLED_HERE and not any(instead_of(*text.split("=", 1)) for text in own_overrides if "=" in text):
-            expected, fix = CALLED_HERE[name], f"leave it out: {removal(name, value)}"
+        if name in SECTIONS_HERE and not any(instead_of(*text.split("=", 1)) for text in own_overrides if "=" in text):
+            expected, fix = SECTIONS_HERE[name], f"leave it out: {removal(name, value)}"
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
             parts = ", ".join([*schema.TARGETS, *(f"{section}.NAME" for section in schema.NAMED)])
             close = nearest(name, [*schema.TARGETS, *schema.NAMED])
@@ -296,7 +296,7 @@ def _instead(typed: str, valid: Iterable[str]) -> str:
     """Return the override to type instead of one whose name nothing reads."""
     key, equals, value = typed.lstrip("+").partition("=")
     if here := instead_of(key, value):
-        return meant(here)
+        return did_you_mean(here)
     close = nearest(key, valid)
     if close in (*schema.SECTIONS, *schema.TARGETS) and not value.isidentifier():
         close = ""  # a group's value is the name of an option
@@ -333,4 +333,4 @@ def _unknown_hydra_names(hydra: DictConfig) -> Iterator[ConfigError]:
         node = OmegaConf.select(hydra, section.rstrip(".")) if section else hydra
         for name in map(str, node if isinstance(node, DictConfig) else ()):
             if name not in known:
-                yield unknown(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known], OmegaConf.select(node, name))
+                yield unknown_key(f"hydra.{section}{name}", [f"hydra.{section}{other}" for other in known], OmegaConf.select(node, name))

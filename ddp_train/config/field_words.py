@@ -8,6 +8,16 @@ from typing import Any
 import yaml
 
 LEAVE_IT_OUT = "leave it out, "
+SECTIONS_HERE = {
+    "callbacks": "checkpoint, evaluation, health and trainer, for what they do",
+    "logger": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
+    "loggers": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
+    "datamodule": "data",
+    "net": "model",
+    "criterion": "objective",
+    "loss": "objective",
+}
+"""What others call a section -> its name here."""
 
 
 @cache

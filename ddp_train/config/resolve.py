@@ -16,7 +16,7 @@ from omegaconf.resolvers import oc
 
 from ddp_train.config.hydra_internals import register_resolver
 from ddp_train.config.targets.target import RESOLVER
-from ddp_train.config.tree import changed
+from ddp_train.config.tree import replace_values
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
@@ -32,7 +32,7 @@ def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "")
     """
     with _sealed():
         plain = _resolve(config, f"{section}." if section else "", errors, keeps_missing=bool(section))
-    unsealed: dict[str, Any] = changed(plain, "", _unsealed)
+    unsealed: dict[str, Any] = replace_values(plain, "", _unsealed)
     return unsealed
 
 

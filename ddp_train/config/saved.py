@@ -10,7 +10,7 @@ from ddp_train.config import auto
 from ddp_train.config.run_config import ANSWERED, RunConfig
 from ddp_train.config.schema import SECTIONS
 from ddp_train.config.targets.target import AUTO
-from ddp_train.config.tree import changed, differences, dotted_items
+from ddp_train.config.tree import differences, dotted_items, replace_values
 from ddp_train.errors import ConfigError
 from ddp_train.system.files import write_atomic
 
@@ -18,7 +18,7 @@ from ddp_train.system.files import write_atomic
 def saved_config(folder: Path) -> dict[str, Any]:
     """Return the config of a run folder as composed, with its `auto`s."""
     saved, answered = _read(folder)
-    return {str(name): value for name, value in changed(saved, "", lambda key, value: AUTO if key in answered else value).items()}
+    return {str(name): value for name, value in replace_values(saved, "", lambda key, value: AUTO if key in answered else value).items()}
 
 
 def replaced_configs(folder: Path) -> list[dict[str, Any]]:

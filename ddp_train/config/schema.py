@@ -298,6 +298,6 @@ COMPONENT_KEYS = (*TARGETS, *COMPONENTS_BY_NAME, EVALUATION_SETS, "loader.sample
 """Keys at which, or below which, all components are."""
 KEYS_BESIDE_ARGUMENTS = {"optimizer": ("groups", "layer_decay", "lr_scale", "base_batch_size"), "scheduler": ("every", "metric")}
 """Our keys in the config of a third-party component; an argument of the class with that name takes precedence."""
-OWN_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
+FULL_KEYS = {item.name: f"{name}.{item.name}" for name in ("loader", "evaluation", "health") for item in dataclasses.fields(SECTIONS[name])}
 """The full key of names that are easily mistaken for arguments of a data set or of the trainer."""
 ROOT_KEYS = tuple(item.name for item in dataclasses.fields(RootConfig))

@@ -12,17 +12,6 @@ from ddp_train.system import redaction
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # text that Hydra's parser takes without quotes
 
-CALLED_HERE = {
-    "callbacks": "checkpoint, evaluation, health and trainer, for what they do",
-    "logger": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
-    "loggers": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
-    "datamodule": "data",
-    "net": "model",
-    "criterion": "objective",
-    "loss": "objective",
-}
-"""Top-level names of other frameworks, and our section for each."""
-
 _WORDS = ("null", "true", "false", "nan", "inf")
 
 
@@ -38,13 +27,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
     same = [other for other in names if section and "." in other and other.rpartition(".")[2] == last and not other.startswith("hydra.")]
     if len(same) == 1:  # in another section
         return same[0]
-    siblings = {_last(other): other for other in reversed(names) if other.rpartition(".")[0] == section}
+    siblings = {other.rpartition(".")[2]: other for other in reversed(names) if other.rpartition(".")[0] == section}
     same_ending = [sibling for sibling in reversed(siblings) if sibling.endswith(f"_{last}")]
     close = same_ending or get_close_matches(last, siblings, n=1, cutoff=0.6)
     if close:
         return siblings[close[0]]
     keys = [other for other in names if "." in other or not section]  # a key in a section is no group
-    elsewhere = [other for other in keys if _last(other) == last] or [other for other in keys if _last(other).endswith(f"_{last}")]
+    elsewhere = [other for other in keys if f".{other}".endswith(f".{last}")] or [other for other in keys if other.endswith(f"_{last}")]
     same_depth = [other for other in names if other.count(".") == name.count(".")]  # a wrong section
     return elsewhere[0] if elsewhere else next(iter(get_close_matches(name, same_depth, n=1, cutoff=0.8)), "")
 
@@ -64,20 +53,20 @@ def without_secrets(key: str, value: Any) -> Any:
     return redaction.reference(name) if name else value
 
 
-def unknown(key: str, valid: Iterable[str], value: Any) -> ConfigError:
+def unknown_key(key: str, valid: Iterable[str], value: Any) -> ConfigError:
     """Return the error for a key that does not exist, with the nearest valid key, if there is one."""
     valid, section = list(dict.fromkeys(valid)), key.rpartition(".")[0]
-    if not key.startswith("hydra.") and (here := instead_of(key, without_secrets(key, value))):
-        return ConfigError(key=key, happened="is not a key of this configuration", fix=meant(here))
+    if not key.startswith("hydra.") and (typed_here := instead_of(key, without_secrets(key, value))):
+        return ConfigError(key=key, happened="is not a key of this configuration", fix=did_you_mean(typed_here))
     close = nearest(key, valid)
     expected = "" if close else f"one of {', '.join(other for other in valid if other.rpartition('.')[0] == section)}"
     fix = f"did you mean {override(close, value, was=key)}?" if close else f"remove it: {removal(key, value)}"
     return ConfigError(key=key, happened="is not a key of this configuration", expected=expected, fix=fix)
 
 
-def meant(here: str) -> str:
+def did_you_mean(typed_here: str) -> str:
     """Return an advice to type that, or a sentence of `field_words` as it is."""
-    return here if here.startswith(LEAVE_IT_OUT) else f"did you mean {here}?"
+    return typed_here if typed_here.startswith(LEAVE_IT_OUT) else f"did you mean {typed_here}?"
 
 
 def removal(key: str, value: Any) -> str:
@@ -97,7 +86,3 @@ def text_of(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
     return str(value)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -79,14 +79,14 @@ def value_at(tree: Mapping[str, Any], key: str) -> Any:
     return node
 
 
-def changed(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
+def replace_values(value: Any, key: str, change: Callable[[str, Any], Any]) -> Any:
     """Return a part of a tree in which `change(dotted name, value)` replaces each value."""
     new = change(key, value)
     if new is not value:
         return new
     if isinstance(value, Mapping):
-        return {name: changed(inner, f"{key}.{name}" if key else str(name), change) for name, inner in value.items()}
-    return [changed(inner, f"{key}.{index}", change) for index, inner in enumerate(value)] if isinstance(value, list) else value
+        return {name: replace_values(inner, f"{key}.{name}" if key else str(name), change) for name, inner in value.items()}
+    return [replace_values(inner, f"{key}.{index}", change) for index, inner in enumerate(value)] if isinstance(value, list) else value
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -76,9 +76,13 @@ class Job:
         return Path(self.checkpoint or self.run_folder.root)
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
-        """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""
+        """Return what was typed for this run, a sweep's values too: key -> what the config has for it, if that fits into a table's cell.
+
+        Else what was typed: the name of a group's option, say.
+        """
         typed = (text.lstrip("+").partition("=") for text in self.overrides if not text.startswith(("~", "hydra.", "hydra/")))
-        return {key: _leaf(self.config.tree, key, text) for key, _, text in typed}
+        values = ((key, value_at(self.config.tree, key), text) for key, _, text in typed)
+        return {key: value if isinstance(value, (bool, int, float, str)) else text for key, value, text in values}
 
     def to_json(self) -> str:
         config = {"tree": self.config.tree, "batch": asdict(self.config.batch), "left_out": self.config.left_out}
@@ -92,9 +96,3 @@ class Job:
         [(kind, arguments)] = fields["work"].items()
         run_folder, work = RunFolder(Path(fields["run_folder"])), _WORKS[kind](**arguments)
         return cls(**{**fields, "config": config, "run_folder": run_folder, "work": work})
-
-
-def _leaf(tree: Any, key: str, text: str) -> bool | int | float | str:
-    """Return the value of a key; where it is none that fits into a table's cell, or none at all, what was typed."""
-    value = value_at(tree, key)
-    return value if isinstance(value, (bool, int, float, str)) else text

@@ -15,7 +15,7 @@ from ddp_train.config import auto
 from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.spelling import removal
 from ddp_train.config.targets.locate import locate, parameters_of
-from ddp_train.config.targets.target import given_in, name_in
+from ddp_train.config.targets.target import name_in, run_arguments
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import MetricWriter
@@ -52,7 +52,7 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
     filled = {name: answers[f"{key}.{name}"] for name in node if f"{key}.{name}" in answers}
     arguments = {name: auto.with_answers(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
     # Inner nodes may lack some arguments: a schedule its optimizer, an optimizer its parameters.
-    names = given_in(key) if first is not None else ()
+    names = run_arguments(key) if first is not None else ()
     run_objects = {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)
     try:
         revealed = reveal(arguments)

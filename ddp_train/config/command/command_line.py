@@ -22,7 +22,7 @@ from ddp_train.config.check import CONF, ConfigErrors, plain_secret
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.field_words import instead_of
 from ddp_train.config.hydra_internals import ConfigLoaderImpl, get_args_parser, refuse_large_overrides
-from ddp_train.config.spelling import meant, nearest, override
+from ddp_train.config.spelling import did_you_mean, nearest, override
 from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
@@ -166,7 +166,7 @@ def refuse_unknown_options(arguments: list[str]) -> None:
         here, close = instead_of(name, value or "VALUE"), nearest(name, own)
         if close and not here:
             here = f"{close}{text[len(name) :]}"
-        fix = meant(here) if here else shlex.quote(text.lstrip("-")) if equals else "ddp-train --help"
+        fix = did_you_mean(here) if here else shlex.quote(text.lstrip("-")) if equals else "ddp-train --help"
         expected = "key=value without dashes, or an option of ddp-train --help"
         errors.append(ConfigError(happened=f"{name} is not an option", expected=expected, fix=fix))
     if errors:

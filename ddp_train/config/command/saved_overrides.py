@@ -11,12 +11,12 @@ from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.command.command_line import join_cut_words, unreadable, without_override
 from ddp_train.config.hydra_internals import yaml_loader
 from ddp_train.config.schema import NAMED
-from ddp_train.config.spelling import unknown
+from ddp_train.config.spelling import unknown_key
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError
 
 
-def changed(
+def with_overrides(
     saved: Mapping[str, Any], overrides: Sequence[str], *, added: Sequence[str] = (), replaced: Sequence[Mapping[str, Any]] = ()
 ) -> DictConfig:
     """Return a saved config with what overrides change in it.
@@ -42,7 +42,7 @@ def changed(
             kept = f"only these can be removed from a resumed run: {', '.join(there)}"
             errors.append(ConfigError(key=key[1:], happened="would be removed", expected=kept, fix="leave it out"))
         elif equals and key not in values and text not in added:
-            errors.append(unknown(key, values, _plain(value)))
+            errors.append(unknown_key(key, values, _plain(value)))
         elif equals and isinstance(values.get(key), Mapping):
             errors.append(ConfigError(key=key, happened="is a group", expected="single keys: a run that is resumed keeps its components"))
         elif equals:

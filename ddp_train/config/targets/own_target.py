@@ -17,7 +17,7 @@ from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, TARGETS
 from ddp_train.config.spelling import text_of
 from ddp_train.config.targets.locate import accepts, hints_of, look_up_or_none, parameters_of
 from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, calls_functions, fits
-from ddp_train.config.tree import changed, texts
+from ddp_train.config.tree import replace_values, texts
 
 _EVAL = "eval"
 
@@ -37,7 +37,7 @@ def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | No
         if target is not None:
             kept[section] = _with_accepted_arguments(node, option, target, _typed(hydra, section))
             lines += _lines(section, node, kept[section], option)
-    return changed(kept, "", _partial), lines
+    return replace_values(kept, "", _partial), lines
 
 
 def _partial(key: str, node: Any) -> Any:

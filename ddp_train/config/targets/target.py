@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from ddp_train import FOLDER
 from ddp_train.config.field_words import instead_of
-from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, KEYS_BESIDE_ARGUMENTS, OWN_KEYS
-from ddp_train.config.spelling import meant, override, removal, without_secrets
+from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
+from ddp_train.config.spelling import did_you_mean, override, removal, without_secrets
 from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, parameters_of, takes
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
@@ -37,7 +37,7 @@ FACTS = {
 
 COMPLETED = ("optimizer", "scheduler")  # nodes whose first argument the run adds later: parameters or the model, the optimizer
 
-GIVEN = {
+_RUN_ARGUMENTS = {
     "optimizer": ("params", "model"),
     "scheduler": ("optimizer",),
     "loader.sampler": ("data_source", "dataset", "labels", "seed", "global_batch_size"),
@@ -94,17 +94,17 @@ def _check_arguments(
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
     is_data = key in ("data", "data.eval") or key.startswith(f"{EVALUATION_SETS}.")
     for name in arguments:
-        is_ours = is_data and name in OWN_KEYS and name != "batch_size"  # which must not be passed on silently
+        is_ours = is_data and name in FULL_KEYS and name != "batch_size"  # which must not be passed on silently
         if name not in named and (is_ours or not (takes_any or takes(target, name))):
             here = instead_of(name, without_secrets(f"{key}.{name}", arguments[name]))
-            if name in OWN_KEYS and not here:
-                here = override(OWN_KEYS[name], arguments[name], was=f"{key}.{name}")
+            if name in FULL_KEYS and not here:
+                here = override(FULL_KEYS[name], arguments[name], was=f"{key}.{name}")
             close = [f"{key}.{other}" for other in difflib.get_close_matches(name, named, n=1)]
             sign = "" if close and close[0].rpartition(".")[2] in arguments else "+"
             if close and not (here and is_data):
                 here = override(close[0], arguments[name], sign=sign, was=f"{key}.{name}")
             happened = f"{path} has no argument {name!r}"
-            fix = meant(here) if here else f"remove it: {removal(f'{key}.{name}', arguments[name])}"
+            fix = did_you_mean(here) if here else f"remove it: {removal(f'{key}.{name}', arguments[name])}"
             yield ConfigError(key=f"{key}.{name}", happened=happened, expected=", ".join(named) or "no argument", fix=fix)
     positional = len(node.get("_args_") or ())
     missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in arguments]
@@ -113,7 +113,7 @@ def _check_arguments(
         missing = [name for name in missing if name != named[positional]]
     elif node.get("_partial_") or is_stage:  # the caller adds the rest
         missing = []
-    missing = [name for name in missing if name not in given_in(key)]
+    missing = [name for name in missing if name not in run_arguments(key)]
     for name in missing:
         value = AUTO if not is_data and name in FACTS.get(key.partition(".")[0], ()) else "VALUE"
         yield ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}")
@@ -131,9 +131,9 @@ def _check_arguments(
             yield ConfigError(key=f"{key}.{name}", happened=f"is {number}", expected=missed)
 
 
-def given_in(key: str) -> tuple[str, ...]:
+def run_arguments(key: str) -> tuple[str, ...]:
     """Return the names of the arguments that the run adds to a node or its inner nodes."""
-    return next((names for section, names in GIVEN.items() if f"{key}.".startswith(f"{section}.")), ())
+    return next((names for section, names in _RUN_ARGUMENTS.items() if f"{key}.".startswith(f"{section}.")), ())
 
 
 def why_no_component(target: Any) -> str:

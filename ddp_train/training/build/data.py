@@ -9,7 +9,7 @@ from ddp_train.config.evaluation_sets import data_node, evaluation_sets
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import AUTO, given_in
+from ddp_train.config.targets.target import AUTO, run_arguments
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, conflict
@@ -85,7 +85,7 @@ def _own_sampler(source: DataSource, config: RunConfig) -> Any:
         "global_batch_size": lambda: config.batch.global_batch_size,
     }
     target = locate(node["_target_"])
-    answers = {f"{key}.{name}": offers[name]() for name in given_in(key) if name not in node and accepts(target, name)}
+    answers = {f"{key}.{name}": offers[name]() for name in run_arguments(key) if name not in node and accepts(target, name)}
     return instantiate({**node, **dict.fromkeys((name.rpartition(".")[2] for name in answers), AUTO)}, key=key, answers=answers)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_train import FOLDER
 from ddp_train.cli.help import argument_type, default_options, explain, kind_of, options
-from ddp_train.config.check import CONF, OWN
+from ddp_train.config.check import CONF, SECTION_KEYS
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.launch.launcher import Launcher
 
@@ -85,8 +85,8 @@ def test_a_page_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_key_of_our_own_sections_is_found_with_its_kind() -> None:
     names = {key.name for option in options(CONF) for key in option.keys}
-    assert set(OWN) <= names
-    assert [name for name in OWN if not kind_of(name) and name != "cluster.slurm"] == []
+    assert set(SECTION_KEYS) <= names
+    assert [name for name in SECTION_KEYS if not kind_of(name) and name != "cluster.slurm"] == []
 
 
 def test_a_comment_goes_on_in_the_lines_below(tmp_path: Path) -> None:
