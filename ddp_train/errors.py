@@ -100,4 +100,4 @@ def join_few(texts: list[str], most: int = 8) -> str:
 
 def plural(number: int, noun: str) -> str:
     """Return a number and its noun: `1 job`, `2 jobs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -22,7 +22,7 @@ import yaml
 from ddp_train import FOLDER
 from ddp_train.config.check import CONF
 from ddp_train.config.command.composition import parse, shown
-from ddp_train.config.schema import SECTIONS, RootConfig, choices_of, subsection, type_of
+from ddp_train.config.schema import SECTIONS, RootConfig, describe, subsection
 from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.locate import hints_of, look_up
 from ddp_train.errors import DONE, ConfigError, UserError
@@ -247,14 +247,4 @@ def kind_of(key: str) -> str:
         if name not in fields:
             return ""
         item, inner = fields[name], subsection(fields[name])
-    parts = [] if "parse" in item.metadata or inner is not None else [type_of(schema, item)]
-    rule = item.metadata
-    parts += [f"at least {rule['min']}"] if "min" in rule else []
-    parts += [f"more than {rule['above']}"] if "above" in rule else []
-    parts += [f"one of {', '.join(choices)}"] if (choices := choices_of(schema).get(item.name)) else []
-    if "parse" in rule:
-        try:
-            rule["parse"](object())
-        except ValueError as error:
-            parts.append(str(error))
-    return ", ".join(parts)
+    return describe(schema, item)

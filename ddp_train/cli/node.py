@@ -87,10 +87,8 @@ def _enter_environment(spec: Spec) -> None:
     try:
         os.chdir(spec.working_directory)
     except OSError as error:
-        raise ConfigError(
-            happened=f"{spec.working_directory}, where the run was started, is not on this machine: {error.strerror}",
-            expected="the folder that relative paths mean, on every machine",
-        ) from None
+        happened = f"{spec.working_directory}, where the run was started, is not on this machine: {error.strerror}"
+        raise ConfigError(happened=happened, expected="the folder that relative paths mean, on every machine") from None
 
 
 def _this_node(spec: Spec, rendezvous: NodeRendezvous) -> ThisNode:

@@ -21,6 +21,7 @@ from ddp_train.checkpoint.schedule import in_units
 from ddp_train.cli.pipeline import verdict_to_wait_for
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition
+from ddp_train.config.evaluation_sets import evaluation_sets
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import saved_config
 from ddp_train.config.schema import SweepConfig
@@ -181,10 +182,8 @@ def show_sizes(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> N
 
 
 def _model(screen: Screen, measured: Mapping[str, Any]) -> None:
-    trained = (
-        "all trained" if measured["trained_parameters"] == measured["parameters"] else f"{measured['trained_parameters']:,} of them trained"
-    )
-    screen.fact("model", f"{measured['model']}, {measured['parameters']:,} parameters, {trained}")
+    trained = "all" if measured["trained_parameters"] == measured["parameters"] else f"{measured['trained_parameters']:,} of them"
+    screen.fact("model", f"{measured['model']}, {measured['parameters']:,} parameters, {trained} trained")
     screen.fact("layers", *measured["layers"])
     parts = ", ".join(f"{part} {in_units(size)}" for part, size in measured["rank_bytes"].items() if size)
     where = "in the host's memory for each rank" if measured["on_host"] else "on each rank"
@@ -195,7 +194,7 @@ def _model(screen: Screen, measured: Mapping[str, Any]) -> None:
 
 
 def _evaluations(job: Job) -> str:
-    if not (sets := job.config.evaluation_sets()):
+    if not (sets := [*evaluation_sets(job.config.tree)]):
         return "never: data.eval is null"
     every_steps = job.config.evaluation.every_steps
     when = "after every epoch, and at the end" if every_steps is None else f"every {every_steps} steps, and at the end"
@@ -205,7 +204,7 @@ def _evaluations(job: Job) -> str:
 def _saves(job: Job, measured: Mapping[str, Any] | str) -> list[str]:
     """Return lines: when checkpoints are saved, and, where sizes are known, the disk space that they need."""
     settings, folder = job.config.checkpoint, job.run_folder.root
-    when = ["after each evaluation"] if settings.every_evaluation and job.config.evaluation_sets() else []
+    when = ["after each evaluation"] if settings.every_evaluation and evaluation_sets(job.config.tree) else []
     when += [f"every {settings.every_minutes:g} minutes"] if settings.every_minutes is not None else []
     when += [f"every {settings.every_steps} steps"] if settings.every_steps is not None else []
     lines = [", ".join([*when, "at the end"])]

@@ -19,7 +19,7 @@ from ddp_train.cli.saved_run import parse_words
 from ddp_train.config.spelling import nearest
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import Tokenizer, TokenWriter, make_tokenizer
-from ddp_train.errors import DONE, ConfigError, DataError
+from ddp_train.errors import DONE, ConfigError, DataError, plural
 from ddp_train.launch.launcher import Launcher
 from ddp_train.system.folder_lock import hold
 
@@ -193,7 +193,7 @@ def _prepare_tokens(request: _Request) -> None:
 
 def _require_val(request: _Request, documents: int) -> None:
     if int(documents * request.val_fraction) == 0:
-        happened = f"{request.val_fraction:g} of {_count(documents, 'document')} is less than one"
+        happened = f"{request.val_fraction:g} of {plural(documents, 'document')} is less than one"
         larger = f"val_fraction={ceil(1000 / documents) / 1000:g}, or " if documents > 1 else ""
         fix = f"{larger}val_fraction=0 and runs with data.eval=null"
         raise ConfigError(key="val_fraction", happened=happened, expected="at least one document in the split val", fix=fix)
@@ -244,16 +244,12 @@ def _print_summary(request: _Request, index: TokenIndex, empty: int) -> None:
     print(f"tokens   {folder}: {index.tokenizer}, {index.vocab_size:,} in the vocabulary, {index.dtype}")
     for name, shards in index.splits.items():
         tokens, documents = sum(shard.tokens for shard in shards), sum(shard.documents for shard in shards)
-        print(f"{name:8} {tokens:,} tokens, {_count(documents, 'document')}, {_count(len(shards), 'file')}")
+        print(f"{name:8} {tokens:,} tokens, {plural(documents, 'document')}, {plural(len(shards), 'file')}")
     if empty:
-        print(f"         {_count(empty, 'empty document')} left out")
+        print(f"         {plural(empty, 'empty document')} left out")
     print(f"bytes    {index.bytes_per_token:.3f} per token")
     without_val = "" if index.splits["val"] else " data.eval=null"
     print(f"train    ddp-train data=token_files data.root={folder}{without_val} model=gpt objective=language_modeling")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _files(path: Path) -> list[Path]:

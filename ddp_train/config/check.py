@@ -180,12 +180,12 @@ def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigE
         try:
             merged[name] = value
         except OmegaConfBaseException:
-            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=_expected(kind, fields[name])))
+            errors.append(ConfigError(key=key, happened=f"is {value!r}", expected=schema.describe(kind, fields[name])))
             continue
         errors += _check_value(key, merged[name], fields[name].metadata, schema.choices_of(kind).get(name, ()))
     for name, item in fields.items():
         if name not in values and OmegaConf.is_missing(merged, name):
-            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=_expected(kind, item)))
+            errors.append(ConfigError(key=f"{prefix}{name}", happened="has no value", expected=schema.describe(kind, item)))
     if len(errors) > before:
         return None
     content: Any = OmegaConf.to_container(merged)
@@ -195,10 +195,6 @@ def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigE
         ]
         return {**content, "faults": [fault for fault in faults if fault is not None]}
     return dict(content)
-
-
-def _expected(kind: type, item: dataclasses.Field[Any]) -> str:
-    return "a value" if "parse" in item.metadata else f"a value of type {schema.type_of(kind, item)}"
 
 
 def _check_value(key: str, value: Any, rule: Mapping[str, Any], choices: tuple[str, ...]) -> Iterator[ConfigError]:

@@ -90,10 +90,6 @@ class RunConfig(RootConfig, Sections):
         sections: dict[str, Any] = {name: typed(schema, tree[name]) for name, schema in SECTIONS.items()}
         return cls(**root, **sections, **components, tree=tree, batch=batch, left_out=left_out or [])
 
-    def evaluation_sets(self) -> list[str]:
-        """Return the keys of the evaluation sets, the one without a name first; []: nothing is evaluated."""
-        return list(evaluation_sets(self.tree))
-
     def rate_factor(self) -> float:
         """Return the factor of all the optimizer's rates (`optimizer.lr_scale`)."""
         options = own_keys(self.optimizer, "optimizer")

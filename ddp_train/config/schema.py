@@ -269,12 +269,19 @@ def choices_of(schema: type) -> dict[str, tuple[str, ...]]:
     return {name: tuple(word for word in get_args(hint) if word is not None) for name, hint in hints.items()}
 
 
-def type_of(schema: type, item: dataclasses.Field[Any]) -> str:
-    """Return the type of a key as people read it: `int or null`."""
-    text = str(item.type)
-    if item.name in choices_of(schema):
-        text = "str | None" if text.endswith(", None]") else "str"
-    return text.replace(" | None", " or null")
+def describe(schema: type, item: dataclasses.Field[Any]) -> str:
+    """Return the type and the range of a key as people read them: `int or null, at least 1`; "": it is a section itself."""
+    rule, kind, choices = item.metadata, str(item.type), choices_of(schema).get(item.name, ())
+    if choices:
+        kind = "str | None" if kind.endswith(", None]") else "str"
+    parts = [] if "parse" in rule or subsection(item) is not None else [kind.replace(" | None", " or null")]
+    parts += [*forms.range_of(rule), *([f"one of {', '.join(choices)}"] if choices else [])]
+    if "parse" in rule:
+        try:
+            rule["parse"](object())
+        except ValueError as error:
+            parts.append(str(error))
+    return ", ".join(parts)
 
 
 @cache

@@ -9,10 +9,15 @@ EVERY_ATTEMPT = "every"
 _BOUNDS = {"min": ("at least", operator.ge), "above": ("more than", operator.gt), "below": ("less than", operator.lt)}
 
 
+def range_of(rule: Mapping[str, Any]) -> list[str]:
+    """Return the bounds of a rule (`min`, `above`, `below`), as `at least 1`."""
+    return [f"{words} {rule[name]}" for name, (words, _) in _BOUNDS.items() if name in rule]
+
+
 def missed_range(value: float, rule: Mapping[str, Any]) -> str:
-    """Return the range of a rule (`min`, `above`, `below`) that a number is not in, as `at least 1`; "": it is in it."""
-    bounds = {f"{words} {rule[name]}": is_inside(value, rule[name]) for name, (words, is_inside) in _BOUNDS.items() if name in rule}
-    return "" if all(bounds.values()) else " and ".join(bounds)
+    """Return the range of a rule that a number is not in; "": it is in it."""
+    is_inside = all(compare(value, rule[name]) for name, (_, compare) in _BOUNDS.items() if name in rule)
+    return "" if is_inside else " and ".join(range_of(rule))
 
 
 class NodeRange(NamedTuple):

@@ -46,9 +46,8 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
     stays_with = class_constant(strategy, "gradients_stay_with")
     in_buckets = world_size > 1 and stays_with and all(bool(strategy.get(name)) == value for name, value in stays_with.items())
     if micro_steps > 1 and not in_buckets:
-        happened = (
-            f"is {mode}, whose CUDA graphs overwrite gradients, with {micro_steps} micro-batches a step on {plural(world_size, 'rank')}"
-        )
+        accumulation = f"{micro_steps} micro-batches a step on {plural(world_size, 'rank')}"
+        happened = f"is {mode}, whose CUDA graphs overwrite gradients, with {accumulation}"
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)

@@ -104,9 +104,6 @@ def check_steps(config: PartialConfig) -> Iterator[ConfigError]:
         yield ConfigError(key=f"scheduler.{name}", happened=f"is {phases[name]}", expected="at least 0")
     if not negative and trainer.max_steps is not None and sum(phases.values()) > trainer.max_steps:
         shown = " + ".join(f"{name} {value}" for name, value in phases.items())
-        yield ConfigError(
-            key="scheduler.warmup_steps" if "warmup_steps" in phases else "scheduler.decay_steps",
-            happened=f"{shown}: more than the run's {trainer.max_steps} steps",
-            expected="a schedule that fits into trainer.max_steps",
-            fix=f"scheduler.warmup_steps={trainer.max_steps // 10}, or a longer run",
-        )
+        happened, expected = f"{shown}: more than the run's {trainer.max_steps} steps", "a schedule that fits into trainer.max_steps"
+        fix = f"scheduler.warmup_steps={trainer.max_steps // 10}, or a longer run"
+        yield ConfigError(key=f"scheduler.{next(iter(phases))}", happened=happened, expected=expected, fix=fix)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
-from ddp_train.config.evaluation_sets import set_name
+from ddp_train.config.evaluation_sets import evaluation_sets, set_name
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS
 from ddp_train.config.targets.locate import accepts, locate
@@ -123,10 +123,10 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     Raises UserError: as `build` does; also where there is no evaluation data, or it is of another kind than the run was trained on.
     """
     use_precision(config.precision)
-    if not config.evaluation_sets():
+    if not evaluation_sets(config.tree):
         expected = "the arguments of the data set that differ for it; {} for none"
         raise conflict("data.eval", "is null: the run has no evaluation data", "{}", expected=expected)
-    sources = _make_sources(config, world, config.evaluation_sets())
+    sources = _make_sources(config, world, evaluation_sets(config.tree))
     for key, source in sources.items():
         source.adopt(meaning)
         auto.require_kind(answers, source.facts)
@@ -185,7 +185,7 @@ def _measure_micro_batch(components: Components, config: RunConfig, world: World
 
 def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Source]]:
     """Return the training data, and that of each evaluation set by its key, whose numbers mean the same. Collective."""
-    eval_sources = _make_sources(config, world, ["data", *config.evaluation_sets()])
+    eval_sources = _make_sources(config, world, ["data", *evaluation_sets(config.tree)])
     train_source = eval_sources.pop("data")
     meaning = train_source.meaning
     for key, source in eval_sources.items():

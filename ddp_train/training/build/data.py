@@ -211,7 +211,7 @@ def _require_one_pass(config: RunConfig, stream: Stream) -> None:
     if stream.length is None:
         from ddp_train.config.rules.training import without_epochs  # with all rules, which the launcher has checked
 
-        for problem in without_epochs(name, config.trainer, config.evaluation, bool(config.evaluation_sets())):
+        for problem in without_epochs(name, config.trainer, config.evaluation, bool(evaluation_sets(config.tree))):
             raise problem
     if config.trainer.batch_size_schedule:
         happened = f"is given, and the data is a stream ({name})"

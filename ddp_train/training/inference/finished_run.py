@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ddp_train.config.batch_sizes import BatchSizes
-from ddp_train.config.evaluation_sets import set_name
+from ddp_train.config.evaluation_sets import evaluation_sets, set_name
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
@@ -47,12 +47,12 @@ class FinishedRun:
     @cached_property
     def eval_data(self) -> Any:
         """The evaluation data, likewise; None where the run has none."""
-        return self._make_data("data.eval") if "data.eval" in self.typed.evaluation_sets() else None
+        return self._make_data("data.eval") if "data.eval" in evaluation_sets(self.typed.tree) else None
 
     @cached_property
     def eval_sets(self) -> dict[str, Any]:
         """The data of `evaluation.sets` by its names, likewise."""
-        return {name: self._make_data(key) for key in self.typed.evaluation_sets() if (name := set_name(key))}
+        return {name: self._make_data(key) for key in evaluation_sets(self.typed.tree) if (name := set_name(key))}
 
     def _make_data(self, key: str) -> Any:
         data = make_data(self.typed, key=key)

@@ -80,5 +80,5 @@ def test_what_follows_metrics_is_content_with_a_set() -> None:
     words = ["data.eval=null", "scheduler=plateau", "callbacks=[early_stopping]", "evaluation.save_predictions=true"]
     with pytest.raises(ConfigErrors):
         checked(*words)
-    assert checked(*words, "+evaluation.sets.hard.split=eval").evaluation_sets() == ["evaluation.sets.hard"]
-    assert checked("+evaluation.sets.hard=null").evaluation_sets() == ["data.eval"]
+    assert [*evaluation_sets(checked(*words, "+evaluation.sets.hard.split=eval").tree)] == ["evaluation.sets.hard"]
+    assert [*evaluation_sets(checked("+evaluation.sets.hard=null").tree)] == ["data.eval"]
