@@ -109,8 +109,8 @@ class HydraSession:
         known by now, or another callback has changed a value.
         """
         hydra_config: Any = HydraConfig.get()
-        claimed = self._claimed
-        if claimed is not None and claimed.still_holds(composed):
+        claimed, plain = self._claimed, _without_hydra(composed)
+        if claimed is not None and plain is not None and claimed.config == plain:
             checked = claimed.checked
         else:
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
@@ -176,10 +176,6 @@ class _ClaimedRun(NamedTuple):
     config: Any  # as it was checked (`_without_hydra`)
     checked: RunConfig
     rendezvous: NodeRendezvous | None  # with `cluster=machines`, where others take part: this machine leads
-
-    def still_holds(self, composed: DictConfig) -> bool:
-        """Tell whether what was checked is what the job gets."""
-        return self.config is not None and self.config == _without_hydra(composed)
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:

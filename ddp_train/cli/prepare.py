@@ -69,24 +69,21 @@ class _Request:
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> _Request:
-        options, files = {"to": "", "tokenizer": "byte", "val_fraction": "0.01", "shard_tokens": str(1 << 28)}, []
-        for argument in arguments:
-            name, sign, value = argument.partition("=")
-            if sign and name in options:
-                options[name] = value
-            elif Path(argument).exists():  # its name may have an = in it
-                files += _files(Path(argument))
-            else:
-                close = nearest(name, options) if sign else ""
-                expected = f"text or .jsonl files, folders of them, or {', '.join(options)}"
-                fix = f"did you mean {close}={value}?" if close else "ddp-train prepare --help"
-                raise ConfigError(happened=f"there is no file {argument}", expected=expected, fix=fix)
-        if not files or not options["to"]:
-            missing = "FILE" if not files else "to=FOLDER"
-            raise ConfigError(happened=f"{missing} is missing", expected=USAGE.partition("\n")[0])
+        options = {"to": "", "tokenizer": "byte", "val_fraction": "0.01", "shard_tokens": str(1 << 28)}
+        typed, words = parse_words(arguments, USAGE, dict.fromkeys(options, "VALUE"), most=None)
+        options |= typed
+        for word in (word for word in words if not Path(word).exists()):
+            name, sign, value = word.partition("=")
+            close = nearest(name, options) if sign else ""
+            expected = f"text or .jsonl files, folders of them, or {', '.join(options)}"
+            fix = f"did you mean {close}={value}?" if close else "ddp-train prepare --help"
+            raise ConfigError(happened=f"there is no file {word}", expected=expected, fix=fix)
+        if not options["to"]:
+            raise ConfigError(happened="to=FOLDER is missing", expected=USAGE.partition("\n")[0])
+        files = tuple(file for word in words for file in _files(Path(word)))
         val_fraction = _number(options, "val_fraction", "at least 0 and below 1", lambda value: 0 <= value < 1)
         shard_tokens = _number(options, "shard_tokens", "a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)
-        return cls(tuple(files), Path(options["to"]).expanduser(), options["tokenizer"], val_fraction, int(shard_tokens))
+        return cls(files, Path(options["to"]).expanduser(), options["tokenizer"], val_fraction, int(shard_tokens))
 
 
 @dataclass(frozen=True)

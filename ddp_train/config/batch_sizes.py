@@ -11,7 +11,6 @@ from ddp_train.config.targets.target import AUTO
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import torchrun_env
 from ddp_train.system.devices import resolve_device
-from ddp_train.system.torchrun_env import is_torchrun_worker
 
 MICRO_BATCH = "loader.micro_batch_size"
 
@@ -53,11 +52,11 @@ class BatchSizes:
 
 def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> BatchSizes:
     """Derive the global batch size or the accumulation, whichever is not given. ConfigError: the given values contradict each other."""
-    if cluster.launcher == "local" and not is_torchrun_worker() and most_nodes(cluster) > 1:
+    if cluster.launcher == "local" and not torchrun_env.is_torchrun_worker() and most_nodes(cluster) > 1:
         happened = f"is {cluster.nodes}, but cluster.launcher=local has one machine"
         raise ConfigError(key="cluster.nodes", happened=happened, fix="cluster=machines")
     world_size = sum(processes_of_nodes(cluster))
-    if is_torchrun_worker():
+    if torchrun_env.is_torchrun_worker():
         world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()
         if cluster.processes_per_node not in (None, started):
             happened = f"is {cluster.processes_per_node}, but torchrun started {started} processes on this machine"

@@ -76,10 +76,7 @@ class Job:
         return Path(self.checkpoint or self.run_folder.root)
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
-        """Return what was typed for this run, a sweep's values too: key -> what the config has for it, if that fits into a table's cell.
-
-        Else what was typed: the name of a group's option, say.
-        """
+        """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""
         typed = (text.lstrip("+").partition("=") for text in self.overrides if not text.startswith(("~", "hydra.", "hydra/")))
         values = ((key, value_at(self.config.tree, key), text) for key, _, text in typed)
         return {key: value if isinstance(value, (bool, int, float, str)) else text for key, value, text in values}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.optimizer.parts import Several
+from ddp_train.optimizer.several_optimizers import Several
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.zero1 import Zero1

@@ -25,18 +25,18 @@ def weights_to_evaluate(components: Components) -> Iterator[SetAside]:
     They differ where the optimizer has both (`evaluation_mode`), and where ranks take steps of their own.
     """
     with (
-        evaluation_mode(components.optimizer) as trained,
-        components.strategy.mean_over_ranks(components.trained, averages(components).values()) as kept,
+        evaluation_mode(components.optimizer) as parameters,
+        components.strategy.mean_over_ranks(components.trained, averages(components).values()) as own_values,
     ):
-        yield SetAside(trained=trained, kept=kept)
+        yield SetAside(parameters=parameters, own_values=own_values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
     """The values that this rank goes on training with, while the model has others to be evaluated or saved."""
 
-    trained: Sequence[Tensor] = ()  # the parameters in training, from `evaluation_mode`
-    kept: Mapping[MemoryKey, Tensor] = field(default_factory=dict)  # this rank's own values, while all ranks have the same
+    parameters: Sequence[Tensor] = ()  # as they are in training, from `evaluation_mode`
+    own_values: Mapping[MemoryKey, Tensor] = field(default_factory=dict)  # of this rank, while the model has those that all ranks share
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         "optimizer_parameters": parameter_names(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
         "callbacks": callback_states(components, world),
-        **({"parameters_in_training": list(aside.trained)} if aside.trained else {}),
+        **({"parameters_in_training": list(aside.parameters)} if aside.parameters else {}),
         # These are evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
         "averages": dict(averages(components)),
         data_identity.PART: components.data_identity,
@@ -85,7 +85,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         "random": random_state(world.device),
         "window": window.state_dict(),
         "data": components.train_loader.state_dict(state.samples),
-        **({"replica": _replica(shared, aside.kept, world)} if is_replica else {}),
+        **({"replica": _replica(shared, aside.own_values, world)} if is_replica else {}),
     }
     if strategy_state := strategy.state_dict():
         (own if strategy.state_is_per_rank else shared)["strategy"] = strategy_state

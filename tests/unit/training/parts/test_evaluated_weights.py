@@ -68,7 +68,7 @@ def save(folder: Path, parts: Components, state: TrainState) -> Path:
     """Save as a run does."""
     saver = Saver(folder=folder, world=alone(), config_hash="abc")
     with evaluation_mode(parts.optimizer) as trained:
-        saver.save(checkpoint_content(parts, state, WindowSums(), alone(), SetAside(trained=trained)))
+        saver.save(checkpoint_content(parts, state, WindowSums(), alone(), SetAside(parameters=trained)))
     assert saver.finish() == ""
     return folder / f"step_{state.step:08d}"
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 from ddp_train.errors import ConfigError
 from ddp_train.optimizer import MuonAdamW, muon
-from ddp_train.optimizer.parts import several
+from ddp_train.optimizer.several_optimizers import several
 from tests.unit.optimizer.tiny import names, tiny
 
 PARTS = {"0": partial(torch.optim.SGD, lr=0.1, momentum=0.9), "1": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.2)}
