@@ -40,7 +40,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """No run: nothing of it is counted or continued, and what it prints is all that comes of it (`ddp-train doctor`)."""
+    """No run: nothing of it is counted or continued, and what it prints is all that comes of it."""
 
     function: str  # its dotted path; each rank calls it
 

@@ -135,7 +135,7 @@ async def bed(folder: Path, *, nodes: tuple[int, int] = (2, 2), max_restarts: in
     """Serve a registry for machines of as many processes as the first, which has two.
 
     Args:
-        changes: of the first machine's place; `first`, `token`, `program`, `join_timeout_s` and the `overrides` of the job too.
+        changes: of the first machine's place; `first`, `token`, `work`, `join_timeout_s` and the `overrides` of the job too.
     """
     config, run_folder = checked("cluster.grace_s=1", *changes.pop("overrides", [])), RunFolder(folder)
     first, token = changes.pop("first", FIRST), changes.pop("token", "")

@@ -57,7 +57,7 @@ def test_for_another_program_than_training_machines_may_disagree_and_have_proble
     async def story() -> None:
         async with bed(tmp_path, first=replace(FIRST, problems=["eth8 is not there"]), work=Program(function="a.b")) as found:
             other = await found.comes("node1", sees=False, nodes="3", config={"optimizer.lr": 0.5}, problems=["eth7 is not there"])
-            assert '"program": "a.b"' in (await other.hears("attempt"))["job"]
+            assert '"Program": {"function": "a.b"}' in (await other.hears("attempt"))["job"]
 
     asyncio.run(story())
 
