@@ -32,7 +32,10 @@ def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "")
     """
     with _sealed():
         plain = _resolve(config, f"{section}." if section else "", errors, keeps_missing=bool(section))
-    unsealed: dict[str, Any] = replace_values(plain, "", _unsealed)
+    sealed = re.compile(f"{_MARK}(.*?){_MARK}")
+    unsealed: dict[str, Any] = replace_values(
+        plain, "", lambda key, value: sealed.sub(r"${\1}", value) if isinstance(value, str) else value
+    )
     return unsealed
 
 
@@ -73,7 +76,3 @@ def _sealed() -> Iterator[None]:
     finally:
         register_resolver("oc.env", oc.env)
         OmegaConf.clear_resolver(RESOLVER)
-
-
-def _unsealed(key: str, value: Any) -> Any:
-    return re.sub(f"{_MARK}(.*?){_MARK}", lambda match: f"${{{match[1]}}}", value) if isinstance(value, str) else value

@@ -47,8 +47,7 @@ _PRINT_EVERY_S = 300.0
 def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainState, phases: Phases) -> int:
     """Evaluate a run that has saved, or predict with it, and return the exit code; result.json has what came of it. Collective.
 
-    Args:
-        state: gets the step of the checkpoint at hand, so that a failure can be told with it.
+    `state` gets the step of the checkpoint at hand, so that a failure can be told with it.
     """
     started = time.monotonic()
     with provenance.recorded(job, world):
