@@ -82,7 +82,7 @@ def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapp
             siblings = [name.rpartition(".")[2] for name in keys if section and name.rpartition(".")[0] == section]
             expected = "key=value, group=option, +key=value or ~key" + (f"; {section} has {', '.join(siblings)}" if siblings else "")
             here = instead_of(key, "VALUE") or instead_of("precision", key) or (f"{close}=VALUE" if close else "")
-            fix = meant(here) if here else "ddp-train --help"
+            fix = did_you_mean(here) if here else "ddp-train --help"
             yield ConfigError(key=key, happened="is not a key of this configuration, and has no value", expected=expected, fix=fix)
 
 
