@@ -1,7 +1,7 @@
 """The seams on one screen: what users' code and ours import from here.
 
 data       a source of samples, and their order; a look into batches; images on their way to a device
-component  what objective and scheduler must offer; classes of others, adapted
+component  what objective and scheduler must offer
 strategy   how the ranks hold a model together; tensors of which each rank has some rows
 run        metric writers, callbacks, and the run as callbacks see it
 trained    the module in which an objective with weights joins its model, the names of parameters, the parts that repeat
@@ -22,7 +22,6 @@ from ddp_train.interfaces.component import (
     SupportsPredict,
     SupportsTurnsAt,
     TurnObjective,
-    adapted,
 )
 from ddp_train.interfaces.data import (
     Batch,
@@ -43,6 +42,8 @@ from ddp_train.interfaces.data import (
 )
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, SupportsImages, SupportsState, SupportsTexts, overrides
 from ddp_train.interfaces.strategy import (
+    AdaptedStrategy,
+    LocalWeights,
     MemoryKey,
     RankMemory,
     Strategy,

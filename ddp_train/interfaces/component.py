@@ -1,21 +1,18 @@
-"""What objective and scheduler must offer so that the loop can use them, and how other classes become one of ours.
+"""What objective and scheduler must offer so that the loop can use them.
 
 Components take plain keyword arguments and know nothing of Hydra. Of ranks only the strategy and the loss scaler are told. What has no
 protocol here is torch's own: a model is an `nn.Module`, an optimizer is torch's. A loss function is adapted by objective/supervised.py.
 Shapes: B samples, K classes.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from ddp_train.interfaces.data import Batch
 
 Goal = Literal["min", "max"]
-Made = TypeVar("Made")
 
 
 class BaseObjective(Protocol):
@@ -147,26 +144,3 @@ class Scheduler(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
-
-
-def adapted(base: type[Made], made: Any, *, required: Sequence[str]) -> Made:
-    """Return a component of another class as one of a base class of ours, whose defaults it has; a TypeError tells what has none."""
-    known = {name: inspect.getattr_static(base, name) for name in dir(base) if name == "__len__" or not name.startswith("_")}
-    own = {name: value for name, default in known.items() if (value := inspect.getattr_static(made, name, default)) is not default}
-    if not isinstance(made, base):
-        own |= {name: None for name in known if name not in own and hasattr(made, name)}  # by a `__getattr__`
-    if missing := [name for name in required if name not in own]:
-        raise TypeError(f"{type(made).__name__} lacks {', '.join(missing)} (ddp_train.interfaces.{base.__name__})")
-    if isinstance(made, base):
-        return made
-    members: dict[str, Any] = {
-        name: staticmethod(getattr(made, name)) if inspect.isroutine(value) else _forwarded(name, made) for name, value in own.items()
-    }
-    again = partial(adapted, base, made, required=required)  # in another process
-    members |= {"__getattr__": lambda self, name: getattr(made, name), "__reduce__": lambda self: (again, ())}
-    kind: type[Made] = type(type(made).__name__, (base,), members)
-    return kind()
-
-
-def _forwarded(name: str, made: Any) -> property:
-    return property(lambda self: getattr(made, name), lambda self, value: setattr(made, name, value))

@@ -4,6 +4,7 @@ A `Dataset` of torch (loader/dataset_adapter.py) and an `IterableDataset` (loade
 Shapes: N samples in all, B samples in a batch, C channels, H height, W width, K classes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -65,11 +66,8 @@ def tensors_of(batch: Batch) -> Iterator[Tensor]:
     """Yield the tensors of the nest, in order."""
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_of(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
+    elif isinstance(batch, (Mapping, tuple, list)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors_of(value)
 
 
@@ -97,27 +95,25 @@ def describe(value: Any) -> str:
     return "None" if value is None else f"a {name}"
 
 
-class DataSource:
-    """A finite collection of samples that are read by position, a whole batch at a time.
-
-    `facts`, `__len__` and `batch` have no default. A class without this base is taken, too, if it has these three.
-    """
+class DataSource(ABC):
+    """Samples that are read by position, a batch at a time. A class without this base is taken, too, if it has what is abstract here."""
 
     @property
+    @abstractmethod
     def facts(self) -> Mapping[str, Any]:
         """What only the data knows: `image_shape` (C, H, W), `num_classes`, `classes` (their names), `vocab_size`, `context_length`,
         `bytes_per_token`, `ignore_index` (the target that counts nowhere).
 
         An argument of the model or the objective that is `auto` in the config takes the fact of the same name.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """Return N."""
 
+    @abstractmethod
     def batch(self, indices: Indices) -> Batch:
         """Return the samples at `indices`, in that order, stacked along a leading dimension B."""
-        raise NotImplementedError
 
     @property
     def augments(self) -> bool:
@@ -172,7 +168,7 @@ class DataSource:
 
     def to(self, device: torch.device) -> None:
         """Keep the data on `device`; batches are made there from now on."""
-        happened = f"a {type(self).__name__} cannot live on the device"
+        happened = f"a {type(getattr(self, 'dataset', self)).__name__} cannot live on the device"  # what an adapter adapts
         raise conflict("loader.on_device", happened, "false", expected="a data source with to(device)")
 
     def give_pixels(self) -> None:

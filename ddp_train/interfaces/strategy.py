@@ -8,10 +8,11 @@ Imports nothing of DTensor's, which takes its time, unless there is one.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,19 +38,42 @@ class RankMemory:
     on_host: bool = False  # parameters, gradients and optimizer state lie in the host's memory, whatever the device is
 
 
-class Strategy:
+class LocalWeights(Protocol):
+    """Weights that each rank steps as its own, and that the ranks synchronise now and then (`Strategy.local_weights`).
+
+    The ranks' gradients, averaged over the ranks, are the global batch's gradient. A checkpoint has each rank's weights and optimizer. The
+    mean of the weights is evaluated, and saved for runs on another number of ranks.
+    """
+
+    has_local_steps: bool  # in some steps the ranks exchange nothing: a rank does not know what the others' batches weigh
+    weights_are_equal: bool  # now, on all ranks, with the buffers
+
+    def after_step(self, step: int) -> None:
+        """Called after each optimizer step. Collective where the ranks synchronise after it."""
+
+    def mean_over_ranks(self, trained: nn.Module, averages: Iterable[Tensor]) -> AbstractContextManager[Mapping[MemoryKey, Tensor]]:
+        """Let weights and buffers, and averages of them, be the mean over the ranks; then each rank's own again, to the bit. Collective.
+
+        Entered for each evaluation and each save, also within another. Yields this rank's own values of all that changed (`memory_key`).
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the strategy's state: kind -> parameter -> tensor. Compared between the ranks while their weights are equal."""
+
+
+class Strategy(ABC):
     """Which rank keeps which weights, gradients and optimizer state, and when the ranks exchange them.
 
     A strategy has `prepare`, and overrides what else it needs: by default every rank has all of everything, and nothing is exchanged but in
-    backward. Its methods get the run's modules by these names:
+    backward. Its methods stand in the order of a run, and get the run's modules by these names:
 
     - `model`: computes the loss and is not wrapped yet, a `Joint` of the user's model and the objective;
     - `module`: what `prepare` has returned for it, whose forward the loop calls;
     - `trained`: all that is trained, unwrapped: the user's model, or a `Joint` where the objective has a state of its own.
 
     A sharded tensor is a DTensor of which each rank has some rows (`is_sharded`): a parameter, its gradient, a tensor of the optimizer. All
-    else is the same on all ranks after a step, unless `has_local_weights`. The gradients of a step are the mean over the ranks of what
-    backward gave each rank: the loop multiplies its loss by their number.
+    else is the same on all ranks after a step, unless there are `local_weights`. The gradients of a step are the mean over the ranks of
+    what backward gave each rank: the loop multiplies its loss by their number.
     """
 
     # Constants of the class, which the check before the start reads from its source: literals.
@@ -57,9 +81,7 @@ class Strategy:
     shards_optimizer = False  # the optimizer steps some rows of each parameter: it must not need whole matrices
     has_buckets = False  # the first backwards decide in which order the ranks' values are added: a run that resumes takes two first
     state_is_per_rank = False  # `state_dict` is each rank's own, and saved for each; else it is the same on all ranks, and saved once
-    has_local_weights = False  # ranks step weights of their own and synchronise now and then
     refuses_loss_scale = ""  # why it cannot train with fp16's loss scale on several ranks; "": it can
-    period_argument = ""  # with `has_local_weights`: the argument that says how many steps the ranks take between two synchronisations
 
     # The same of single arguments, by their names.
     argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
@@ -68,13 +90,14 @@ class Strategy:
     offloads: tuple[str, ...] = ()  # true: what is trained lies in the host's memory; refused on a CPU, and with a step in backward
     needs_gpu: ClassVar[Mapping[str, tuple[object, str, str]]] = {}  # argument -> the value that GPUs alone allow, what a CPU does, why
     gradients_stay_with: ClassVar[Mapping[str, bool]] = {}  # the values with which gradients stay in one place; {}: they never do
+    period_argument = ""  # with `local_weights`: how many steps the ranks take from one synchronisation to the next
 
-    # What an instance says of itself, as its arguments are; the strategy keeps the last one up to date.
+    # What an instance says of itself, as its arguments are.
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
-    has_local_steps: bool = False  # in some steps the ranks exchange nothing: a rank does not know what the others' batches weigh
-    weights_are_equal: bool = True  # now, on all ranks, with the buffers
+    local_weights: LocalWeights | None = None  # each rank steps its own; None: after a step all are the same
 
+    @abstractmethod
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         """Return the module to train, on `device`, with rank 0's weights. Collective.
 
@@ -86,68 +109,58 @@ class Strategy:
                 returned itself: evaluation and checkpoints go on with the modules in it. It may have values on rank 0 alone then, and be
                 on torch's meta device on the others; and `ddp-train evaluate`, which has no loss, gives `trained`.
         """
-        raise NotImplementedError
 
     def setup_optimizer(self, optimizer: Optimizer) -> Mapping[Tensor, Tensor]:
         """Let the optimizer step as the ranks share its work, by its hooks, or refuse it; once, before its first step, not for one rank.
 
-        Returns:
-            For each parameter of which the optimizer steps a shard in its place, that shard.
+        Returns, for each parameter of which the optimizer steps a shard in its place, that shard.
         """
         return {}
 
-    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Return a context for forward and backward of all micro-batches of a step but the last: gradients need not be exchanged there."""
-        return nullcontext()
-
-    def zeroes_gradients_in_place(self, module: nn.Module) -> bool:
-        """Tell whether gradients are better zeroed in place than set to None, where a step has several micro-batches."""
-        return False
-
-    def reshard(self, module: nn.Module) -> None:
-        """Free the weights that a forward without a backward has gathered: after an evaluation, say."""
-
     def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
-        """Return what each of so many ranks will keep. `ddp-train plan` asks before anything is sharded, on one rank."""
+        """Return what each of so many ranks will keep: `ddp-train plan` asks on one rank, before anything is sharded."""
         return RankMemory()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the next exchange needs, which `start_training` gets back."""
-        return {}
 
     def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
         """Training starts, or goes on from a checkpoint, after which this is called again. The weights are in place.
 
         Args:
             state: what `state_dict` gave when the checkpoint was saved; {}: there is none, or each rank's own of another number of ranks.
-            weights_are_equal: all ranks have the same weights; False with `has_local_weights` alone.
+            weights_are_equal: all ranks have the same weights; False with `local_weights` alone.
         """
 
-    # Gradients that are exchanged after backward.
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Return a context for forward and backward of all micro-batches of a step but the last: gradients need not be exchanged there."""
+        return nullcontext()
 
     def reduce_gradients(self, trained: nn.Module, step: int) -> None:
-        """Put the mean over the ranks in the place of each gradient, where backward did not. Collective; after a step's last backward.
+        """Put the mean over the ranks in the place of each gradient, where backward did not; after `step` steps. Collective."""
 
-        Args:
-            step: how many the run has taken.
-        """
+    def zeroes_gradients_in_place(self, module: nn.Module) -> bool:
+        """Tell, after the optimizer's step, whether gradients are better zeroed in place than set to None; of several micro-batches."""
+        return False
 
-    # Ranks with weights of their own (`has_local_weights`): the ranks' gradients, averaged over the ranks, are the global batch's gradient.
-    # Each rank's weights and optimizer are saved as its own. The mean of the weights (`mean_over_ranks`) is evaluated, and saved for
-    # runs on another number of ranks.
+    def reshard(self, module: nn.Module) -> None:
+        """Free the weights that a forward without a backward has gathered: after an evaluation, say."""
 
-    def after_step(self, step: int) -> None:
-        """Called after each optimizer step. Collective where the ranks synchronise after it."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return for each save what the next exchange needs, which `start_training` gets back."""
+        return {}
 
-    def mean_over_ranks(self, trained: nn.Module, averages: Iterable[Tensor]) -> AbstractContextManager[Mapping[MemoryKey, Tensor]]:
-        """Let weights and buffers, and averages of them, be the mean over the ranks; then each rank's own again, to the bit. Collective.
 
-        It may be entered twice.
+class AdaptedStrategy(Strategy):
+    """A strategy whose class does not inherit from ours: what it has of a `Strategy` stands in the place of our defaults."""
 
-        Yields:
-            This rank's own values of all that was changed (`memory_key`).
-        """
-        return nullcontext({})
+    def __init__(self, own: Any) -> None:
+        if not hasattr(own, "prepare"):
+            raise TypeError(f"{type(own).__name__} lacks prepare (ddp_train.interfaces.Strategy)")
+        self._own = own
+        for name in vars(Strategy):
+            if not name.startswith("_") and hasattr(own, name):
+                setattr(self, name, getattr(own, name))
+
+    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> Any:
+        return self._own.prepare(model, device, world_size)
 
 
 def is_sharded(value: Any) -> bool:

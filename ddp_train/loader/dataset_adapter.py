@@ -17,11 +17,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import Keys, mix
-from ddp_train.interfaces import Batch, DataSource, Indices, adapted, describe
+from ddp_train.interfaces import Batch, DataSource, Indices, describe
 from ddp_train.loader.global_generators import GlobalGenerator, Watched
 from ddp_train.loader.stream_shard import comes_from
 
-_REQUIRED = ("facts", "__len__", "batch")  # of a data source
 Collate = Callable[[list[Any]], Batch]
 """Makes a batch of samples, as the DataLoader's `collate_fn`."""
 _NUMBERS: dict[type, np.dtype[Any]] = {
@@ -41,7 +40,7 @@ class AdaptedDataset:
     def facts(self) -> Mapping[str, Any]:
         """Its own `facts`, and `num_classes` where `classes` or one Hugging Face label in its `features` tells it."""
         facts = dict(getattr(self.dataset, "facts", {}))
-        if hasattr(self.dataset, "classes"):
+        if getattr(self.dataset, "classes", None) is not None:
             facts.setdefault("num_classes", len(self.dataset.classes))
         if label := label_of(self.dataset):
             facts.setdefault("num_classes", self.dataset.features[label].num_classes)
@@ -145,14 +144,35 @@ class DatasetSource(AdaptedDataset, DataSource):
         return [self.dataset[position] for position in positions]
 
 
+class AdaptedSource(DatasetSource):
+    """A data source whose class does not inherit from ours, read by its own `batch`: what it has stands in the place of our defaults."""
+
+    def __init__(self, source: Any) -> None:
+        self.dataset = source
+        for name in ("batch", "augment", "augment_each", "seed_reads", "where", "to", "give_pixels"):
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name))
+
+    @property
+    def augments(self) -> bool:
+        return bool(getattr(self.dataset, "augments", hasattr(self.dataset, "augment")))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset, name)  # what a `DataSource` does not have
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AdaptedSource, (self.dataset,)
+
+
 def as_source(candidate: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> DataSource:
     """Return a data source as one of ours, anything else as a `DatasetSource`."""
-    if not isinstance(candidate, DataSource) and not all(hasattr(candidate, name) for name in _REQUIRED):
+    is_ours = isinstance(candidate, DataSource)
+    if not is_ours and not all(hasattr(candidate, name) for name in ("facts", "__len__", "batch")):
         return DatasetSource(candidate, fields, by)
     for key, value in {"loader.fields": fields, "loader.collate": by}.items():
         if value is not None:
             raise ConfigError(key=key, happened=f"is given, and {type(candidate).__name__} gives whole batches", expected="null")
-    return adapted(DataSource, candidate, required=_REQUIRED)
+    return candidate if is_ours else AdaptedSource(candidate)
 
 
 def dataset_of(source: DataSource) -> Any:

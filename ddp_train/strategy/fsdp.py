@@ -91,7 +91,8 @@ class FSDP(Strategy):
         fully_shard(whole, **options, mp_policy=MixedPrecisionPolicy(**kinds, output_dtype=output_dtype))
         self._set_prefetch(whole, blocks)
         for each in (*blocks, whole):
-            _restore_name(type(each))
+            kind, own = type(each), type(each).__bases__[-1]  # made by torch of its own class, whose name people, settings and files have
+            kind.__name__, kind.__qualname__, kind.__module__ = own.__name__, own.__qualname__, own.__module__
         logger.info("fsdp: %d blocks of %s", len(blocks), dict(Counter(type(block).__name__ for block in blocks)))
         if any(True for _ in whole.buffers()):
             whole.register_forward_pre_hook(self._copy_buffers_from_main)
@@ -170,12 +171,6 @@ class FSDP(Strategy):
 def _count_owners(module: nn.Module) -> Counter[nn.Parameter]:
     """Count how many modules have each parameter."""
     return Counter(parameter for part in module.modules() for parameter in set(part.parameters(recurse=False)))
-
-
-def _restore_name(kind: type[nn.Module]) -> None:
-    """Let the class that torch has made of another one have its name: it is what people, settings and files call it by."""
-    own = kind.__bases__[-1]  # after FSDPModule
-    kind.__name__, kind.__qualname__, kind.__module__ = own.__name__, own.__qualname__, own.__module__
 
 
 def _without_objective(module: nn.Module) -> nn.Module:

@@ -29,7 +29,6 @@ class LocalSGD(Strategy):
     Source: Stich 2018, arXiv:1805.09767; with an outer optimizer Douillard et al. 2023, arXiv:2311.08105.
     """
 
-    has_local_weights = True
     refuses_loss_scale = "with strategy=local_sgd each rank would skip steps by its own loss scale"
     period_argument = "every_steps"
     argument_ranges: ClassVar = {"every_steps": {"min": 1}, "outer_lr": {"above": 0}, "outer_momentum": {"min": 0, "below": 1}}
@@ -41,13 +40,14 @@ class LocalSGD(Strategy):
         self._size, self._trained = 0, nn.Module()
         self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
         self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
-        self._is_mean = False
+        self._is_mean, self.weights_are_equal = False, True
+        self.local_weights = self
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         model = model.to(device)
         if world_size > 1 and not self._size:
             copy_from_main(chain(model.parameters(), model.buffers()))
-        self._size = world_size
+        self._size, self._synchronises = world_size, world_size > 1 or self._is_outer
         return model
 
     def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
@@ -102,10 +102,6 @@ class LocalSGD(Strategy):
         num_copies = 1 + bool(self._momentum) if self._is_outer or world_size > 1 else 0
         of_one = sum(max(4, tensor.itemsize) * tensor.numel() for tensor in chain(trained.parameters(), trained.buffers()))
         return RankMemory(exchange_bytes=num_copies * of_one)
-
-    @property
-    def _synchronises(self) -> bool:
-        return self._size > 1 or self._is_outer
 
     @torch.no_grad()
     def _synchronise(self) -> None:

@@ -28,6 +28,7 @@ SHOWN_BY = {
     "config/rules/strategy.py": "tests/config/test_config.py",
     "config/command/saved_overrides.py": "tests/unit/cli/test_saved_run.py, tests/unit/cli/test_evaluate.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare.py",
+    "interfaces/component.py": "protocols: tests/unit/training/test_joint.py, tests/unit/training/loop/test_other_steps.py",
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
     "launch/agent_process.py": "tests/unit/sweep/test_warm_group.py",

@@ -23,7 +23,7 @@ from ddp_train.config.targets.target import AUTO, own_keys
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Goal, Scheduler, Strategy, SupportsPredict, TurnObjective, adapted, overrides
+from ddp_train.interfaces import AdaptedStrategy, AnyObjective, Goal, Scheduler, Strategy, SupportsPredict, TurnObjective, overrides
 from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Source, Stream
@@ -203,7 +203,8 @@ def _make_sources(config: RunConfig, world: World, keys: Iterable[str]) -> dict[
 
 
 def _strategy(config: RunConfig) -> Strategy:
-    return adapted(Strategy, instantiate(config.strategy, key="strategy"), required=["prepare"])
+    strategy = instantiate(config.strategy, key="strategy")
+    return strategy if isinstance(strategy, Strategy) else AdaptedStrategy(strategy)
 
 
 def _require_predictions(objective: AnyObjective, sources: Iterable[Source]) -> None:

@@ -57,20 +57,25 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
 
 def _add_features(trainer: Trainer, config: RunConfig) -> None:
     components, hooks, world = trainer.components, trainer.hooks, trainer.world
-    strategy, scheduler = components.strategy, components.scheduler
+    local_weights, scheduler = components.strategy.local_weights, components.scheduler
     replicas = None
     if every_steps := config.health.check_replicas_every_steps:
         from ddp_train.training.loop.replica_check import ReplicaCheck
 
         others = partial(hashes, components, trainer.state)
         replicas = ReplicaCheck(
-            model=components.trained, world=world, every_steps=every_steps, optimizer=components.optimizer, others=others, strategy=strategy
+            model=components.trained,
+            world=world,
+            every_steps=every_steps,
+            optimizer=components.optimizer,
+            others=others,
+            local_weights=local_weights,
         )
     _before_training(trainer, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):
         _count_epochs(trainer, scheduler)
-    if strategy.has_local_weights:
-        hooks.after_step.append(strategy.after_step)
+    if local_weights is not None:
+        hooks.after_step.append(local_weights.after_step)
     if world.device.type == "cuda":
         from ddp_train.training.loop.device_queue import DeviceQueue
 

@@ -44,7 +44,8 @@ class TrainStep:
     window: LogWindow = field(init=False)  # gets the losses and the weight of each step, after `begin_window`
 
     def __post_init__(self) -> None:
-        self.has_local_steps = self.components.strategy.has_local_steps  # each rank takes its own
+        local_weights = self.components.strategy.local_weights
+        self.has_local_steps = local_weights is not None and local_weights.has_local_steps  # each rank takes its own
 
     def begin_window(self) -> None:
         """Count steps from here on in a new window, which begins with what the state's holds."""

@@ -78,8 +78,8 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         data_identity.PART: components.data_identity,
     }
     strategy = components.strategy
-    is_replica = strategy.has_local_weights and world.size > 1
-    if strategy.has_local_weights:
+    is_replica = strategy.local_weights is not None and world.size > 1
+    if strategy.local_weights is not None:
         shared[OF_RANK_0] = ["optimizer"] if is_replica else []
     own = {
         "random": random_state(world.device),
@@ -115,8 +115,8 @@ def restore(
     shared = read_shared(checkpoint, world, lay_out=partial(_sharded_like, components), on_progress=on_progress)
     own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
     strategy = components.strategy
-    replica = own.get("replica", {}) if strategy.has_local_weights else {}
-    if shared.get(OF_RANK_0) and not (own and strategy.has_local_weights):
+    replica = {} if strategy.local_weights is None else own.get("replica", {})
+    if shared.get(OF_RANK_0) and (strategy.local_weights is None or not own):
         world.print("the checkpoint has weights and an optimizer for each rank: all continue with the mean weights and rank 0's optimizer")
     _load_shared(checkpoint, shared | replica, components, state, world)
     strategy_state = (own if strategy.state_is_per_rank else shared).get("strategy", {})

@@ -1,12 +1,23 @@
-"""Which rows of a tensor a rank has."""
+"""Which rows of a tensor a rank has; strategies whose classes do not inherit from ours."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from ddp_train.interfaces import is_sharded, local_range, local_rows, num_replicas, num_shards, shard_like
+from ddp_train.interfaces import (
+    AdaptedStrategy,
+    RankMemory,
+    Strategy,
+    is_sharded,
+    local_range,
+    local_rows,
+    num_replicas,
+    num_shards,
+    shard_like,
+)
 from tests.unit.sharded_tensors import example, rank_of, sharded_among
 
 
@@ -41,3 +52,37 @@ def test_a_whole_tensor_is_all_its_own() -> None:
 def test_columns_are_refused() -> None:
     with rank_of(0, 2) as mesh, pytest.raises(ValueError, match="not sharded along its first dimension"):
         num_shards(DTensor.from_local(example(2, 2), mesh["shards_of_0"], [Shard(1)], run_check=False))
+
+
+class Own:
+    """A strategy as somebody writes one who has never seen the base class."""
+
+    state_is_per_rank = True
+
+    def __init__(self) -> None:
+        self.param_dtype = torch.bfloat16
+
+    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+        return model
+
+    def zeroes_gradients_in_place(self, module: nn.Module) -> bool:
+        return True
+
+
+def test_a_class_of_somebody_else_has_the_defaults_of_ours_for_what_it_lacks() -> None:
+    model, strategy = nn.Linear(1, 1), AdaptedStrategy(Own())
+    assert strategy.prepare(model, torch.device("cpu"), 2) is model
+    assert (strategy.state_is_per_rank, strategy.param_dtype, strategy.zeroes_gradients_in_place(model)) == (True, torch.bfloat16, True)
+    assert (strategy.has_buckets, strategy.local_weights, strategy.rank_memory(model, 2)) == (False, None, RankMemory())
+    with strategy.no_sync(model):
+        strategy.reduce_gradients(model, 1)
+
+
+def test_a_strategy_without_prepare_is_refused_by_that_name() -> None:
+    class Unfinished(Strategy):
+        pass
+
+    with pytest.raises(TypeError, match=r"object lacks prepare \(ddp_train.interfaces.Strategy\)"):
+        AdaptedStrategy(object())
+    with pytest.raises(TypeError, match=r"Unfinished.*prepare"):
+        Unfinished()  # type: ignore[abstract]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import random
 from collections import OrderedDict
 from itertools import islice
@@ -69,6 +70,43 @@ def test_tuples_are_collated_as_tuples():
 def test_a_data_source_stays_what_it_is():
     source = SyntheticImages(10)
     assert as_source(source) is source
+
+
+class Own:
+    """A data source as somebody writes one who has never seen the base class."""
+
+    facts = {"num_classes": 2}  # noqa: RUF012
+    classes = ("even", "odd")
+    labels = np.arange(6) % 2
+
+    def __len__(self):
+        return 6
+
+    def batch(self, indices):
+        return torch.from_numpy(indices)
+
+    def augment(self, batch, keys):
+        return batch + 1
+
+
+def test_a_data_source_of_another_class_has_our_defaults_for_what_it_lacks():
+    source = pickle.loads(pickle.dumps(as_source(Own())))
+    assert isinstance(source, DataSource) and len(source) == 6 and source.facts == {"num_classes": 2}
+    batch, keys = source.batch(np.asarray([4, 2])), np.zeros(2, np.uint64)
+    assert source.augments and source.augment_each(batch, keys, np.asarray([4, 2])).tolist() == [5, 3]
+    assert (source.meaning, source.fingerprint, source.where(0), source.lengths) == ({"classes": ["even", "odd"]}, {}, "", None)
+    assert source.labels is Own.labels and source.classes == Own.classes
+    with pytest.raises(ConfigError, match="cannot live on the device"):
+        source.to(torch.device("cpu"))
+
+
+def test_a_data_source_without_batch_is_refused_by_that_name():
+    class Unfinished(DataSource):
+        facts = {}  # noqa: RUF012
+        __len__ = Own.__len__
+
+    with pytest.raises(TypeError, match=r"Unfinished.*\bbatch\b"):
+        Unfinished()
 
 
 class Jittered(Squares):

@@ -227,7 +227,7 @@ def test_batches_that_grow_train_as_their_samples_say() -> None:
         (["strategy=fsdp", "strategy.replicas=2", "cluster.processes_per_node=3"], r"strategy\.replicas: is 2, on 3 ranks"),
         (["strategy.sync_batchnorm=true", "cluster.processes_per_node=2"], r"strategy\.sync_batchnorm: is true, and torch's SyncBatchNorm"),
         (["strategy=zero1", "strategy.sync_batchnorm=true", "cluster.processes_per_node=2"], r"strategy\.sync_batchnorm: is true"),
-        (["strategy.reduce_dtype=bfloat16", "cluster.processes_per_node=2"], r"strategy\.reduce_dtype: is bfloat16, which torch's DDP"),
+        (["strategy.reduce_dtype=bfloat16", "cluster.processes_per_node=2"], r"strategy\.reduce_dtype: is bfloat16, in which torch's DDP"),
         (["strategy.reduce_dtype=float8", "cluster.processes_per_node=2"], r"strategy\.reduce_dtype"),
         ([*APART, "strategy.every_steps=0"], r"strategy\.every_steps: is 0"),
         ([*APART, "strategy.outer_lr=0.0"], r"strategy\.outer_lr: is 0\.0"),

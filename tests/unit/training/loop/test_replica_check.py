@@ -173,7 +173,7 @@ def test_averages_that_each_rank_has_of_its_own_are_left_out() -> None:
 
 def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_needs() -> None:
     class Apart:
-        weights_are_equal, has_local_weights = False, True
+        weights_are_equal = False
 
         def __init__(self, value: float) -> None:
             self.value = value
@@ -182,20 +182,20 @@ def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_ne
             return {"last": {"weight": torch.full((2,), self.value)}}
 
     ranks = fleet(3, every_steps=4)
-    strategies = [Apart(1.0), Apart(1.0), Apart(2.0)]
-    for check, strategy in zip(ranks.checks, strategies, strict=True):
-        check.strategy = strategy  # type: ignore[assignment]
+    own = [Apart(1.0), Apart(1.0), Apart(2.0)]
+    for check, local_weights in zip(ranks.checks, own, strict=True):
+        check.local_weights = local_weights  # type: ignore[assignment]
     for step in (1, 4, 5):  # due at the fourth
         ranks.after_step(step)
     ranks.before_save(5)
-    for strategy in strategies:
-        strategy.weights_are_equal = True
+    for local_weights in own:
+        local_weights.weights_are_equal = True
     with pytest.raises(ReplicaError, match=r"after step 6: rank 2 on .* differs from the others in last of weight"):
         ranks.after_step(6)
-    strategies[2].value = 1.0
+    own[2].value = 1.0
     ranks.before_save(6)  # has been done
     ranks.after_step(7)  # is not due
-    strategies[2].value = 2.0
+    own[2].value = 2.0
     ranks.after_step(7)
     with pytest.raises(ReplicaError, match="found after step 8"):
         ranks.after_step(8)
