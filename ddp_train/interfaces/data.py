@@ -154,7 +154,7 @@ class DataSource(ABC):
         return {"classes": list(classes)} if isinstance(classes, (list, tuple)) and classes else {}
 
     def adopt(self, meaning: Mapping[str, Any]) -> None:
-        """Give samples the numbers that they have in a run's data from now on, or raise a DataError."""
+        """Give samples the numbers that they have in a run's data from now on, or raise a DataError. Called before the first batch."""
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
@@ -167,12 +167,12 @@ class DataSource(ABC):
         return None
 
     def to(self, device: torch.device) -> None:
-        """Keep the data on `device`; batches are made there from now on."""
+        """Keep the data on `device`; batches are made there from now on (`loader.on_device`)."""
         happened = f"a {type(getattr(self, 'dataset', self)).__name__} cannot live on the device"  # what an adapter adapts
         raise conflict("loader.on_device", happened, "false", expected="a data source with to(device)")
 
     def give_pixels(self) -> None:
-        """Let batches of images be `Pixels` from now on, where they can: bytes, which are normalised on the device."""
+        """Let batches of images be `Pixels` from now on, where they can: bytes, which a GPU normalises. Called before the first batch."""
 
 
 class Sampler(Protocol):

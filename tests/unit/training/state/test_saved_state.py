@@ -19,7 +19,7 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import verify
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Strategy
+from ddp_train.strategy.ddp import DDP
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state import saved_state
 from ddp_train.training.state.saved_state import checkpoint_content
@@ -45,7 +45,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("state_is_per_rank", [False, True])
 def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Path, state_is_per_rank: bool) -> None:
-    class Counting(Strategy):
+    class Counting(DDP):
         def __init__(self) -> None:
             self.state_is_per_rank = state_is_per_rank
             self.kept: Mapping[str, Any] = {}
