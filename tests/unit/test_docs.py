@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import yaml
 
-from ddp_train import checkpoint, launch
+from ddp_train import checkpoint
 from ddp_train.cli.help import options
 from ddp_train.config import schema
 from ddp_train.config.check import _checked_section
@@ -28,10 +28,9 @@ DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rg
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 
 
-@pytest.mark.parametrize("package", [launch, checkpoint])
-def test_the_map_of_a_package_has_all_of_its_modules(package: Any) -> None:
-    modules = {path.stem for path in Path(package.__file__).parent.glob("*.py")} - {"__init__"}
-    assert modules <= set(re.findall(r"\w+", package.__doc__))
+def test_the_map_of_checkpoint_has_all_of_its_modules() -> None:
+    modules = {path.stem for path in Path(str(checkpoint.__file__)).parent.glob("*.py")} - {"__init__"}
+    assert modules <= set(re.findall(r"\w+", str(checkpoint.__doc__)))
 
 
 STORIES = {"Start": 18, "Step": 10, "Stop": 13, "Save": 14, "Restart": 14}
