@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import json
 import os
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ddp_train import FOLDER
 from tests.faults.in_order import differences, noting, taken_from
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `make test &`: what the tests start would never see Ctrl-C
@@ -50,7 +53,41 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_NOTED] = Path(tempfile.mkdtemp(prefix="collectives_"))
         config.stash[_COMPARED] = 0
         os.environ.update(noting(config.stash[_NOTED]))
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        compileall.compile_dir(FOLDER, quiet=1)  # once, as an installed package is, not in each of the processes that tests start
     torch.set_num_threads(1)  # processes of tests that take all cores each wait for each other's threads, and take twice the time
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # thousands of tests and all that they have imported: collecting need not look at it again and again
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Take one process more than there are cores: real clusters, time-outs and stops are mostly waited for."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Group by files (xdist 3.8 has lost the marks of groups with pytest 9.2): clusters are waited for one after the other, and
+    one process takes all tests of a file that share a costly fixture."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "clusters" if "cluster/" in file else file if _shares_fixture(config.rootpath / file) else nodeid
+
+    return Scheduler(config, log)
+
+
+@cache
+def _shares_fixture(file: Path) -> bool:
+    return 'scope="module"' in file.read_text()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -18,7 +18,7 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import SshHosts
 from tests.conftest import our_processes, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 ANSWER = """
 import socket, sys

@@ -16,7 +16,7 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import SshHosts
 from tests.conftest import FEW, Finished, Project
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 PORT = 29400
 WITHIN_S = 15

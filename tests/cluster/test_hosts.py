@@ -18,7 +18,7 @@ from tests.cluster.machine import Running, until
 from tests.cluster.slurm import Slurm
 from tests.conftest import TINY, Project, metrics
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 SLOW = """
 import time

@@ -19,7 +19,7 @@ from tests.cluster.hosts import Hosts
 from tests.cluster.machine import Running, until
 from tests.conftest import TINY, Project, metrics
 
-pytestmark = [pytest.mark.cluster_long, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster_long
 
 MINE = """
 import os, socket

@@ -13,7 +13,7 @@ from ddp_train.run_folder.paths import RunFolder
 from tests.cluster.machine import children
 from tests.cluster.slurm_project import SLOW, SlurmProject, logs, losses, project, steps_of
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 __all__ = ["project"]
 
 

@@ -19,7 +19,7 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.slurm_project import SLOW, SMALL, SlurmProject, logs, losses, make, project, steps_of
 from tests.conftest import fill
 
-pytestmark = [pytest.mark.cluster_long, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster_long
 __all__ = ["project"]
 
 

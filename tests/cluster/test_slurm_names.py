@@ -14,7 +14,7 @@ from ddp_train.launch.spec import Spec
 from tests.cluster.slurm import Slurm
 from tests.unit.launch.engine.specs import spec
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 NASTY = [
     *(

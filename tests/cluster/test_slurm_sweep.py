@@ -16,8 +16,6 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.slurm_project import SlurmProject, logs, make
 from tests.conftest import FEW
 
-pytestmark = pytest.mark.xdist_group("cluster")
-
 SMALL = ["cluster=slurm", "cluster.device=cpu", "cluster.processes_per_node=1", "cluster.grace_s=5", "hydra.sweep.dir=sweep"]
 SMALL += [*FEW, "model=mlp", "trainer.max_epochs=null", "trainer.max_steps=3"]
 

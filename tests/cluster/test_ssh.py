@@ -16,7 +16,7 @@ from tests.cluster.machine import Running, until
 from tests.cluster.sshd import SshHosts
 from tests.conftest import TINY, Project, metrics, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 THREE = [*TINY, "cluster=ssh", "cluster.device=cpu", "cluster.hosts=[node1:2,node2,node3]", "cluster.processes_per_node=1"]
 LONG = ["model._target_=slow.Slow", "trainer.max_steps=1000", "trainer.max_epochs=null"]

@@ -20,7 +20,7 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.test_hosts import LONG, SLOW, START_S, ended, steps_are_whole
 from tests.conftest import TINY, Project, metrics
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.cluster
 
 BESIDE = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 STOPPED_S = 20.0  # from a signal to the end of both agents; torch alone would wait for 300 s

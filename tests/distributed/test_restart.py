@@ -12,7 +12,7 @@ import yaml
 
 from tests.conftest import TINY, Finished, Project, metrics
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("undisturbed")]
+pytestmark = pytest.mark.distributed
 
 FRAGILE = """
 import os, signal
