@@ -34,7 +34,7 @@ def test_it_is_called_as_its_folder_and_its_conf_is_found_and_checked_there(
     assert make("My-waves.2") == 0
     made = here / "My-waves.2"
     assert "cd My-waves.2" in capsys.readouterr().out
-    files = {str(file.relative_to(made)) for file in made.rglob("*") if file.is_file()}
+    files = {str(file.relative_to(made)) for file in made.rglob("*") if file.is_file() and file.suffix != ".pyc"}
     assert files >= {
         "README.md",
         "pyproject.toml",
