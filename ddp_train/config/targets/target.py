@@ -97,6 +97,7 @@ def _check_arguments(
         is_ours = is_data and name in FULL_KEYS and name != "batch_size"  # which must not be passed on silently
         if name not in named and (is_ours or not (takes_any or takes(target, name))):
             here = instead_of(name, without_secrets(f"{key}.{name}", arguments[name]))
+            here = "" if here.startswith(f"{key}.{name}=") else here  # another component of this section has it
             if name in FULL_KEYS and not here:
                 here = override(FULL_KEYS[name], arguments[name], was=f"{key}.{name}")
             close = [f"{key}.{other}" for other in difflib.get_close_matches(name, named, n=1)]

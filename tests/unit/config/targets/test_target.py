@@ -68,3 +68,8 @@ def test_components_and_what_they_are_given_are_not(path: str) -> None:
 def test_a_node_that_names_one_is_told_what_to_do() -> None:
     (problem,) = check_target({"_target_": "os.system", "command": "ls"}, "data.transform")
     assert (problem.key, problem.fix) == ("data.transform._target_", "a function of your own, in a file in your folder")
+
+
+def test_a_word_that_another_component_of_the_section_has_is_not_advised_again() -> None:
+    (problem,) = check_target({"_target_": "ddp_train.strategy.fsdp.FSDP", "sync_batchnorm": True}, "strategy")
+    assert (problem.key, problem.fix) == ("strategy.sync_batchnorm", "remove it: '~strategy.sync_batchnorm'")
