@@ -21,7 +21,7 @@ READY  := $(VENV)/.ready
 train: $(READY)
 	$(BIN)/ddp-train $(ARGS)
 
-# As many tests at a time as there are cores, up to eight. For a few of them `make test ARGS="-n0 -k NAME"` is faster.
+# One test at a time more than there are cores, as some wait; eight at most. For a few of them `make test ARGS="-n0 -k NAME"` is faster.
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=loadgroup $(ARGS)
 
