@@ -266,7 +266,7 @@ def _conclude(job: Job, trainer: Trainer, records: Records, stop: Stop, status: 
         metrics={"last": trainer.last, "best": state.best},
         headline=asdict(ranking_of(trainer.components)),
         seconds=round(seconds, 3),
-        stopped=str(state.early_end) if state.early_end is not None and is_done else None,
+        early_end=str(state.early_end) if state.early_end is not None and is_done else None,
     )
     try:
         records.close()

@@ -13,7 +13,7 @@ from typing import Any
 from ddp_train.errors import INTERRUPTED, PREEMPTED
 from ddp_train.system.files import write_json
 
-_OPTIONAL = ("headline", "error", "stopped")
+_OPTIONAL = ("headline", "error", "early_end")
 
 
 class Status(StrEnum):
@@ -47,7 +47,7 @@ class Result:
     headline: Mapping[str, str] | None = None  # the metric to compare runs by, and its goal (min or max)
     seconds: float | None = None
     error: str | None = None
-    stopped: str | None = None  # completed before its last step: by which callback, and why
+    early_end: str | None = None  # completed before its last step: by which callback, and why
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -55,7 +55,7 @@ class Result:
         return (self.metrics or {}).get("last", {})
 
     def write(self, path: Path) -> None:
-        """Write result.json. `headline`, `error` and `stopped` are left out if they are None."""
+        """Write result.json. `headline`, `error` and `early_end` are left out if they are None."""
         write_json(path, {name: value for name, value in vars(self).items() if value is not None or name not in _OPTIONAL})
 
     @classmethod

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-_SAVED_AS = {"early_end": "stopped", "end_request": "asked"}  # the keys of these fields in a checkpoint
-
 
 @dataclass(frozen=True)
 class WindowSums:
@@ -23,14 +21,6 @@ class WindowSums:
     end_request: dict[str, str] | None = None  # the fields of an `EarlyEnd` that a callback of one rank requests; not agreed on yet
     turns: dict[str, list[float]] = field(default_factory=dict)  # by turn: its part of `losses`
     taken: list[list[str]] = field(default_factory=list)  # the turns of each step, where an objective takes turns
-
-    def state_dict(self) -> dict[str, Any]:
-        return {_SAVED_AS.get(name, name): value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> WindowSums:
-        names = {key: name for name, key in _SAVED_AS.items()}
-        return cls(**{names.get(key, key): value for key, value in state.items()})
 
     @staticmethod
     def merged(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
@@ -115,10 +105,10 @@ class TrainState:
         vars(self).update(vars(TrainState()))
 
     def state_dict(self) -> dict[str, Any]:
-        return {_SAVED_AS.get(name, name): value for name, value in asdict(self).items() if name != "window"}
+        return {name: value for name, value in asdict(self).items() if name != "window"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in vars(self).keys() - {"window"}:
-            setattr(self, name, state[_SAVED_AS.get(name, name)])
-        self.early_end = EarlyEnd(**state["stopped"]) if state["stopped"] else None
+            setattr(self, name, state[name])
+        self.early_end = EarlyEnd(**state["early_end"]) if state["early_end"] else None
         self.jumps = [Jump(**{**jump, "samples": tuple(jump["samples"])}) for jump in state["jumps"]]

@@ -79,7 +79,7 @@ def test_stopped_killed_resumed_and_swept_is_bitwise_the_run_that_never_stopped(
     reason = "callbacks.early_stopping: eval/accuracy has not improved on"
     assert f"stopped by {reason}" in done.stdout
     result = json.loads((whole / "result.json").read_text())
-    assert (result["status"], result["step"]) == ("completed", 50) and result["stopped"].startswith(reason)
+    assert (result["status"], result["step"]) == ("completed", 50) and result["early_end"].startswith(reason)
     assert {"rank/0", "all"} <= metrics(whole, "train")[-1].keys()
 
     first = project.run(*command, "debug.faults=[{kind: sigterm, step: 17}]", "hydra.run.dir=outputs/stopped", timeout=600)
@@ -90,7 +90,7 @@ def test_stopped_killed_resumed_and_swept_is_bitwise_the_run_that_never_stopped(
     assert third.returncode == 0, third.output
     assert numbers(stopped) == numbers(whole)
     assert weights(stopped, 50) == weights(whole, 50)
-    assert json.loads((stopped / "result.json").read_text())["stopped"] == result["stopped"]
+    assert json.loads((stopped / "result.json").read_text())["early_end"] == result["early_end"]
 
     again = project.run("resume", "outputs/stopped", timeout=600)
     assert again.returncode == 0 and "was stopped after step 50 by callbacks.early_stopping" in again.stdout, again.output

@@ -17,7 +17,7 @@ def test_early_stopping(train: Callable[..., Path]) -> None:
     run = train(*SHORT, "callbacks=early_stopping", "callbacks.early_stopping.patience=2", "callbacks.early_stopping.min_delta=1")
     result = json.loads((run / "result.json").read_text())
     assert (result["status"], result["step"]) == ("completed", 9)
-    assert result["stopped"].startswith("callbacks.early_stopping: eval/accuracy has not improved on")
+    assert result["early_end"].startswith("callbacks.early_stopping: eval/accuracy has not improved on")
 
 
 def test_ema(train: Callable[..., Path]) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         shared[OF_RANK_0] = ["optimizer"] if is_replica else []
     own = {
         "random": random_state(world.device),
-        "window": window.state_dict(),
+        "window": asdict(window),
         "data": components.train_loader.state_dict(state.samples),
         **({"replica": _replica(shared, aside.own_values, world)} if is_replica else {}),
     }
@@ -122,13 +123,13 @@ def restore(
     strategy_state = (own if strategy.state_is_per_rank else shared).get("strategy", {})
     strategy.start_training(components.trained, strategy_state, weights_are_equal=replica.keys().isdisjoint(components.modules))
     if saved_size == world.size:
-        state.window = WindowSums.from_state(own["window"])
+        state.window = WindowSums(**own["window"])
         components.train_loader.load_state_dict(own["data"])
         set_random_state(own["random"], world.device)
         return True
     if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)
         components.scaler.load_state_dict({**shared["scaler"], "scale": shared["scaler"]["scale"] * saved_size / world.size})
-    windows = [WindowSums.from_state(read_own(checkpoint, rank)["window"]) for rank in range(saved_size if world.is_main else 1)]
+    windows = [WindowSums(**read_own(checkpoint, rank)["window"]) for rank in range(saved_size if world.is_main else 1)]
     state.window = WindowSums.merged(windows, is_main=world.is_main)
     return False
 
