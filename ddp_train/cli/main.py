@@ -86,10 +86,10 @@ def resume(folder: Path, launcher: Launcher) -> int:
 def _run_job(job: Job) -> int:
     """Run a job on this machine, or give it to the engine that its section `cluster` names."""
     if job.config.cluster.launcher in ("local", "machines"):  # several machines have met before the job began (`Launcher.begin`)
-        return local.run(job)
+        return local.run_on_this_machine(job)
     from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
 
-    return submit.run(job)
+    return submit.submit_job(job)
 
 
 def _slots_here(folder: Path, count: int) -> Sequence[Slot]:

@@ -13,7 +13,7 @@ from ddp_train.run_folder.verdict import conclude
 from ddp_train.system import handover
 
 
-def run(job: Job) -> int:
+def run_on_this_machine(job: Job) -> int:
     """Run a job on this machine to its end and return its exit code.
 
     The agent finds a free port itself: any number of runs share a machine.

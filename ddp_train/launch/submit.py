@@ -31,7 +31,7 @@ _SUBMIT_EVERY_S = 30.0  # when the engine takes no more
 _STOP_EVERY_S = 5.0  # to end: a signal that comes while a job is between two of its steps is lost
 
 
-def run(job: Job) -> int:
+def submit_job(job: Job) -> int:
     """Submit a job; return 0 when that is done, or with cluster.wait the exit code of the run. In an allocation it runs at once."""
     stop_fork_server()  # here: the machines of the job import for themselves
     name = job.config.cluster.launcher

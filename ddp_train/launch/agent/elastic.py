@@ -43,7 +43,7 @@ ShouldRestart = Callable[[Mapping[int, ProcessFailure], int], bool]
 """Tells whether ranks are started again, after failures by rank. Is told how many restarts are left."""
 
 
-def run(options: Namespace, ranks: Ranks, *, grace_s: int, should_restart: ShouldRestart, restarts: int = 0) -> None:
+def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, should_restart: ShouldRestart, restarts: int = 0) -> None:
     """Run torch's agent, with our rules, to its end. `torch.distributed.run.run` is torch's own without them (`cluster.agent=torch`).
 
     Args:

@@ -49,12 +49,12 @@ def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], run
     os.environ.update(environment)  # beside what torch has set while it was imported
     ranks = Ranks(run_rank, files=request.files, imports=request.imports, is_forked=loads_alike(environment, loaded_with))
     try:
-        return main(request.options, request.arguments, ranks)
+        return run_torchrun(request.options, request.arguments, ranks)
     finally:
         ranks.end()
 
 
-def main(options: AgentOptions, arguments: list[str], ranks: Ranks) -> int:
+def run_torchrun(options: AgentOptions, arguments: list[str], ranks: Ranks) -> int:
     """Run the agent, with torchrun's arguments, to its end and return the exit code of the run."""
     signals = ",".join(number.name for number in _PASSED_ON)
     lacks = torch_internals.missing(torch_internals.OF_AGENT)
@@ -73,7 +73,7 @@ def main(options: AgentOptions, arguments: list[str], ranks: Ranks) -> int:
             print(*lacks, _PLAIN, sep="\n", flush=True)
             torchrun.run(torchrun_args)
         else:
-            elastic.run(
+            elastic.run_elastic_agent(
                 torchrun_args, ranks, grace_s=options.grace_s, should_restart=failures.should_restart, restarts=options.restarts or 0
             )
     except ChildFailedError as error:

@@ -80,11 +80,11 @@ def test_a_run_after_one_whose_job_has_ended_is_refused(
     monkeypatch.setattr(submit.source_copy, "copy_source", lambda into, limit_mib: None)
     after = a_job(tmp_path / "after", f"after={before.root}")
     after.run_folder.root.mkdir()
-    assert submit.run(after) == 2
+    assert submit.submit_job(after) == 2
     said = capsys.readouterr().err
     assert "its job 17 has ended (failed)" in said and "ddp-train resume" in said
     monkeypatch.setattr(slurm_client, "allocation", lambda: "17")
-    assert submit.run(after) == 2
+    assert submit.submit_job(after) == 2
     said = capsys.readouterr().err
     assert "job 17 is not done, and allocation 17 would wait idle" in said and "ddp-train ... && ddp-train resume" in said
     after.run_folder.environment.touch()  # it has begun once
@@ -116,7 +116,7 @@ def test_what_goes_wrong_at_the_engine_says_how_to_submit_it_after_all(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (tmp_path / "run").mkdir()
-    assert submit.run(a_job(tmp_path / "run")) == 2
+    assert submit.submit_job(a_job(tmp_path / "run")) == 2
     said = capsys.readouterr().err
     assert "sbatch is not on this machine" in said and "ddp-train resume run" in said
 

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from ddp_train.launch.agent import elastic
-from ddp_train.launch.agent.main import _quieten, main
+from ddp_train.launch.agent.main import _quieten, run_torchrun
 from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -58,9 +58,9 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
         started_again.append(should_restart(died, 2))
         raise ChildFailedError("ddp_train", died)
 
-    monkeypatch.setattr(elastic, "run", run)
+    monkeypatch.setattr(elastic, "run_elastic_agent", run)
     options = AgentOptions(grace_s=1, run_folder=run_folder, restarts=restarts)
-    code = main(options, ["--max-restarts=2", "-m", "ddp_train"], NO_RANKS)
+    code = run_torchrun(options, ["--max-restarts=2", "-m", "ddp_train"], NO_RANKS)
     if status is Status.FAILED:  # it did not end in good order
         assert started_again == [restarts is None] and failure.load_report(run_folder.failure) is not None
         return
@@ -84,5 +84,5 @@ def test_several_machines_are_refused_where_torch_lacks_what_our_agent_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delattr("torch.distributed.launcher.api.LocalElasticAgent")
-    assert main(AgentOptions(grace_s=1, restarts=0), ["--nproc-per-node=1", "-m", "ddp_train"], NO_RANKS) == 78
+    assert run_torchrun(AgentOptions(grace_s=1, restarts=0), ["--nproc-per-node=1", "-m", "ddp_train"], NO_RANKS) == 78
     assert "has no torch.distributed.launcher.api.LocalElasticAgent" in capsys.readouterr().err
