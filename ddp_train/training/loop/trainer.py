@@ -166,15 +166,8 @@ class Trainer:
         components.module.train()
         self.train_step.begin_window()
         self.logged.go_on_from(state.window)
-        had_ended = state.early_end is not None
-        for start in hooks.at_start:
-            start()
-        if state.evaluation_pending or self._is_over():  # or killed between its last step and its result
-            if not self.evaluate():
-                return False  # the checkpoint that we come from has it pending, too
-            state.evaluation_pending = False
-        if state.early_end is not None and not had_ended:
-            self._save()
+        if not self._finish_what_was_pending():
+            return False
         while not self._is_over():
             if hooks.before_step:
                 started = time.perf_counter()
@@ -206,6 +199,24 @@ class Trainer:
                 self._save()
             if stops:
                 return False
+        return True
+
+    def _finish_what_was_pending(self) -> bool:
+        """Start, and do what is left of the step that the state comes from; False: a stop came before that was done. Collective.
+
+        - The run was stopped before an evaluation: its checkpoint says that one is pending.
+        - It was killed between its last step and its result: it is evaluated again.
+        - A callback ends it here, at the start or after that evaluation: this is saved, as no step follows that would save it.
+        """
+        state, had_ended = self.state, self.state.early_end is not None
+        for start in self.hooks.at_start:
+            start()
+        if state.evaluation_pending or self._is_over():
+            if not self.evaluate():
+                return False  # the checkpoint has it pending, too
+            state.evaluation_pending = False
+        if state.early_end is not None and not had_ended:
+            self._save()
         return True
 
     def is_log_step(self, step: int) -> bool:
