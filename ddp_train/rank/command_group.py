@@ -21,7 +21,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.rank.rank import serve_job
-from ddp_train.rank.restart import make_way
+from ddp_train.rank.restart import final_code_before, make_way
 from ddp_train.rank.stop import end_agent
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
@@ -57,9 +57,11 @@ class CommandGroup:
     def _lead(self, load_cli: Callable[[], ModuleType]) -> int:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
         begins_at = self._attempt.begins_at
-        if begins_at is not None and (final_code := make_way(begins_at, self._attempt.size)) is not None:
-            self._announce({"exit_code": final_code})
-            return final_code
+        if begins_at is not None:
+            if (final_code := final_code_before(begins_at)) is not None:  # a user's torchrun starts all again
+                self._announce({"exit_code": final_code})
+                return final_code
+            make_way(begins_at, self._attempt.size)
         launcher = Launcher(run=self._run, slots=self._slots)
         try:
             return int(load_cli().resume(begins_at, launcher) if begins_at else load_cli().run(self._words, launcher))

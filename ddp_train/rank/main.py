@@ -18,7 +18,7 @@ from ddp_train.distributed.store import join_store
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
 from ddp_train.launch.job import Job, Training
 from ddp_train.rank.rank import serve_job
-from ddp_train.rank.restart import make_way
+from ddp_train.rank.restart import final_code_before, make_way
 from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.system import handover, torchrun_env
@@ -72,6 +72,6 @@ def _meet(job: Job | None) -> Attempt:
     """Meet the other ranks, and make way for what this attempt writes. Collective. Raises UserError: a rank did not come."""
     note = restart_note.recall_run()
     rank, size = torchrun_env.rank(), torchrun_env.world_size()
-    if note is not None and rank == 0 and job is not None:  # before any rank of this attempt can fail
+    if note is not None and rank == 0 and job is not None and final_code_before(note.begins_at) is None:  # before any rank can fail
         make_way(note.begins_at, size)
     return agree_on_attempt(join_store(), rank, size, begins_at=None if note is None else note.begins_at)

@@ -12,20 +12,27 @@ from ddp_train.system import torchrun_env
 _SHOWN = 160  # characters of an error in the one line of a restart
 
 
-def make_way(begins_at: Path, size: int) -> int | None:
-    """Say why the run starts again, and move what the attempt before has left out of the way (rank 0).
+def final_code_before(begins_at: Path) -> int | None:
+    """Return the exit code of the failure that this attempt follows, if nothing is to be tried again after it; None: go on (rank 0)."""
+    report = failure.load_report(_run_folder_of(begins_at).failure)
+    return report.exit_code if report is not None and report.exit_code in FINAL and _follows_failure() else None
 
-    Returns the exit code of a failure after which there is nothing to try again, and makes no way: a user's torchrun starts all again.
-    """
-    run_folder = RunFolder.of_checkpoint(begins_at) if is_checkpoint(begins_at) else RunFolder(begins_at)
-    note = restart_note.recall_run()
-    follows_failure = note is not None and torchrun_env.restart_count() > note.restarts  # here, and no machine that came or went
-    report = failure.load_report(run_folder.failure)
-    if report is not None and report.exit_code in FINAL and follows_failure:
-        return report.exit_code
-    print(restart_line(run_folder, size=size, has_failed=follows_failure), flush=True)
+
+def make_way(begins_at: Path, size: int) -> None:
+    """Say why the run starts again, and move the failure of the attempt before out of the way (rank 0)."""
+    run_folder = _run_folder_of(begins_at)
+    print(restart_line(run_folder, size=size, has_failed=_follows_failure()), flush=True)
     run_folder.archive_failure()
-    return None
+
+
+def _run_folder_of(begins_at: Path) -> RunFolder:
+    return RunFolder.of_checkpoint(begins_at) if is_checkpoint(begins_at) else RunFolder(begins_at)
+
+
+def _follows_failure() -> bool:
+    """Tell whether a failure on this machine came before this attempt, and no machine that came or went."""
+    note = restart_note.recall_run()
+    return note is not None and torchrun_env.restart_count() > note.restarts
 
 
 def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
