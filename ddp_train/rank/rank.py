@@ -97,7 +97,10 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             peers = Peers.connect(world)
             stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
             with stop.listening():
-                code = _run_attempt(job, world, state, stop, phases)
+                if world.is_main:
+                    with suppress(OSError):  # a full disk: the run will say so itself
+                        count_attempt(job.run_folder)
+                code = _train_or_evaluate(job, world, state, stop, phases)
                 end_compilers()
                 if watchdog is not None and watchdog.stdin is not None:
                     watchdog.stdin.close()
@@ -138,6 +141,8 @@ def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: Text
 def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
     """Prepare this process for the job, open the process group, and return the ranks. Collective."""
     config = job.config
+    if size != config.batch.world_size:
+        raise UserError(key="cluster", happened=f"{size} ranks were started for a job of {config.batch.world_size}")
     device = resolve_device(config.cluster.device)
     # Before CUDA starts and the process group opens: cuBLAS and NCCL look at it then, and never again.
     os.environ.update(cluster.environment_of(config.cluster.env, deterministic=config.deterministic, inherited=os.environ))
@@ -181,17 +186,17 @@ def _record_untrained_stop(run_folder: RunFolder, number: signal.Signals) -> Non
     print(summary.stopped(run_folder, None), flush=True)
 
 
-def _run_attempt(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
-    if world.size != job.config.batch.world_size:
-        raise UserError(key="cluster", happened=f"{world.size} ranks were started for a job of {job.config.batch.world_size}")
-    if world.is_main:
-        with suppress(OSError):  # a full disk: the run will say so itself
-            count_attempt(job.run_folder)
-    if not isinstance(job.work, Evaluation):
-        return run_job(job, world, state, stop, phases)
-    from ddp_train.rank.evaluate_job import evaluate_job  # a run that trains does without
+def _train_or_evaluate(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
+    """Do the work of a job; a plain run imports that of no other."""
+    if isinstance(job.work, Evaluation):
+        from ddp_train.rank.evaluate_job import evaluate_job
 
-    return evaluate_job(job, job.work, world, state, phases)  # it asks for no stop, which ends the ranks at once
+        return evaluate_job(job, job.work, world, state, phases)  # it asks for no stop, which ends the ranks at once
+    if job.config.debug.resume_after_steps is not None:
+        from ddp_train.rank.paused_run import run_with_pause
+
+        return run_with_pause(job, world, state, stop, phases)
+    return run_job(job, world, state, stop, phases)
 
 
 def _comes_from_a_peer(error: BaseException) -> bool:
@@ -204,23 +209,17 @@ def _comes_from_a_peer(error: BaseException) -> bool:
 
 
 def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers | None, *, rank: int, is_by_peer: bool) -> failure.Failure:
-    """Log an error of this rank, tell the other ranks, and return who is to blame and what the others were doing.
+    """Return who is to blame for an error of this rank, and what the others were doing.
 
     Where it `is_by_peer`, this waits up to 3 s for the report of the rank that broke the connection.
     """
-    where = stack_text.describe(traceback.extract_tb(error.__traceback__))
-    if peers is not None:
-        peers.report_activity(where if is_by_peer else f"failed with {type(error).__name__}, {where}", has_lost_rank=is_by_peer)
-    logger.exception("rank %d failed", rank)
-    if is_by_peer:
-        error.add_note(f"{LOST}: see the logs of the other ranks.")
-        gone = _wait_for_a_report(job, peers)
-        if gone is not None and peers is not None:
-            doing = peers.ask_others() | {rank: where}
-            message = f"rank {gone.rank} exited with code 0 after step {state.step} while the others were still training"
-            fix = "look for os._exit in the code that this run uses"
-            left = failure.Failure(rank=gone.rank, pid=gone.pid, step=state.step, error="EarlyExit", message=message, fix=fix)
-            return left.with_others(doing)
+    where = _log_and_announce(error, peers, rank=rank, is_by_peer=is_by_peer)
+    left = _wait_for_quiet_exit(job, peers) if is_by_peer else None
+    if left is not None and peers is not None:
+        message = f"rank {left.rank} exited with code 0 after step {state.step} while the others were still training"
+        fix = "look for os._exit in the code that this run uses"
+        report = failure.Failure(rank=left.rank, pid=left.pid, step=state.step, error="EarlyExit", message=message, fix=fix)
+        return report.with_others(peers.ask_others() | {rank: where})
     report = failure.from_exception(error, rank=rank, step=state.step or None)
     if is_out_of_memory(error):
         part = part_short_of_memory(error)
@@ -229,10 +228,21 @@ def _find_cause(error: BaseException, job: Job, state: TrainState, peers: Peers 
     return report if peers is None or job.run_folder.failure.exists() else report.with_others(peers.ask_others())
 
 
-def _wait_for_a_report(job: Job, peers: Peers | None) -> Neighbour | None:
-    """Give whoever broke the connection, or the agent that saw it end, time to say why; it ends this rank meanwhile.
+def _log_and_announce(error: BaseException, peers: Peers | None, *, rank: int, is_by_peer: bool) -> str:
+    """Log an error of this rank, tell the other ranks, and return where it came."""
+    where = stack_text.describe(traceback.extract_tb(error.__traceback__))
+    if peers is not None:
+        peers.report_activity(where if is_by_peer else f"failed with {type(error).__name__}, {where}", has_lost_rank=is_by_peer)
+    logger.exception("rank %d failed", rank)
+    if is_by_peer:
+        error.add_note(f"{LOST}: see the logs of the other ranks.")
+    return where
 
-    Returns a neighbour that left with exit code 0, in which no agent finds anything wrong.
+
+def _wait_for_quiet_exit(job: Job, peers: Peers | None) -> Neighbour | None:
+    """Return the neighbour that left with exit code 0, in which no agent finds anything wrong; None: the cause is reported, or unknown.
+
+    Whoever broke the connection, or the agent that saw it end, gets time to say why; it ends this rank meanwhile.
     """
     deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
     while time.monotonic() < deadline and not job.run_folder.failure.exists():

@@ -5,8 +5,7 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
-from ddp_train.launch.job import Job, Training
+from ddp_train.launch.job import Job
 from ddp_train.loader.order import epochs
 from ddp_train.rank import provenance, summary
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
-from ddp_train.run_folder.starts import count_attempt, end_attempt
+from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.build import build
@@ -43,7 +42,7 @@ from ddp_train.training.record.records import Records
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, ranking_of, require_room_for_run, retention
 from ddp_train.training.state.data_identity import accepted_changes, accepted_meaning_changes, known_meaning, require_alike
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 
 
@@ -52,32 +51,38 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phase
 
     `state` is advanced in place, so that a caller can say how far a failed run got.
     """
-    while (status := _run(job, world, state, stop, phases)) is None:  # the pause: all is built anew, and goes on from the checkpoint
-        if world.is_main:
-            with suppress(OSError):  # a full disk: the run will say so itself
-                count_attempt(job.run_folder)
-        state.reset()
-        phases.enter(Phase.START, 0)
-        job = replace(job, work=Training())
-    return EXIT_CODE_OF_STOP.get(status, DONE)
+    run = prepare_run(job, world, state, stop, phases)
+    return DONE if run is None else conclude(run, stop, *train(run, stop))
 
 
-def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> Status | None:
-    """Build a job, resume it, and train to its end, a stop or the pause of `debug.resume_after_steps`; return which. Collective.
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run that is built, and is where it begins or goes on."""
 
-    None: the pause. The run is saved after that step, to be built anew and resumed.
-    """
+    job: Job
+    trainer: Trainer
+    checkpoints: Checkpoints
+    records: Records
+    started: float  # by the monotonic clock
+
+
+def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> PreparedRun | None:
+    """Build a job, and go to where it begins or goes on; None: it has been completed before. Collective."""
     started = time.monotonic()
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
-    data_changes = _resume(job, components, state, world, phases)
+    checkpoint, data_changes = _choose_checkpoint(job, components, world, phases)
+    _restore_or_begin(checkpoint, job.config, components, state, world, phases)
+    _note_resumed(job, world)
+    if world.is_main:
+        print(summary.plan(job, components, state), flush=True)
     is_over = state.step >= components.total_steps or state.early_end is not None
     if is_over and world.from_main(job.run_folder.is_completed):
         _make_up_for_predictions(job, components, state, world, phases)
         if world.is_main:
             end_attempt(job.run_folder)
             print(summary.over(job, state), flush=True)
-        return Status.COMPLETED
+        return None
     records = _open_records(job, components, state, world, phases, keep=keep, data_changes=data_changes)
     checkpoints = Checkpoints(
         config=job.config,
@@ -92,9 +97,6 @@ def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) 
         phases=phases,
         agree_to_save=lambda wanted: stop.agree_to_save(state.steps_taken, wanted=wanted),  # which only grows, also over a rewind
     )
-    pause_after = job.config.debug.resume_after_steps
-    if pause_after is not None and pause_after <= state.step:
-        pause_after = None  # it was taken before
     services = RunServices(
         run_folder=job.run_folder,
         phases=phases,
@@ -104,21 +106,11 @@ def _run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) 
         save=checkpoints.save,
         decide_save=checkpoints.decide_save,
         rewind=checkpoints.rewind,
-        begin_next_step=lambda taken: stop.begin_next_step(taken) and state.step != pause_after,
+        begin_next_step=stop.begin_next_step,
         is_stopping=stop.is_asked,
     )
     trainer = build_trainer(job.config, components, state, world, services)
-    status, unsaved = _train(job, trainer, checkpoints, stop, pause_after)
-    phases.enter(Phase.END, state.step)
-    world.barrier()  # every rank is through: only now it is completed
-    trainer.end(status or Status.PREEMPTED)
-    if world.is_main and status is None:
-        records.close()
-        end_attempt(job.run_folder)
-    elif world.is_main and status is not None:
-        _conclude(job, trainer, records, stop, status, seconds=time.monotonic() - started, unsaved=unsaved)
-    world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
-    return status
+    return PreparedRun(job=job, trainer=trainer, checkpoints=checkpoints, records=records, started=started)
 
 
 def _build(job: Job, world: World) -> tuple[Job, Components]:
@@ -144,33 +136,38 @@ def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
     return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
 
 
-def _resume(job: Job, components: Components, state: TrainState, world: World, phases: Phases) -> list[str]:
-    """Go to where the run continues, or take the weights that it begins with, and say how long it is. Collective.
+def _choose_checkpoint(job: Job, components: Components, world: World, phases: Phases) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint that the run goes on from (None: it begins), and what differs in its data and was accepted. Collective.
 
-    Returns what differs in the data from that of the checkpoint, and was accepted.
+    What was saved after it is set aside.
     """
-    config = job.config
     checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
-    data_changes = accepted_changes(checkpoint, components.data_identity, world, config) if checkpoint else []
+    data_changes = accepted_changes(checkpoint, components.data_identity, world, job.config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
+    return checkpoint, data_changes
+
+
+def _restore_or_begin(
+    checkpoint: Path | None, config: RunConfig, components: Components, state: TrainState, world: World, phases: Phases
+) -> None:
+    """Put the components and the state where the checkpoint was saved, or load the weights that the run begins with. Collective."""
     if checkpoint is not None:
         rebuild_buckets(components, world)
-        if not restore(checkpoint, components, state, world, on_progress=phases.move):
-            seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+    elif config.init_from is not None:
+        _load_initial_weights(config, Path(config.init_from), components, world)
+    if not start_from(checkpoint, components, state, world, on_progress=phases.move):
+        seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.early_end is not None and not state.early_end.holds(config.callbacks):
         state.early_end = None  # asked of a callback that is not there any more, or not as it was
-    if checkpoint is None:
-        if config.init_from is not None:
-            _load_initial_weights(config, Path(config.init_from), components, world)
-        components.strategy.start_training(components.trained, {}, weights_are_equal=True)
+
+
+def _note_resumed(job: Job, world: World) -> None:
+    """Note that a checkpoint that was named has been loaded: from now on the newest one counts."""
     if job.checkpoint is not None:
-        remember_run(job.run_folder.root)  # the checkpoint has been loaded: from now on the newest one counts
+        remember_run(job.run_folder.root)
         if world.is_main and job.run_folder.launch.is_dir():  # also for the next start of what was submitted
             job.run_folder.continued.touch()
-    if world.is_main:
-        print(summary.plan(job, components, state), flush=True)
-    return data_changes
 
 
 def _load_initial_weights(config: RunConfig, weights: Path, components: Components, world: World) -> None:
@@ -202,7 +199,7 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
 def _open_records(
     job: Job, components: Components, state: TrainState, world: World, phases: Phases, *, keep: Retention, data_changes: list[str]
 ) -> Records:
-    """Make the folder ready for what this attempt writes, and open its records; `data_changes`: as `_resume` returns them. Collective."""
+    """Make the folder ready for what this attempt writes, and open its records; `data_changes`: of `_choose_checkpoint`. Collective."""
     run_folder = job.run_folder
     if world.is_main:
         require_room_for_run(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
@@ -231,33 +228,51 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
     )
 
 
-def _train(job: Job, trainer: Trainer, checkpoints: Checkpoints, stop: Stop, pause_after: int | None) -> tuple[Status | None, str]:
-    """Train until all steps are done, or to a stop or the pause, and wait for the last save. Collective.
-
-    Returns which of them it was (None: the pause), and why the last save has failed after a stop, or "".
-    """
-    state, profiler = trainer.state, Profiler(job.config.profile, trainer)
+def train(run: PreparedRun, stop: Stop) -> tuple[bool, str]:
+    """Train until all steps are done, or to a stop; return which (True: done), and why the last save has failed, or "". Collective."""
+    job, trainer = run.job, run.trainer
+    profiler = Profiler(job.config.profile, trainer)
     if faults := job.config.debug.faults:
         from ddp_train.rank.fault_injection import inject
 
         inject(faults, trainer.services.phases, trainer.components, trainer.world, job.run_folder)
-    stop.begin_training(state.steps_taken)
+    stop.begin_training(trainer.state.steps_taken)
     is_done = trainer.train()
-    is_paused = state.step == pause_after and not is_done and not stop.is_last(state.steps_taken)
-    unsaved = checkpoints.finish()
+    unsaved = run.checkpoints.finish()
     profiler.close()  # what it writes may take a while, and a stop leaves little time to save
-    if unsaved and (is_done or is_paused):
-        happened = f"{'all' if is_done else 'half of the'} steps are done, but the last one was not saved. {unsaved}"
-        fix = "free disk space, or raise `ulimit -f` if it is named; then `ddp-train resume` continues from the checkpoint before"
-        raise RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
-    if is_done:
-        return Status.COMPLETED, unsaved
-    return None if is_paused else status_of(stop.cause()), unsaved
+    if unsaved and is_done:
+        raise not_saved("all", unsaved)
+    return is_done, unsaved
 
 
-def _conclude(job: Job, trainer: Trainer, records: Records, stop: Stop, status: Status, *, seconds: float, unsaved: str) -> None:
+def not_saved(steps: str, unsaved: str) -> RunError:
+    """Return the error of a run whose last step was not saved, and that cannot do without."""
+    happened = f"{steps} steps are done, but the last one was not saved. {unsaved}"
+    fix = "free disk space, or raise `ulimit -f` if it is named; then `ddp-train resume` continues from the checkpoint before"
+    return RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
+
+
+def end_training(run: PreparedRun, status: Status) -> None:
+    """Let what hangs on the loop end in good order. Collective."""
+    run.trainer.services.phases.enter(Phase.END, run.trainer.state.step)
+    run.trainer.world.barrier()  # every rank is through: only now it is completed
+    run.trainer.end(status)
+
+
+def conclude(run: PreparedRun, stop: Stop, is_done: bool, unsaved: str) -> int:
+    """Write result.json, say how the run ended, and return the exit code. Collective."""
+    status, world = Status.COMPLETED if is_done else status_of(stop.cause()), run.trainer.world
+    end_training(run, status)
+    if world.is_main:
+        _write_result(run, stop, status, unsaved=unsaved)
+    world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
+    return EXIT_CODE_OF_STOP.get(status, DONE)
+
+
+def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str) -> None:
     """Write result.json, and say how the run ended (rank 0)."""
-    state, run_folder, is_done = trainer.state, job.run_folder, status == Status.COMPLETED
+    job, trainer, is_done = run.job, run.trainer, status == Status.COMPLETED
+    state, run_folder = trainer.state, job.run_folder
     result = Result(
         status=status,
         step=state.step,
@@ -265,11 +280,11 @@ def _conclude(job: Job, trainer: Trainer, records: Records, stop: Stop, status: 
         samples=state.samples,
         metrics={"last": trainer.last, "best": state.best},
         headline=asdict(ranking_of(trainer.components)),
-        seconds=round(seconds, 3),
+        seconds=round(time.monotonic() - run.started, 3),
         early_end=str(state.early_end) if state.early_end is not None and is_done else None,
     )
     try:
-        records.close()
+        run.records.close()
         result.write(run_folder.result)
         end_attempt(run_folder, is_saved=not unsaved)
     except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts

@@ -34,7 +34,7 @@ from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
-from ddp_train.training.state.saved_state import checkpoint_content, restore
+from ddp_train.training.state.saved_state import checkpoint_content, start_from
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.distributed.runs_of_strategies import weights
 
@@ -73,7 +73,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     parts.strategy.start_training(parts.trained, {}, weights_are_equal=True)
     if since is not None:
         rebuild_buckets(parts, world)
-        restore(since, parts, state, world)
+        start_from(since, parts, state, world)
     records: list[dict[str, Any]] = []
     saver, exchanges = Saver(folder=to or Path(), world=world, config_hash="abc"), set[int]()
 
@@ -119,7 +119,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
 def mean_and_own(checkpoint: Path, world: World, run: RunConfig) -> bool:
     """Tell whether a checkpoint's weights are the mean of what the ranks have when they go on from it."""
     parts = build(run, world)
-    restore(checkpoint, parts, TrainState(), world)
+    start_from(checkpoint, parts, TrainState(), world)
     saved, alike = read_shared(checkpoint, world, only=["model"])["model"], True
     for name, value in chain(parts.model.named_parameters(), parts.model.named_buffers()):
         mean = world.sum(value.detach().clone().double()) / world.size

@@ -33,7 +33,7 @@ from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
-from ddp_train.training.state.saved_state import checkpoint_content, restore
+from ddp_train.training.state.saved_state import checkpoint_content, start_from
 from ddp_train.training.train_state import TrainState, WindowSums
 
 SAVED = 3
@@ -54,7 +54,7 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     parts, state = build(run, world), TrainState()
     if since is not None:
         rebuild_buckets(parts, world)
-        restore(since, parts, state, world)
+        start_from(since, parts, state, world)
     records: list[dict[str, Any]] = []
     saver = Saver(folder=to or Path(), world=world, config_hash="abc")
 

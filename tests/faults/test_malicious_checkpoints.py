@@ -28,7 +28,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.initial_weights import load_initial_weights
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.conftest import TINY, Project
 from tests.unit.parts import checked, components, saved
@@ -322,7 +322,7 @@ def test_a_shard_that_deceives_though_its_manifest_knows_it_is_refused(
     shard.write_bytes(changed)
     rewrite(path, lambda manifest: manifest["files"].update({shard.name: entry_of(changed)}))
     assert verify(path) == ""
-    refused(lambda: restore(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "at a wrong position"}[deceit])
+    refused(lambda: start_from(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "at a wrong position"}[deceit])
 
 
 def test_a_config_that_came_with_a_checkpoint_is_compared_and_never_instantiated(project: Project, marker: Path, parts: Components) -> None:

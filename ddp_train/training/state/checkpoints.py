@@ -24,7 +24,7 @@ from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
-from ddp_train.training.state.saved_state import checkpoint_content, restore
+from ddp_train.training.state.saved_state import checkpoint_content, start_from
 from ddp_train.training.train_state import Jump, TrainState, WindowSums
 
 _MAX_REWINDS = 3  # to the same checkpoint, one after the other
@@ -107,7 +107,7 @@ class Checkpoints:
             fix = "a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start"
             raise RewindError(key="checkpoint.every_steps", happened=happened, expected="a checkpoint before the first bad number", fix=fix)
         from_step, samples, jumps = state.step, state.samples, state.jumps
-        restore(chosen, self.components, state, self.world, on_progress=self.phases.move)
+        start_from(chosen, self.components, state, self.world, on_progress=self.phases.move)
         in_vain = [jump for jump in jumps[-_MAX_REWINDS:] if jump.to_step == state.step]
         if len(in_vain) == _MAX_REWINDS:
             raise RewindError(

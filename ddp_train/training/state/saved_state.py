@@ -104,18 +104,21 @@ def _replica(shared: Mapping[str, Any], kept: Mapping[MemoryKey, Tensor], world:
     return replica
 
 
-def restore(
-    checkpoint: Path, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None] = lambda: None
+def start_from(
+    checkpoint: Path | None, components: Components, state: TrainState, world: World, *, on_progress: Callable[[], None] = lambda: None
 ) -> bool:
-    """Put a verified checkpoint into the components; `on_progress` is called while this rank reads. Collective.
+    """Put a verified checkpoint into the components (None: they stay as they are), and let the strategy start there. Collective.
 
-    Returns whether the random streams came back too; with another world size they cannot. Raises CheckpointError: it is not what its format
-    says. UserError: it is of another model or optimizer.
+    `on_progress` is called while this rank reads. Returns whether the random streams are those of the run; with another world size they
+    cannot come back. Raises CheckpointError: it is not what its format says. UserError: it is of another model or optimizer.
     """
+    strategy = components.strategy
+    if checkpoint is None:
+        strategy.start_training(components.trained, {}, weights_are_equal=True)
+        return True
     saved_size = size_of(checkpoint, world)
     shared = read_shared(checkpoint, world, lay_out=partial(_sharded_like, components), on_progress=on_progress)
     own = read_own(checkpoint, world.rank) if saved_size == world.size else {}
-    strategy = components.strategy
     replica = {} if strategy.local_weights is None else own.get("replica", {})
     if shared.get(OF_RANK_0) and (strategy.local_weights is None or not own):
         world.print("the checkpoint has weights and an optimizer for each rank: all continue with the mean weights and rank 0's optimizer")

@@ -14,7 +14,7 @@ from ddp_train.checkpoint.read import read_shared
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.unit.callbacks.fake_run import FakeRun
 from tests.unit.parts import components, saved, trainer
@@ -82,7 +82,7 @@ def test_the_averages_are_in_the_checkpoint_once_and_come_back(tmp_path: Path) -
     before = averages(parts.callbacks["ema"])
     checkpoint = saved(tmp_path, 3, parts)
     again = components(*few)
-    restore(checkpoint, again, TrainState(), alone())
+    start_from(checkpoint, again, TrainState(), alone())
     again.callbacks["ema"].start(FakeRun(model=again.model))
     assert again.callbacks["ema"].state_dict()["num_updates"] == 3
     assert all(torch.equal(value, averages(again.callbacks["ema"])[name]) for name, value in before.items())
@@ -112,7 +112,7 @@ def test_a_rewind_to_a_checkpoint_without_them_begins_anew(tmp_path: Path) -> No
     trainer(parts, evaluate_every_steps=1).train()
     for average in averages(parts.callbacks["ema"]).values():
         average.fill_(float("nan"))
-    restore(checkpoint, parts, TrainState(), alone())
+    start_from(checkpoint, parts, TrainState(), alone())
     assert parts.callbacks["ema"].state_dict() == {"num_updates": 0, "averages": {}}
     assert parts.callbacks["early_stopping"].state_dict()["best"] is None
 

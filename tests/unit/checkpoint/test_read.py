@@ -28,7 +28,7 @@ def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) ->
     assert len(sizes) == size
     assert max(sizes) - min(sizes) < 16_000  # headers, and what is rank 0's
     other, state = components("optimizer=adamw", "trainer.max_steps=2", "seed=9"), TrainState()
-    assert saved_state.restore(path, other, state, alone()) == (size == 1)
+    assert saved_state.start_from(path, other, state, alone()) == (size == 1)
     assert_same_state(other, parts)
     assert state.window == WindowSums([float(sum(range(size)))], [2.0], skipped=sum(range(size)))
 
@@ -51,7 +51,7 @@ def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monk
     ranks = worlds(3)  # rank 0 serves the store of all of them, to the end
     threads = [
         threading.Thread(
-            target=saved_state.restore, args=(path, *each), kwargs={"on_progress": lambda: moved.append(1)}, name=str(rank), daemon=True
+            target=saved_state.start_from, args=(path, *each), kwargs={"on_progress": lambda: moved.append(1)}, name=str(rank), daemon=True
         )
         for rank, each in enumerate(zip(others, states, ranks, strict=True))
     ]

@@ -22,7 +22,7 @@ from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.verify import newest_good, verify
 from ddp_train.distributed.world import alone
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import checkpoint_content, restore
+from ddp_train.training.state.saved_state import checkpoint_content, start_from
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.checkpoint.states import assert_same_state
 from tests.unit.checkpoint_ranks import Ranks
@@ -74,7 +74,7 @@ def test_what_changes_after_save_returns_is_not_in_the_checkpoint(
     for tensor, value in zip(changed, before, strict=True):
         tensor.copy_(value)
     other = untrained()
-    restore(tmp_path / "step_00000001", other, TrainState(), alone())
+    start_from(tmp_path / "step_00000001", other, TrainState(), alone())
     assert_same_state(other, trained)
 
 
@@ -90,7 +90,7 @@ def test_all_shares_are_of_rank_0s_buffers_and_every_rank_goes_on_with_them(tmp_
     files = [path.read_bytes() for path in sorted((tmp_path / "step_00000001").glob("rank_*"))]
     assert sum(b"running_mean" in content for content in files) > 1  # they are spread over the shares
     loaded = untrained()
-    restore(tmp_path / "step_00000001", loaded, TrainState(), alone())
+    start_from(tmp_path / "step_00000001", loaded, TrainState(), alone())
     for parts in [loaded, *each]:
         assert all((buffer == 1).all() for buffer in parts.model.buffers())
 

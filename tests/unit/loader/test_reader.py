@@ -17,7 +17,7 @@ from ddp_train.loader.reader import LengthPlan, MicroBatch
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
 from ddp_train.training.record.reduction import Reduction
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.unit.loader.numbers import Damaged, read
 from tests.unit.parts import checked, components, saved, trainer
@@ -126,7 +126,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(text: list[str], tmp_p
         parts = components(GROWING, base=text)
         trainer(parts, TrainState(), begin_next_step=lambda step, stop=stop: step != stop).train()  # type: ignore[misc]
         again, state = components(GROWING, base=text), TrainState()
-        restore(saved(tmp_path / str(stop), stop, parts), again, state, alone())
+        start_from(saved(tmp_path / str(stop), stop, parts), again, state, alone())
         state.samples = stop * 10
         assert curve(base=text, state=state, parts=again) == whole[stop:]
 

@@ -17,7 +17,7 @@ from ddp_train.objective.classification import Classification
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.conftest import FEW
 from tests.unit.parts import components, saved, trainer
@@ -98,7 +98,7 @@ def test_what_an_objective_learns_is_optimised_clipped_saved_and_resumed(tmp_pat
     path = saved(tmp_path, 1, parts)
     assert estimate_checkpoint(parts, num_ranks=1) == pytest.approx(sum(each.stat().st_size for each in path.iterdir()), rel=0.5)
     other = parts_of(Warm, optimizer=optimizer)
-    restore(path, other, TrainState(), alone())
+    start_from(path, other, TrainState(), alone())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(values(other).values(), after.values(), strict=True))
     for each in (parts, other):
         torch.manual_seed(3)
@@ -151,6 +151,6 @@ def test_parameters_that_nobody_would_find_are_refused() -> None:
 def test_a_checkpoint_of_another_objective_is_refused_by_name(tmp_path: Path) -> None:
     path = saved(tmp_path, 1, parts_of(Warm))
     with pytest.raises(UserError, match="of the objective: centres is in the checkpoint, and not in the model"):
-        restore(path, parts_of(Centred), TrainState(), alone())
+        start_from(path, parts_of(Centred), TrainState(), alone())
     with pytest.raises(UserError, match="of the objective: log_temperature is in the checkpoint"):
-        restore(path, components("optimizer=adamw", "trainer.max_steps=9"), TrainState(), alone())
+        start_from(path, components("optimizer=adamw", "trainer.max_steps=9"), TrainState(), alone())

@@ -66,10 +66,10 @@ def test_groups_come_back_from_a_checkpoint_and_are_not_mixed_up(tmp_path: Path)
     trainer(parts).train()
     path = saved(tmp_path, 3, parts)
     again = components(*base, one)
-    saved_state.restore(path, again, TrainState(), alone())
+    saved_state.start_from(path, again, TrainState(), alone())
     assert_same_state(again, parts)
     with pytest.raises(UserError, match=r"the optimizer had the parameters in another order: .* where .* is now"):
-        saved_state.restore(path, components(*base, other), TrainState(), alone())
+        saved_state.start_from(path, components(*base, other), TrainState(), alone())
 
 
 def test_groups_change_nothing_where_they_say_the_same() -> None:
@@ -266,5 +266,5 @@ def test_rules_of_our_strategies_leave_those_of_others_alone() -> None:
 
 def test_a_checkpoint_before_the_first_evaluation_has_no_best_value_yet(tmp_path: Path) -> None:
     again = components(*PLATEAU)
-    saved_state.restore(saved(tmp_path, 1, components(*PLATEAU)), again, TrainState(), alone())
+    saved_state.start_from(saved(tmp_path, 1, components(*PLATEAU)), again, TrainState(), alone())
     assert again.scheduler.scheduler.best == -float("inf")  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from ddp_train.training.build.build import build
 from ddp_train.training.build.model import has_values, make_without_values, shared_dtype, use_plain_names
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.initial_weights import load_initial_weights
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.conftest import TINY_CONVNET
 from tests.unit.parts import checked, components, saved, trainer
@@ -91,7 +91,7 @@ def test_channels_last_resumes_bitwise_and_from_a_run_without(before: str, tmp_p
     steps(half, state, 2)
     file = saved(tmp_path, 2, half)
     again, there = components(*options, "seed=5", base=TINY_CONVNET), TrainState()
-    restore(file, again, there, alone())
+    start_from(file, again, there, alone())
     there.step, there.samples = state.step, state.samples
     again.train_loader = half.train_loader
     steps(again, there, 4)

@@ -22,7 +22,7 @@ from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import with_loss
 from ddp_train.training.record.reduction import Reduction
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
 from tests.unit.parts import components, saved, trainer
 
@@ -241,7 +241,7 @@ def test_a_state_is_saved_and_comes_back(tmp_path: Path, capsys: pytest.CaptureF
     training.train()
     checkpoint = saved(tmp_path, 6, training.components)
     again, _ = run(diary=Diary(), new=Diary())
-    restore(checkpoint, again.components, TrainState(), alone())
+    start_from(checkpoint, again.components, TrainState(), alone())
     assert again.components.callbacks["diary"].events[0][0] == "loaded"
     said = capsys.readouterr().out
     assert "callbacks.new has no state in the checkpoint" in said and "callbacks.other was removed" in said

@@ -16,7 +16,7 @@ from ddp_train.training.check.memory import memory_by_part
 from ddp_train.training.check.rehearsal import try_step
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, saved, trainer
 
@@ -99,7 +99,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_it_and_without(tmp_path: Path) -> 
     checkpoint = saved(tmp_path, 3, parts)
     for overrides in ([EARLY], []):
         again, position = components(*FIVE, *overrides), TrainState()
-        restore(checkpoint, again, position, alone())
+        start_from(checkpoint, again, position, alone())
         trainer(again, position).train()
         assert position.step == 5
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights(again), weights(whole), strict=True))

@@ -104,7 +104,7 @@ def test_a_run_that_was_saved_and_resumed_is_bitwise_one_that_was_not(tmp_path: 
     trainer(stopped, state, evaluate_every_steps=2, write=records.append).train()
     path = save(tmp_path, stopped, state)
     resumed = components(*OWN, "trainer.max_steps=5")
-    saved_state.restore(path, resumed, state, alone())
+    saved_state.start_from(path, resumed, state, alone())
     records = [record for record in records if (record["split"], record["step"]) != ("eval", 3)]  # the last step of the shorter run
     trainer(resumed, state, evaluate_every_steps=2, write=records.append).train()
     assert same(values(resumed.model), values(whole.model))

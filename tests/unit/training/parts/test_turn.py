@@ -17,7 +17,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
-from ddp_train.training.state.saved_state import restore
+from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import components, saved, trainer
 
@@ -184,7 +184,7 @@ def test_killed_and_resumed_is_the_run_that_never_stopped(tmp_path: Path) -> Non
     trained(parts)
     checkpoint = saved(tmp_path, 3, parts)
     again, state = gan(steps=6), TrainState()
-    restore(checkpoint, again, state, alone())
+    start_from(checkpoint, again, state, alone())
     trainer(again, state).train()
     assert all(torch.equal(value, whole[name]) for name, value in again.model.state_dict().items())
 
@@ -227,7 +227,7 @@ def test_the_losses_of_turns_are_those_of_the_steps_that_count_and_took_them(mon
     run(parts, 6, begin_next_step=lambda step: step != 4, save=windows.append)
     checkpoint = saved(tmp_path, 4, parts)
     again, state = gan(objective="RarelyBad", steps=6), TrainState()
-    restore(checkpoint, again, state, alone())
+    start_from(checkpoint, again, state, alone())
     state.window = windows[-1]
     assert losses_of_turns(run(again, 6, 4, state=state)) == losses_of_turns(whole)
     shared = [WindowSums.merged([windows[-1]] * 2, is_main=is_main) for is_main in (True, False)]

@@ -30,7 +30,7 @@ def test_a_run_that_goes_back_keeps_one_state_of_its_optimizer(tmp_path: Path, m
         real(state)
 
     monkeypatch.setattr(parts.optimizer, "load_state_dict", noted)
-    saved_state.restore(path, parts, TrainState(), alone())
+    saved_state.start_from(path, parts, TrainState(), alone())
     assert len(old) > 6
     assert alive == [0]
 
@@ -41,14 +41,14 @@ def test_an_optimizer_with_states_of_another_type_gets_them_back_uncast(tmp_path
     for values in parts.optimizer.state.values():
         values["exp_avg"] = values["exp_avg"].double() * (1 + 1e-12)
     other = components("optimizer=adamw", "trainer.max_steps=1")
-    saved_state.restore(saved(tmp_path, 1, parts), other, TrainState(), alone())
+    saved_state.start_from(saved(tmp_path, 1, parts), other, TrainState(), alone())
     assert_same_state(other, parts)
 
 
 def test_a_weight_decay_changed_on_resuming_counts_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, 1, components("optimizer.weight_decay=0.1"))
     changed = components("optimizer.weight_decay=0.7")
-    saved_state.restore(path, changed, TrainState(), alone())
+    saved_state.start_from(path, changed, TrainState(), alone())
     assert [group["weight_decay"] for group in changed.optimizer.param_groups] == [0.7, 0.0]
     assert "optimizer group 0: weight_decay is 0.7 as configured; the checkpoint had 0.1" in capsys.readouterr().out
 
@@ -64,11 +64,11 @@ def test_a_weight_decay_that_is_switched_on_or_off_keeps_every_parameters_state(
         trainer(trained).train()
         path = saved(tmp_path / after, 1, trained)
         changed = components(*base, f"optimizer.weight_decay={after}")
-        saved_state.restore(path, changed, TrainState(), alone())
+        saved_state.start_from(path, changed, TrainState(), alone())
         for name, value in moments(trained).items():
             assert torch.equal(value, moments(changed)[name]), name
         assert f"weight_decay is {float(after)} as configured; the checkpoint had {float(before)}" in capsys.readouterr().out
         trainer(changed).train()
     path = saved(tmp_path / "other", 1, trained)  # one group, in another order than that of an optimizer that does not know of decay
     with pytest.raises(UserError, match="had the parameters in another order"):
-        saved_state.restore(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())
+        saved_state.start_from(path, components(*base, "~optimizer.weight_decay"), TrainState(), alone())

@@ -36,7 +36,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     path = saved(tmp_path, 3, parts)
     expected, random_numbers = [parameter.clone() for parameter in parts.model.parameters()], torch.rand(5)
     other, state = components("optimizer=muon", "amp=bf16", "seed=9"), TrainState()
-    assert saved_state.restore(path, other, state, alone())
+    assert saved_state.start_from(path, other, state, alone())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.model.parameters(), expected, strict=True))
     assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": {"value": 1.5, "step": 1}})
     assert torch.equal(torch.rand(5), random_numbers)
@@ -62,7 +62,7 @@ def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Pa
     parts.strategy.start_training(parts.trained, {"last": torch.ones(2)}, weights_are_equal=True)
     held = checkpoint_content(parts, TrainState(), WindowSums(), alone())
     assert ("strategy" in held.own, "strategy" in held.shared) == (state_is_per_rank, not state_is_per_rank)
-    saved_state.restore(saved(tmp_path, 3, parts), other, TrainState(), alone())
+    saved_state.start_from(saved(tmp_path, 3, parts), other, TrainState(), alone())
     assert torch.equal(other.strategy.state_dict()["last"], torch.ones(2))
 
 
@@ -86,7 +86,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     def train_to(last: int, name: str, state: TrainState, *, load: Path | None = None) -> Components:
         parts = components(*noisy, f"trainer.max_steps={last}", "evaluation.every_steps=5", base=[*TINY[:1], *FEW])
         if load:
-            assert saved_state.restore(load, parts, state, alone())
+            assert saved_state.start_from(load, parts, state, alone())
         trainer(parts, state, evaluate_every_steps=5, write=records[name].append).train()
         return parts
 
@@ -106,7 +106,7 @@ def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
     parts = components()
     parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     assert Ranks(tmp_path, parts, size=2).save(3) == ""
-    assert not saved_state.restore(tmp_path / "step_00000003", parts, TrainState(), alone())
+    assert not saved_state.start_from(tmp_path / "step_00000003", parts, TrainState(), alone())
     assert parts.scaler.get_scale() == 2.0**11
 
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_lies_in_its_plain_part_is_refused(tmp_path: Path) -> 
     forge(path, files={FILE: {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}})
     assert verify(path) == ""
     with pytest.raises(UserError, match=r"is missing|a checkpoint says"):
-        saved_state.restore(path, components(), TrainState(), alone())
+        saved_state.start_from(path, components(), TrainState(), alone())
 
 
 def test_all_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
@@ -132,19 +132,19 @@ def test_all_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     layers[first.rpartition(".")[0]].to(torch.float64)
     before = [parameter.clone() for parameter in other.model.parameters()]
     with pytest.raises(UserError) as error:
-        saved_state.restore(path, other, TrainState(), alone())
+        saved_state.start_from(path, other, TrainState(), alone())
     assert "extra is missing in the checkpoint" in str(error.value)
     assert f"{first} is float32" in str(error.value)
     assert "float64" in str(error.value)
     assert all(torch.equal(mine, was) for mine, was in zip(other.model.parameters(), before, strict=True))
     with pytest.raises(UserError, match=r"the optimizer was torch\.optim.*, and is torch\.optim\.sgd\.SGD"):
-        saved_state.restore(path, components("optimizer=sgd"), TrainState(), alone())
+        saved_state.start_from(path, components("optimizer=sgd"), TrainState(), alone())
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path: Path) -> None:
     path = saved(tmp_path, 1)
     with pytest.raises(UserError, match="does not fit this model"):
-        saved_state.restore(path, components("model.width=17"), TrainState(), alone())
+        saved_state.start_from(path, components("model.width=17"), TrainState(), alone())
     shutil.rmtree(path)
 
 
@@ -154,9 +154,9 @@ def test_a_rate_that_jumps_because_the_run_is_longer_now_is_said(tmp_path: Path,
         trainer(parts, state).train()
         path = saved(tmp_path / "-".join(["run", *words]), 2, parts)
         capsys.readouterr()
-        saved_state.restore(path, components("trainer.max_steps=2", "scheduler.warmup_steps=0", *words), TrainState(), alone())
+        saved_state.start_from(path, components("trainer.max_steps=2", "scheduler.warmup_steps=0", *words), TrainState(), alone())
         assert "rate " not in capsys.readouterr().out  # with the same settings
-        saved_state.restore(path, components("trainer.max_steps=8", "scheduler.warmup_steps=0", *words), TrainState(), alone())
+        saved_state.start_from(path, components("trainer.max_steps=8", "scheduler.warmup_steps=0", *words), TrainState(), alone())
         return capsys.readouterr().out
 
     assert "the learning rate goes from 0.0001 to 0.0008" in said()
