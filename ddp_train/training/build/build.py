@@ -1,45 +1,39 @@
 """Turn `_target_` nodes into components, in dependency order: data, model, objective, optimizer, scheduler.
 
-What only the run knows is filled in here: arguments that are `auto` take the data's facts (model,
-objective), the number of steps (scheduler) or the run's folder (metrics) by their names (auto.py); the optimizer gets the parameters.
+Arguments that are `auto` take the data's facts (model, objective) or the number of steps (scheduler) by their names (auto.py).
 """
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.evaluation_sets import evaluation_sets, set_name
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import EVENTS
-from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import AUTO, own_keys
+from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AdaptedStrategy, AnyObjective, Goal, Scheduler, Strategy, SupportsPredict, TurnObjective, overrides
+from ddp_train.interfaces import AdaptedStrategy, AnyObjective, Strategy, SupportsPredict, TurnObjective, overrides
 from ddp_train.loader.loader import Loader, OneBatch
-from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.stream import Source, Stream
-from ddp_train.optimizer.groups import Groups, freeze, parameter_groups
-from ddp_train.scheduler.schedule import EveryEpoch, Plateau
+from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
+from ddp_train.training.build.optimizer import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.compiled import compile_model, compile_note
 from ddp_train.training.parts.components import Components, EvaluationParts, wrap
-from ddp_train.training.parts.evaluated_weights import training_mode
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.data_identity import accepted_meaning_changes, identity_of
-from ddp_train.traits import follows_a_metric, require_rows
+from ddp_train.traits import require_rows
 
 
 def build(config: RunConfig, world: World, *, compile_cache: Path | None = None) -> Components:
@@ -185,14 +179,14 @@ def _measure_micro_batch(components: Components, config: RunConfig, world: World
 
 def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Source]]:
     """Return the training data, and that of each evaluation set by its key, whose numbers mean the same. Collective."""
-    eval_sources = _make_sources(config, world, ["data", *evaluation_sets(config.tree)])
-    train_source = eval_sources.pop("data")
+    sources = _make_sources(config, world, ["data", *evaluation_sets(config.tree)])
+    train_source, eval_sources = sources["data"], {key: source for key, source in sources.items() if key != "data"}
     meaning = train_source.meaning
     for key, source in eval_sources.items():
         source.adopt(meaning)
         data.require_same_facts(train_source.facts, source.facts, key=key)
         accepted_meaning_changes(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
-    data.place_data((train_source, *eval_sources.values()), config.loader, world)
+    data.place_data(sources.values(), config.loader, world)
     return train_source, eval_sources
 
 
@@ -242,69 +236,3 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
         key, happened = f"callbacks.{averaging[1]}", f"has weights for evaluation, and callbacks.{averaging[0]} has, too"
         raise ConfigError(key=key, happened=happened, expected="one of them", fix=f"~{key}")
     return callbacks
-
-
-def groups_of(node: Mapping[str, Any]) -> Groups:
-    """Return the parameter groups that an optimizer's node asks for."""
-    return own_keys(node, "optimizer").get("groups") or {}
-
-
-def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
-    """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
-    ours, target = own_keys(node, "optimizer"), locate(node["_target_"])
-    theirs = {name: value for name, value in node.items() if name not in ours}
-    if accepts(target, "model"):
-        return _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=trained)), rate_factor)
-    layer_decay, lr = ours.get("layer_decay"), _rate(theirs, target)
-    if layer_decay is not None and lr is None:
-        raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")
-    groups = parameter_groups(trained, theirs.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
-    optimizer = _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=groups)), rate_factor)
-    training_mode(optimizer)
-    return optimizer
-
-
-def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
-    if factor != 1.0:
-        for group in optimizer.param_groups:
-            if group.get("lr") is None:
-                happened = f"is given, and a {type(optimizer).__name__} sets its learning rate itself"
-                raise conflict("optimizer.lr_scale", happened, "null optimizer.base_batch_size=null", expected="one with a learning rate")
-            group["lr"] = group["lr"] * factor
-    return optimizer
-
-
-def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
-    """Return what `auto` arguments of a scheduler take: how often it moves on in the run, and an epoch's steps, where there are epochs."""
-    facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
-    if own_keys(node, "scheduler").get("every") != "epoch":
-        return {"total_steps": total_steps, **facts}
-    if order.epoch_size is None:
-        happened = "is epoch, and the data does not say how many samples it has: there are no epochs"
-        raise conflict("scheduler.every", happened, "step", expected="a scheduler that counts steps")
-    return {"total_steps": -(-order.samples_after(total_steps) // order.epoch_size), **facts}
-
-
-def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
-    """Complete the scheduler with the optimizer; one that counts epochs or follows one of the metrics moves on at its own times."""
-    ours = own_keys(node, "scheduler")
-    theirs = {name: value for name, value in node.items() if name not in ours}
-    if not follows_a_metric(locate(node["_target_"])):
-        scheduler = instantiate(theirs, key="scheduler", answers=answers, first=optimizer)
-        return EveryEpoch(scheduler) if ours.get("every") == "epoch" else cast(Scheduler, scheduler)
-    metric = ours.get("metric") or next(iter(goals), "")
-    if metric not in goals:
-        happened = f"is {metric!r}, which the objective does not measure"
-        raise ConfigError(key="scheduler.metric", happened=happened, expected=f"one of {', '.join(goals) or 'its metrics: it has none'}")
-    mode = theirs.get("mode", goals[metric])
-    if mode != goals[metric]:
-        better = "larger" if goals[metric] == "max" else "smaller"
-        raise conflict("scheduler.mode", f"is {mode}, and a {better} {metric} is better", goals[metric], expected=goals[metric])
-    return Plateau(instantiate({**theirs, "mode": mode}, key="scheduler", answers=answers, first=optimizer), metric)
-
-
-def _rate(node: Mapping[str, Any], target: Any) -> float | None:
-    """Return an optimizer's rate: that of its node, or its class's own."""
-    default = inspect.signature(target).parameters.get("lr") if "lr" not in node else None
-    rate = node.get("lr") if default is None else default.default
-    return float(rate) if isinstance(rate, (int, float)) else None
