@@ -60,7 +60,10 @@ class TurnObjective(BaseObjective, Protocol):
     """Name of a turn -> the parameters that it trains, as `matching` takes them, in their order; each parameter is in one at least."""
 
     def loss(self, model: nn.Module, batch: Batch, turn: str) -> Tensor:
-        """Return the turn's loss summed over the batch's units, shape [], with gradient. Any part of the model may be called."""
+        """Return one turn's loss, shape [], with gradient: the sum over the batch's units. Unlike `Objective.loss` it takes a turn's name.
+
+        Any part of the model may be called.
+        """
 
 
 AnyObjective = Objective | TurnObjective

@@ -110,10 +110,10 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
                 loss_text = f", loss {loss.item() / weight:.4g}" if weight else ""
             else:
                 with torch.no_grad():
-                    scores, _, pair = components.evaluate_batch(batch, predicts=predicts)
-                _require_scores(objective, scores, world, is_stand_in=micro_batch.is_stand_in)
-                if pair is not None and not micro_batch.is_stand_in:
-                    metric.update(components.metrics, pair)
+                    scored = components.evaluate_batch(batch, predicts=predicts)
+                _require_scores(objective, scored.sums, world, is_stand_in=micro_batch.is_stand_in)
+                if scored.compared is not None and not micro_batch.is_stand_in:
+                    metric.update(components.metrics, scored.compared)
                     metric.require_numbers(components.metrics)
     except (UserError, OSError, DistError):
         raise

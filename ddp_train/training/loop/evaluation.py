@@ -89,14 +89,14 @@ def _evaluate_set(
         batches, is_stopping = in_lockstep(batches, world), on_any_rank(is_stopping, world)
     for micro_batch in batches:
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
-            scores, rows, pair = components.evaluate_batch(batch, predicts=files is not None)
+            scored = components.evaluate_batch(batch, predicts=files is not None)
         if files is not None:
             skips = [bad.sample for bad in micro_batch.skipped]
-            files.add({name: row[:0] for name, row in rows.items()} if micro_batch.is_stand_in else rows, skips=skips)
-        if pair is not None and not micro_batch.is_stand_in:
-            metric.update(components.metrics, pair)
+            files.add({name: row[:0] for name, row in scored.rows.items()} if micro_batch.is_stand_in else scored.rows, skips=skips)
+        if scored.compared is not None and not micro_batch.is_stand_in:
+            metric.update(components.metrics, scored.compared)
         skipped += len(micro_batch.skipped)
-        for name, value in scores.items():
+        for name, value in scored.sums.items():
             value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
             totals[name] = totals.get(name, torch.zeros_like(value)) + (0 if micro_batch.is_stand_in else value)
         gave_up = is_stopping()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,14 @@ from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, recorded_name
 from ddp_train.training.parts.turn import Turn, make_turns
 from ddp_train.training.record.throughput import Throughput
+
+
+class Scored(NamedTuple):
+    """What evaluation takes from one forward."""
+
+    sums: Mapping[str, Tensor]  # added up over all samples
+    rows: Mapping[str, Tensor] = {}  # saved for each sample
+    compared: tuple[Any, Any] | None = None  # predictions and targets, for the metrics
 
 
 @dataclass(kw_only=True)
@@ -76,14 +84,16 @@ class EvaluationParts:
         """What reads the evaluation data without a name, or the first set where there is none; None: nothing is evaluated."""
         return next(iter(self.eval_loaders.values()), None)
 
-    def evaluate_batch(self, batch: Batch, *, predicts: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any] | None]:
-        """Return from one forward what evaluation adds up, what it saves of each sample, and what metrics compare, as far as wanted."""
+    def evaluate_batch(self, batch: Batch, *, predicts: bool) -> Scored:
+        """Score a batch in one forward: with predictions and targets where there are metrics for them, with rows where it `predicts`."""
         self.compiled.begin_batch()
         if self.metrics:
-            return cast(SupportsCompare, self.objective).compare(self.model, batch)
+            sums, rows, compared = cast(SupportsCompare, self.objective).compare(self.model, batch)
+            return Scored(sums, rows, compared)
         if predicts:
-            return *cast(SupportsPredict, self.objective).predict(self.model, batch), None
-        return self.objective.score(self.model, batch), {}, None
+            sums, rows = cast(SupportsPredict, self.objective).predict(self.model, batch)
+            return Scored(sums, rows)
+        return Scored(self.objective.score(self.model, batch))
 
 
 def with_loss(trained: nn.Module, objective: AnyObjective) -> Joint:

@@ -163,13 +163,13 @@ def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     )
 
 
-def update(metrics: Mapping[str, Metric], pair: tuple[Any, Any]) -> None:
+def update(metrics: Mapping[str, Metric], compared: tuple[Any, Any]) -> None:
     """Give one batch to all metrics; a ConfigError has the key of one that cannot take it."""
     for name, metric in metrics.items():
         try:
-            metric.update(*pair)
+            metric.update(*compared)
         except (ValueError, TypeError, RuntimeError) as error:
-            predictions, targets = pair
+            predictions, targets = compared
             happened = f"{type(error).__name__}: {error}\n  predictions {describe(predictions)}\n  targets     {describe(targets)}"
             expected = "a metric for what the objective compares"
             raise ConfigError(key=f"evaluation.metrics.{name}", happened=happened, expected=expected) from error
