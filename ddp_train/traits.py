@@ -1,13 +1,17 @@
-"""What a class tells of itself that the check before the start and the ranks ask alike. Imports no torch."""
+"""What a class tells of itself, which the check before the start and the ranks ask alike. Imports no torch.
+
+The class of a component, of any package, may declare the constants below, as literals (docs/components.md has them as a table). The check
+reads those of our classes from their source (`config/targets/locate.py`) and need not import torch.
+"""
 
 import inspect
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal, TypeVar
 
 from ddp_train.errors import ConfigError
 
-_WHOLE_MATRICES = ("Muon", "LBFGS", "Adafactor", "SOAP", "Shampoo", "LAMB", "LARS")
-"""Optimizers of torch and of others, by the names of their classes, which several packages have."""
+_WHOLE_MATRICES = ("Muon", "LBFGS", "Adafactor", "SOAP", "Shampoo", "LAMB", "LARS")  # names of classes, which several packages have
 _LOSS_UNITS: dict[str, Literal["sample", "token", "next_token"]] = {  # what the loss is the mean over, by what the class is called
     r"CausalLM|LMHead|DoubleHeads": "next_token",
     r"MaskedLM|TokenClassification|ConditionalGeneration|Seq2SeqLM|MaskedImage": "token",
@@ -15,18 +19,65 @@ _LOSS_UNITS: dict[str, Literal["sample", "token", "next_token"]] = {  # what the
 }
 
 
+class Constants:
+    argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
+
+
+class StrategyConstants(Constants):
+    shards_parameters: bool = False  # each forward is a collective, backward gives final gradients; `prepare` takes rank 0's values
+    shards_optimizer: bool = False  # the optimizer steps some rows of each parameter: it must not need whole matrices
+    has_buckets: bool = False  # the first backwards decide in which order the ranks' values are added: a resumed run takes two first
+    state_is_per_rank: bool = False  # `state_dict` is each rank's own, and saved for each; else it is the same on all, and saved once
+    refuses_loss_scale: str = ""  # why it cannot train with fp16's loss scale on several ranks; "": it can
+    refuses_accumulation: tuple[str, ...] = ()  # arguments that must be false where a step has several micro-batches
+    divides_ranks: tuple[str, ...] = ()  # arguments whose number must divide that of the ranks
+    offloads: tuple[str, ...] = ()  # arguments that move what is trained to the host's memory: refused on a CPU and with steps in backward
+    needs_gpu: ClassVar[Mapping[str, tuple[object, str, str]]] = {}  # argument -> the value that GPUs alone allow, what a CPU does, why
+    gradients_stay_with: ClassVar[Mapping[str, bool]] = {}  # argument -> the value with which gradients stay in place; {}: they never do
+    period_argument: str = ""  # with `local_weights`: the argument for how many steps ranks take from one synchronisation to the next
+
+
+class OptimizerConstants(Constants):
+    needs_whole_matrices: bool | None = None  # a number's update depends on others of its parameter; None: the names of its bases tell
+    spares_compiler: bool = False  # it imports nothing of torch's compiler: the launcher need not prepare it (read of our classes alone)
+
+
+class ObjectiveConstants(Constants):
+    compares_samples: bool = False  # the loss compares the samples of a micro-batch: `loader.micro_batch_size=auto` is refused
+    loss_is_models: bool = False  # the model returns its loss: a batch must be a dict with `labels`
+    needs_labels: bool = False  # data without labels is refused (read of our classes alone)
+    labels_are_classes: bool = False  # labels [B] are checked against logits [B, K] before the first step, without `ignore_index`
+    binds_without_values: bool = False  # `bind_model` reads no values: a rank need not make them
+
+
+class DataConstants(Constants):
+    gives_pairs: bool = False  # a batch is (inputs, targets), and no dict
+    labels_argument: str = ""  # the argument that is false for batches without labels; "": there is none (read of our classes alone)
+    downloads: bool = False  # it downloads what is missing: `ddp-train doctor` does not report it
+
+
+class CallbackConstants(Constants):
+    needs_evaluation: bool = False  # it follows a metric of the evaluation: refused where nothing is evaluated
+
+
+Declared = TypeVar("Declared", bound=Constants)
+
+
+def constants_of(component: object, declared: type[Declared]) -> type[Declared]:
+    """Return the constants of a component or its class: its own, and the defaults in `declared` of those that it lacks."""
+    own = {name: getattr(component, name) for name in dir(declared) if not name.startswith("_") and hasattr(component, name)}
+    return type(declared.__name__, (declared,), own)
+
+
 def needs_whole_matrices(kind: type) -> bool:
-    """Tell whether an optimizer's update of a number depends on others of its parameter: then no rank can step some rows alone.
-
-    A class that is derived from such a one needs them, too. A class says it, or the contrary, by an attribute `needs_whole_matrices`.
-    """
-    said = getattr(kind, "needs_whole_matrices", None)
-    return bool(said) if said is not None else any(each.__name__ in _WHOLE_MATRICES for each in kind.__mro__)
+    """Tell whether an optimizer's update of a number depends on others of its parameter: then no rank can step some rows alone."""
+    said = constants_of(kind, OptimizerConstants).needs_whole_matrices
+    return said if said is not None else any(each.__name__ in _WHOLE_MATRICES for each in kind.__mro__)
 
 
-def require_rows(strategy: object, optimizer: object) -> None:
+def require_rows(strategy: StrategyConstants, optimizer: object) -> None:
     """Raise a ConfigError for an optimizer (or one within `Several`) that needs whole matrices, where each rank steps rows of them."""
-    if getattr(strategy, "shards_optimizer", False):
+    if strategy.shards_optimizer:
         for part in getattr(optimizer, "optimizers", (optimizer,)):
             if needs_whole_matrices(type(part)):
                 raise whole_matrices_error("optimizer", type(part).__name__)

@@ -7,11 +7,12 @@ from ddp_train.checkpoint import catalog
 from ddp_train.config.check import ConfigErrors
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
-from ddp_train.config.targets.locate import constant_of_ours
+from ddp_train.config.targets.locate import constants_of_ours
 from ddp_train.errors import ConfigError, EnvironmentRefuses, conflict
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
 from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.traits import DataConstants, ObjectiveConstants
 
 _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second command when the first is done"
 
@@ -58,8 +59,8 @@ def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
 
 def _label_errors(config: RunConfig) -> Iterator[ConfigError]:
     """Refuse images without labels for an objective of this library: all of them need labels. A user's own may not."""
-    argument = constant_of_ours(config.data, "labels_argument")
-    if argument and config.data.get(argument) is False and constant_of_ours(config.objective, "needs_labels"):
+    argument = constants_of_ours(config.data, DataConstants).labels_argument
+    if config.data.get(argument) is False and constants_of_ours(config.objective, ObjectiveConstants).needs_labels:
         happened = "is false: a batch has images only, and the objective needs labels"
         yield conflict(f"data.{argument}", happened, "true", expected="true; false is for `ddp-train predict`")
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_train.config import cluster
-from ddp_train.config.targets.locate import locate
+from ddp_train.config.targets.locate import class_constants
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import join_store_again, wait_for
 from ddp_train.distributed.world import World, open_world
@@ -36,6 +36,7 @@ from ddp_train.system import torchrun_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.files import write_json
+from ddp_train.traits import DataConstants
 
 _POLL_S = 0.02
 _NUM_VALUES = 1000
@@ -102,7 +103,7 @@ class _Checkup:
             peers=peers,
             clocks={self._machine: 0.0, **clocks},
             measurements=None,
-            downloads=getattr(locate(self._job.config.data["_target_"]), "downloads", False),
+            downloads=class_constants(self._job.config.data, DataConstants).downloads,
             expects_equal=self._job.config.cluster.processes_per_node is None,
         )
         measures = not blocks_all_reduce(report)

@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from ddp_train.traits import StrategyConstants
 
 MemoryKey = tuple[int, torch.Size]
 """The address of a tensor's memory, and its shape."""
@@ -61,7 +63,7 @@ class LocalWeights(Protocol):
         """Return the strategy's state: kind -> parameter -> tensor. Compared between the ranks while their weights are equal."""
 
 
-class Strategy(ABC):
+class Strategy(StrategyConstants, ABC):
     """Which rank keeps which weights, gradients and optimizer state, and when the ranks exchange them.
 
     A strategy has `prepare`, and overrides what else it needs: by default every rank has all of everything, and nothing is exchanged but in
@@ -76,23 +78,6 @@ class Strategy(ABC):
     what backward gave each rank: the loop multiplies its loss by their number.
     """
 
-    # Constants of the class, which the check before the start reads from its source: literals.
-    shards_parameters = False  # each forward is a collective then, a gradient is final within backward; `prepare` takes rank 0's values
-    shards_optimizer = False  # the optimizer steps some rows of each parameter: it must not need whole matrices
-    has_buckets = False  # the first backwards decide in which order the ranks' values are added: a run that resumes takes two first
-    state_is_per_rank = False  # `state_dict` is each rank's own, and saved for each; else it is the same on all ranks, and saved once
-    refuses_loss_scale = ""  # why it cannot train with fp16's loss scale on several ranks; "": it can
-
-    # The same of single arguments, by their names.
-    argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
-    refuses_accumulation: tuple[str, ...] = ()  # they must be false where a step has several micro-batches
-    divides_ranks: tuple[str, ...] = ()  # numbers, each of which must divide that of the ranks
-    offloads: tuple[str, ...] = ()  # true: what is trained lies in the host's memory; refused on a CPU, and with a step in backward
-    needs_gpu: ClassVar[Mapping[str, tuple[object, str, str]]] = {}  # argument -> the value that GPUs alone allow, what a CPU does, why
-    gradients_stay_with: ClassVar[Mapping[str, bool]] = {}  # the values with which gradients stay in one place; {}: they never do
-    period_argument = ""  # with `local_weights`: how many steps the ranks take from one synchronisation to the next
-
-    # What an instance says of itself, as its arguments are.
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
     local_weights: LocalWeights | None = None  # each rank steps its own; None: after a step all are the same
@@ -155,7 +140,7 @@ class AdaptedStrategy(Strategy):
         if not hasattr(own, "prepare"):
             raise TypeError(f"{type(own).__name__} lacks prepare (ddp_train.interfaces.Strategy)")
         self._own = own
-        for name in vars(Strategy):
+        for name in dir(Strategy):
             if not name.startswith("_") and hasattr(own, name):
                 setattr(self, name, getattr(own, name))
 

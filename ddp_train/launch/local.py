@@ -3,7 +3,7 @@
 import sys
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
-from ddp_train.config.targets.locate import constant_of_ours
+from ddp_train.config.targets.locate import constants_of_ours
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
 from ddp_train.launch.fork_request import AgentOptions
@@ -11,6 +11,7 @@ from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.verdict import conclude
 from ddp_train.system import handover
+from ddp_train.traits import OptimizerConstants
 
 
 def run_on_this_machine(job: Job) -> int:
@@ -44,6 +45,7 @@ def _run_agent(job: Job) -> int:
     config, cluster = job.config, job.config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     # DDP and torch's own optimizers import the compiler.
-    is_spared = config.batch.world_size == 1 and config.compile.mode is None and constant_of_ours(config.optimizer, "spares_compiler")
+    is_plain = config.batch.world_size == 1 and config.compile.mode is None
+    is_spared = is_plain and constants_of_ours(config.optimizer, OptimizerConstants).spares_compiler
     options = AgentOptions(grace_s=cluster.grace_s, run_folder=job.run_folder if job.is_run else None, is_plain=cluster.agent == "torch")
     return run_agent(options, arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=not is_spared)

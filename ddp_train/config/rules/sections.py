@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 
 from ddp_train.config import schema
 from ddp_train.config.cluster import most_nodes
-from ddp_train.config.rules.strategy import arguments
+from ddp_train.config.rules.strategy import given
 from ddp_train.config.run_config import PartialConfig
-from ddp_train.config.targets.locate import class_constant, look_up_or_none
+from ddp_train.config.targets.locate import class_constants, look_up_or_none
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.system import devices, handover
 from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.traits import CallbackConstants, StrategyConstants
 
 
 def check_health(config: PartialConfig) -> Iterator[ConfigError]:
@@ -60,7 +61,8 @@ def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
                 happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
                 expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
                 yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
-            if not config.is_evaluated and "data" in config.tree and path and class_constant(node, "needs_evaluation"):
+            is_unevaluated = not config.is_evaluated and "data" in config.tree
+            if is_unevaluated and path and class_constants(node, CallbackConstants).needs_evaluation:
                 happened = "follows a metric of the evaluation, and data.eval is null: there is none"
                 yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 
@@ -134,7 +136,7 @@ def check_device(config: PartialConfig) -> Iterator[ConfigError]:
     if device == "cpu" and config.amp.get("dtype") == "float16":
         happened = "fp16 was chosen for a run on CPU, where it is slower than fp32 and overflows"
         yield conflict("amp", happened, "bf16", expected="amp=off or amp=bf16 on CPU")
-    for key, value in arguments(config.strategy, "offloads"):
+    for key, value in given(config.strategy, class_constants(config.strategy, StrategyConstants).offloads):
         if device == "cpu" and value is True:
             happened = "is true for a run on CPU, which uses no GPU memory"
             yield conflict(key, happened, "false", expected="GPUs, whose memory it saves")
@@ -142,7 +144,7 @@ def check_device(config: PartialConfig) -> Iterator[ConfigError]:
 
 def check_precision(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to let cuDNN choose by the clock where each run is to give the same bits, and a memory format that cannot be sharded."""
-    if config.precision.channels_last and class_constant(config.strategy, "shards_parameters"):
+    if config.precision.channels_last and class_constants(config.strategy, StrategyConstants).shards_parameters:
         yield conflict("precision.channels_last", "is true, and strategy=fsdp shards contiguous weights only", "false")
     if config.precision.cudnn_benchmark and config.tree.get("deterministic") is True:
         yield conflict("precision.cudnn_benchmark", "is true, and deterministic is true: cuDNN would choose algorithms by timing", "false")

@@ -1,15 +1,15 @@
 """Rules of the strategies: what each cannot do, with the keys of other sections. Each yields the problems that it finds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import PartialConfig
-from ddp_train.config.targets.locate import class_constant, class_of
+from ddp_train.config.targets.locate import class_constants, class_of
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, conflict, plural
 from ddp_train.system import devices
-from ddp_train.traits import needs_whole_matrices, whole_matrices_error
+from ddp_train.traits import ObjectiveConstants, StrategyConstants, needs_whole_matrices, whole_matrices_error
 
 _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
@@ -19,15 +19,15 @@ def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
     strategy, micro_steps, world_size = config.strategy, config.micro_steps, config.batch.world_size
     if world_size == 1:
         return
-    for key, value in arguments(strategy, "refuses_accumulation"):
+    for key, value in given(strategy, class_constants(strategy, StrategyConstants).refuses_accumulation):
         if micro_steps > 1 and value:
             yield conflict(key, f"is true, with {micro_steps} micro-batches a step", "false")
-    for key, value in arguments(strategy, "divides_ranks"):
+    for key, value in given(strategy, class_constants(strategy, StrategyConstants).divides_ranks):
         if isinstance(value, int) and (value < 1 or world_size % value):
             expected = "a divisor of the number of ranks"
             yield ConfigError(key=key, happened=f"is {value}, on {world_size} ranks", expected=expected)
     named = [(key, str(value)) for key, value in dotted_items({"optimizer": config.optimizer}) if key.endswith("._target_")]
-    if class_constant(strategy, "shards_optimizer"):
+    if class_constants(strategy, StrategyConstants).shards_optimizer:
         for key, path in named:
             if needs_whole_matrices(class_of(path)):
                 yield whole_matrices_error(key.removesuffix("._target_"), path.rpartition(".")[2])
@@ -43,7 +43,8 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
     if mode not in _WITH_CUDA_GRAPHS:
         return
     micro_steps, world_size = config.micro_steps, config.batch.world_size
-    stays_with = class_constant(strategy, "gradients_stay_with")
+    constants = class_constants(strategy, StrategyConstants)
+    stays_with = constants.gradients_stay_with
     in_buckets = world_size > 1 and stays_with and all(bool(strategy.get(name)) == value for name, value in stays_with.items())
     if micro_steps > 1 and not in_buckets:
         accumulation = f"{micro_steps} micro-batches a step on {plural(world_size, 'rank')}"
@@ -51,15 +52,15 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
         yield ConfigError(key="compile.mode", happened=happened, expected=expected, fix=fix)
-    if world_size > 1 and class_constant(strategy, "shards_parameters"):
+    if world_size > 1 and constants.shards_parameters:
         happened = f"is {mode}, and its CUDA graphs are recorded again whenever weights move, as under strategy=fsdp"
         fix = "compile=default, or compile.mode=max-autotune-no-cudagraphs"
         yield ConfigError(key="compile.mode", happened=happened, expected="no CUDA graphs with strategy=fsdp", fix=fix)
 
 
-def arguments(strategy: Mapping[str, Any], constant: str) -> Iterator[tuple[str, Any]]:
-    """Yield key and value of the arguments that a constant of the strategy's class names, as far as they are given."""
-    return ((f"strategy.{name}", strategy[name]) for name in class_constant(strategy, constant) or () if name in strategy)
+def given(strategy: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield key and value of a strategy's arguments, as far as they are given."""
+    return ((f"strategy.{name}", strategy[name]) for name in names if name in strategy)
 
 
 def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
@@ -82,10 +83,10 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
     if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
         expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
         yield conflict("optimizer", f"is {target}, which may need all parameters in a step, {with_it}", "adamw", expected=expected)
-    if batch.world_size > 1 and not class_constant(strategy, "shards_parameters"):
+    if batch.world_size > 1 and not class_constants(strategy, StrategyConstants).shards_parameters:
         expected = "strategy=fsdp, or one process: there a gradient is complete during backward, and its memory can be freed"
         yield conflict("strategy", f"is {str(strategy.get('_target_')).rpartition('.')[2]}, {with_it}", "fsdp", expected=expected)
-    for key, value in arguments(strategy, "offloads"):
+    for key, value in given(strategy, class_constants(strategy, StrategyConstants).offloads):
         if value:
             yield conflict(key, f"is true: gradients move to the host separately, {with_it}", "false")
 
@@ -95,24 +96,25 @@ def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
     batch = config.batch
     if not batch.is_open:
         return
-    if class_constant(config.objective, "compares_samples"):
+    if class_constants(config.objective, ObjectiveConstants).compares_samples:
         happened = "is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device"
         yield conflict(MICRO_BATCH, happened, 32, expected="a number")
-    for key, value in arguments(config.strategy, "refuses_accumulation"):
+    for key, value in given(config.strategy, class_constants(config.strategy, StrategyConstants).refuses_accumulation):
         if batch.world_size > 1 and value:
             yield conflict(key, f"is true, and {MICRO_BATCH} is auto, which may give several micro-batches a step", "false")
 
 
 def check_loss_scale(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse fp16, which needs a loss scale, with a strategy that cannot have one."""
-    why = class_constant(config.strategy, "refuses_loss_scale")
+    why = class_constants(config.strategy, StrategyConstants).refuses_loss_scale
     if why and config.batch.world_size > 1 and config.amp.get("dtype") == "float16":
         yield ConfigError(key="amp.dtype", happened=f"is float16, and {why}", expected="a type that needs no loss scale", fix="amp=bf16")
 
 
 def check_local_weights(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse to synchronise the ranks' weights after every step where that costs as much as DDP and learns worse."""
-    argument, is_clipped = class_constant(config.strategy, "period_argument"), config.trainer.clip_grad_norm is not None
+    is_clipped = config.trainer.clip_grad_norm is not None
+    argument = class_constants(config.strategy, StrategyConstants).period_argument
     optimizer = str(config.optimizer.get("_target_")).rpartition(".")[2]
     if config.batch.world_size > 1 and config.strategy.get(argument) == 1 and (optimizer != "SGD" or is_clipped):
         what = f"the optimizer is {optimizer}" if optimizer != "SGD" else "trainer.clip_grad_norm is given"
@@ -125,7 +127,7 @@ def check_on_cpu(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse on a CPU what a strategy does between GPUs alone."""
     if config.batch.world_size == 1 or devices.resolve_device(config.cluster.device) != "cpu":
         return
-    for name, (value, allowed, why) in (class_constant(config.strategy, "needs_gpu") or {}).items():
+    for name, (value, allowed, why) in class_constants(config.strategy, StrategyConstants).needs_gpu.items():
         if config.strategy.get(name) == value:
             happened = f"is {'true' if value is True else value}, {why}"
             yield conflict(f"strategy.{name}", happened, allowed.partition(" ")[0], expected=f"{allowed} on a CPU")

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.schema import EvaluationConfig, TrainerConfig
-from ddp_train.config.targets.locate import class_constant, class_of
+from ddp_train.config.targets.locate import class_constants, class_of
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.traits import loss_unit
+from ddp_train.traits import DataConstants, ObjectiveConstants, loss_unit
 
 
 def check_epochs(config: PartialConfig) -> Iterator[ConfigError]:
@@ -29,10 +29,10 @@ def without_epochs(name: str, trainer: TrainerConfig, evaluation: EvaluationConf
 def check_own_loss(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse for models that return their own loss what gives no dict with labels, and a class that does not say what its loss is."""
     loader = config.loader
-    if not class_constant(config.objective, "loss_is_models"):
+    if not class_constants(config.objective, ObjectiveConstants).loss_is_models:
         return
     dataset, path = str(config.data.get("_target_")), str(config.model.get("_target_"))
-    is_pair = class_constant(config.data, "gives_pairs")
+    is_pair = class_constants(config.data, DataConstants).gives_pairs
     if loader.collate is None and (is_pair or loader.fields is not None):
         happened = f"{dataset.rpartition('.')[2]} gives pairs" if is_pair else f"is {loader.fields}, which makes tuples of dicts"
         expected = "for objective=transformers a dict of the model's arguments, with `labels`"

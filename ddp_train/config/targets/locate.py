@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddp_train import FOLDER
+from ddp_train.traits import Declared, constants_of
 
 _ROOTS = ("ddp_train", "torch")
 _REQUIRED = {*_ROOTS, "numpy", "rich", "tensorboard", "xxhash"}  # of pyproject.toml: modules of ours can always import these
@@ -112,14 +113,14 @@ def class_of(path: str) -> type:
     return cls if inspect.isclass(cls) else object
 
 
-def class_constant(node: Mapping[str, Any], name: str) -> Any:
-    """Return a constant of the class that a node names (docs/components.md has all of them); None: the class lacks it, or is not known."""
-    return getattr(class_of(str(node.get("_target_"))), name, None)
+def class_constants(node: Mapping[str, Any], declared: type[Declared]) -> type[Declared]:
+    """Return the constants of the class that a node names; a class that is not known has the defaults."""
+    return constants_of(class_of(str(node.get("_target_"))), declared)
 
 
-def constant_of_ours(node: Mapping[str, Any], name: str) -> Any:
-    """Return a constant of a class of ours, which is read and never imported; None: another's class, or ours lacks it."""
-    return getattr(read(str(node.get("_target_"))), name, None)
+def constants_of_ours(node: Mapping[str, Any], declared: type[Declared]) -> type[Declared]:
+    """Return the constants of a class of ours, which is read and never imported; another's class has the defaults."""
+    return constants_of(read(str(node.get("_target_"))), declared)
 
 
 def parameters_of(target: Callable[..., Any], *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter] | None:

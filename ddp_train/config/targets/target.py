@@ -22,6 +22,7 @@ from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, 
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
+from ddp_train.traits import Constants, constants_of
 
 AUTO: Final = "auto"  # a value that only the data or the run knows (auto.py)
 
@@ -126,7 +127,7 @@ def _check_arguments(
             expected = f"a value of type {_spell(hints[name])}"
             fix = f"""'{key}.{name}="{value}"'""" if wants_text else ""
             yield ConfigError(key=f"{key}.{name}", happened=f"is {without_secrets(f'{key}.{name}', value)!r}", expected=expected, fix=fix)
-    for name, bounds in getattr(target, "argument_ranges", {}).items():
+    for name, bounds in constants_of(target, Constants).argument_ranges.items():
         number = arguments.get(name)
         if isinstance(number, (int, float)) and (missed := missed_range(number, bounds)):
             yield ConfigError(key=f"{key}.{name}", happened=f"is {number}", expected=missed)

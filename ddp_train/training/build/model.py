@@ -20,6 +20,7 @@ from ddp_train.interfaces import AnyObjective, BorrowsWeights, Joint, Strategy, 
 from ddp_train.objective.supervised import as_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state
+from ddp_train.traits import ObjectiveConstants, constants_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def build_model_and_objective(
         objective = objective.to(world.device)
     objective = as_objective(objective)
     if isinstance(objective, SupportsBindModel):
-        if not (has_values(model) or world.device.type == "meta" or getattr(objective, "binds_without_values", False)):
+        if not (has_values(model) or world.device.type == "meta" or constants_of(objective, ObjectiveConstants).binds_without_values):
             streams = random_state(_HOST)
             model = build_model(config, world, answers)
             set_random_state(streams, _HOST)

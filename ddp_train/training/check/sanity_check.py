@@ -37,6 +37,7 @@ from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.check.rehearsal import untouched
 from ddp_train.training.parts import metric
 from ddp_train.training.parts.components import Components
+from ddp_train.traits import ObjectiveConstants, constants_of
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ def _mismatch_error(error: Exception, components: Components, trial: _Trial, for
 def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Trial) -> None:
     """Refuse labels out of range, in the batch and in all of the data, before the loss gets them: on a GPU it would end the process."""
     loss, batch = getattr(objective, "loss_fn", None), trial.batch
-    says_so = getattr(objective, "labels_are_classes", False)
+    says_so = constants_of(objective, ObjectiveConstants).labels_are_classes
     takes_classes = says_so or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
     if not takes_classes or len(forward.scores) != 1 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
