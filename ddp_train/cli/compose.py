@@ -41,7 +41,6 @@ from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
-    from ddp_train.launch.node.this_node import NodeRendezvous
     from ddp_train.sweep.hydra_jobs import Multirun
 
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
@@ -81,26 +80,20 @@ class HydraSession:
     def claim_run(self, composed: DictConfig) -> None:
         """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
         checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-        rendezvous = self._meet(composed, checked)
+        self._leave_with(self._launcher.take_part(checked, run=typed_run_folder(composed)))
         location = location_of(composed, checked)
         folder = location.take_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.run.dir = str(folder)
             if location.is_continued:
                 composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-        self._claimed = _ClaimedRun(_without_hydra(composed), checked, rendezvous)
+        self._claimed = _ClaimedRun(_without_hydra(composed), checked)
 
-    def _meet(self, composed: DictConfig, checked: RunConfig) -> NodeRendezvous | None:
-        """Meet the other machines, where others take part. Each but the first, which alone claims, takes its part here and leaves Hydra."""
-        if checked.cluster.launcher != "machines":
-            return None
-        from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
-
-        rendezvous = machines.meet(checked.cluster, run=typed_run_folder(composed))
-        if rendezvous is not None and not rendezvous.is_first:
-            self.exit_code = machines.take_part(rendezvous, checked)
+    def _leave_with(self, exit_code: int | None) -> None:
+        """Leave Hydra where this machine has taken part in what another one composes and claims; None: it has not."""
+        if exit_code is not None:
+            self.exit_code = exit_code
             raise _LeaveHydra
-        return rendezvous
 
     def run_composed(self, composed: DictConfig) -> None:
         """Run a single run, in the folder that is claimed for it.
@@ -116,20 +109,17 @@ class HydraSession:
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-        self.exit_code = self._launcher.begin(self._change(job), claimed.rendezvous if claimed is not None else None)
+        self.exit_code = self._launcher.begin(self._change(job))
 
     def claim_sweep(self, composed: DictConfig) -> None:
-        """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed. Where machines meet, see `_meet`."""
-        from ddp_train.launch import machines
+        """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed."""
         from ddp_train.sweep import sweeper
 
         require_our_launcher(composed)
         cluster = section(composed, ClusterConfig)
         if errors := list(check_copies(cluster, os.environ)):
             raise ConfigErrors(errors)  # before anything is claimed
-        if (rendezvous := machines.meet(cluster)) is not None:
-            self.exit_code = machines.take_part(rendezvous, cluster, arguments=sys.argv[1:])  # global rank 0 composes and claims
-            raise _LeaveHydra
+        self._leave_with(self._launcher.take_part_in_sweep(cluster, sys.argv[1:]))
         folder = location_of_sweep(composed).take_for_sweep()
         fix_sweep_folder(composed, folder)
         sweeper.prepare_optuna(composed, folder)
@@ -175,7 +165,6 @@ class _ClaimedRun(NamedTuple):
 
     config: Any  # as it was checked (`_without_hydra`)
     checked: RunConfig
-    rendezvous: NodeRendezvous | None  # with `cluster=machines`, where others take part: this machine leads
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:

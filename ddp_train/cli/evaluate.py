@@ -25,7 +25,6 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, config_text
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.launch import machines
 from ddp_train.launch.job import Evaluation, Job
 from ddp_train.launch.launcher import Launcher
 from ddp_train.run_folder.claim import claim_new
@@ -103,15 +102,14 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
     require_pipeline(config)
-    rendezvous = machines.meet(config.cluster, run=str(checkpoint))
-    if rendezvous is not None and not rendezvous.is_first:
-        return machines.take_part(rendezvous, config)  # the first machine claims
+    if (code := launcher.take_part(config, run=str(checkpoint))) is not None:
+        return code  # the first machine claims
     evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     work = Evaluation(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
     work.write(evaluation_folder)
     evaluation_folder.record_config(config_text(config, evaluation_folder.root))
     job = Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, work=work)
-    return launcher.begin(job, rendezvous)
+    return launcher.begin(job)
 
 
 def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_set: str, predicts: bool) -> RunConfig:

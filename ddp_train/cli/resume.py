@@ -10,7 +10,6 @@ from ddp_train.cli.compose import check_composed, compose
 from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, refuse_without_effect, require_more, run_of
 from ddp_train.config.saved import config_text
 from ddp_train.errors import WRONG_INPUT, ConfigError
-from ddp_train.launch import machines
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.job import Evaluation
 from ddp_train.launch.launcher import Launcher
@@ -44,12 +43,10 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
-    rendezvous = None
     if not is_torchrun_worker():
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
-        rendezvous = machines.meet(config.cluster, run=checkpoint or str(folder.absolute()))
-        if rendezvous is not None and not rendezvous.is_first:
-            return machines.take_part(rendezvous, config)  # the first machine holds the folder
+        if (code := launcher.take_part(config, run=checkpoint or str(folder.absolute()))) is not None:
+            return code  # the first machine holds the folder
         require_ended(folder)
     # A running sweep may start this job at any time.
     hold(sweep_of(folder) or folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
@@ -65,7 +62,7 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
         job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()
     job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-    code = launcher.begin(job, rendezvous)
+    code = launcher.begin(job)
     if code == WRONG_INPUT:  # the ranks have refused the overrides, and trained nothing: the run keeps its config
         job.run_folder.record_config(saved)
     return code
@@ -80,8 +77,8 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
     configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if configs and not is_torchrun_worker():
         cluster = frozen_job(configs[0], overrides, sweep=folder).config.cluster
-        if (meeting := machines.meet(cluster)) is not None:
-            return machines.take_part(meeting, cluster, arguments=sys.argv[1:])  # global rank 0 holds the folder
+        if (code := launcher.take_part_in_sweep(cluster, sys.argv[1:])) is not None:
+            return code  # global rank 0 holds the folder
     hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
         release()  # `compose` locks it again

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import ClusterConfig
 from ddp_train.launch.job import Job
 
 if TYPE_CHECKING:
@@ -43,16 +45,38 @@ class Launcher:
     slots: MakeSlots  # for the jobs of a sweep
     tell_caller: Callable[..., bool] = lambda **facts: False  # the `folder` of a run that begins, or an `error`; False: there is no caller
     begun: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
+    _rendezvous: NodeRendezvous | None = field(default=None, init=False)  # where the other machines come that this one leads
 
-    def begin(self, job: Job, rendezvous: NodeRendezvous | None = None) -> int:
-        """Run a job to its end, and return its exit code; `rendezvous`: where the other machines come that this one leads."""
-        self.begun = job.run_folder.root
-        self.tell_caller(folder=str(self.begun))
-        if rendezvous is None:
-            return self.run(job)
+    def take_part(self, config: RunConfig, *, run: str) -> int | None:
+        """Meet the other machines of a run (`run`: `NodeFacts.run`), take part where another one leads, and return the exit code then.
+
+        None: this machine is alone, or is the first one, which claims the folder and leads (`begin`).
+        """
+        if config.cluster.launcher != "machines":
+            return None
         from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
 
-        return machines.lead(rendezvous, job)
+        rendezvous = self._rendezvous = machines.meet(config.cluster, run=run)
+        return None if rendezvous is None or rendezvous.is_first else machines.take_part(rendezvous, config)
+
+    def take_part_in_sweep(self, cluster: ClusterConfig, arguments: Sequence[str]) -> int | None:
+        """Meet the other machines of a sweep, take part, and return the exit code; None: this machine is alone."""
+        if cluster.launcher != "machines":
+            return None
+        from ddp_train.launch import machines  # as above
+
+        rendezvous = machines.meet(cluster)
+        return None if rendezvous is None else machines.take_part_in_sweep(rendezvous, cluster, arguments)
+
+    def begin(self, job: Job) -> int:
+        """Run a job to its end, and return its exit code."""
+        self.begun = job.run_folder.root
+        self.tell_caller(folder=str(self.begun))
+        if self._rendezvous is None:
+            return self.run(job)
+        from ddp_train.launch import machines  # as above
+
+        return machines.lead(self._rendezvous, job)
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
         """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the launcher's own."""

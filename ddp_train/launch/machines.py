@@ -27,12 +27,12 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
 def meet(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
-    """Find which of the machines this one is, and listen where it is the first. None: it is alone, or something else starts the ranks.
+    """Find which of the machines this one is, and listen where it is the first. None: it is alone, or torchrun starts the ranks.
 
     `run`: which run this machine comes for (`NodeFacts.run`). ConfigError: nothing says where machines meet. EnvironmentRefuses: this is
     the first machine, and the port is taken.
     """
-    if cluster.launcher != "machines" or is_torchrun_worker() or (rendezvous := rendezvous_of(cluster, os.environ)).is_alone:
+    if is_torchrun_worker() or (rendezvous := rendezvous_of(cluster, os.environ)).is_alone:
         return None
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
     is_first = rendezvous.node_rank == 0 or (rendezvous.node_rank is None and _is_here(rendezvous.host))
@@ -47,13 +47,14 @@ def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     return _run(replace(this_node, job=job, max_restarts=this_node.max_restarts if job.is_run else 0))
 
 
-def take_part(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, *, arguments: Sequence[str] = ()) -> int:
-    """Take part in a run that another machine leads, or in a sweep, to its end; return its exit code.
+def take_part(rendezvous: NodeRendezvous, config: RunConfig) -> int:
+    """Take part in a run that another machine leads, to its end; return its exit code."""
+    return _run(_this_node(rendezvous, config))
 
-    Of a sweep, whose jobs are not composed yet, `config` is the section `cluster` alone, and `arguments` the command line, which global
-    rank 0 composes, on the first machine.
-    """
-    return _run(_this_node(rendezvous, config, arguments))
+
+def take_part_in_sweep(rendezvous: NodeRendezvous, cluster: ClusterConfig, arguments: Sequence[str]) -> int:
+    """Take part in a sweep to its end; return its exit code. Global rank 0, on the first machine, composes the `arguments` and claims."""
+    return _run(_this_node(rendezvous, cluster, arguments))
 
 
 def _this_node(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, arguments: Sequence[str] = ()) -> ThisNode:
