@@ -1,6 +1,6 @@
 """An optimizer's saved state: compared with the optimizer, split as its groups are, and loaded; and the schedule of its groups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -10,26 +10,33 @@ from torch.optim import Optimizer
 
 from ddp_train.interfaces import named_parameters
 
+PARAMETERS = "optimizer_parameters"
+"""The key of a checkpoint with the names of an optimizer's parameters, in the order of its groups: its state has only their numbers."""
+_CLASS = "optimizer_class"
 _CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
 
 
-def compare_optimizer(optimizer: Optimizer, shared: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return the difference between the optimizer and the saved one; `names` are those of its parameters (`parameter_names`)."""
-    if saved_class_name(optimizer) != shared["optimizer_class"]:
-        return [f"the optimizer was {shared['optimizer_class']}, and is {saved_class_name(optimizer)}"]
+def optimizer_content(optimizer: Optimizer, trained: nn.Module) -> dict[str, Any]:
+    """Return what a checkpoint has of an optimizer."""
+    return {"optimizer": optimizer.state_dict(), _CLASS: _saved_class_name(optimizer), PARAMETERS: _parameter_names(optimizer, trained)}
+
+
+def compare_optimizer(optimizer: Optimizer, trained: nn.Module, shared: Mapping[str, Any]) -> list[str]:
+    """Return the difference between the optimizer and the saved one."""
+    if _saved_class_name(optimizer) != shared[_CLASS]:
+        return [f"the optimizer was {shared[_CLASS]}, and is {_saved_class_name(optimizer)}"]
     groups = regrouped(optimizer, shared["optimizer"])
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     saved_sizes = [len(group["params"]) for group in groups]
     if sizes != saved_sizes:
         return [f"the optimizer's groups had {saved_sizes} parameters, and have {sizes}"]
-    pairs = zip(names, shared["optimizer_parameters"], strict=True)
+    pairs = zip(_parameter_names(optimizer, trained), shared[PARAMETERS], strict=True)
     other = next(((name, saved_name) for name, saved_name in pairs if name != saved_name), None)
     return [f"the optimizer had the parameters in another order: {other[1]} where {other[0]} is now"] if other else []
 
 
-def parameter_names(optimizer: Optimizer, trained: nn.Module) -> list[str]:
-    """Return the names of an optimizer's parameters, in the order of its groups: its state has only their numbers."""
+def _parameter_names(optimizer: Optimizer, trained: nn.Module) -> list[str]:
     names = {parameter: name for name, parameter in named_parameters(trained).items()}
     return [names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -99,7 +106,7 @@ def _select_groups(state: Any, sources: list[int], size: int) -> Any:
     return [_select_groups(inner, sources, size) for inner in state] if isinstance(state, list) else state
 
 
-def saved_class_name(value: object) -> str:
-    """Return the full name of the class in whose format a value's state is saved: its own, or `saved_as` (`AdamW.saved_as`)."""
-    kind = getattr(value, "saved_as", type(value))
+def _saved_class_name(optimizer: Optimizer) -> str:
+    """Return the full name of the class in whose format an optimizer's state is saved: its own, or `saved_as` (`AdamW.saved_as`)."""
+    kind = getattr(optimizer, "saved_as", type(optimizer))
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,4 +1,7 @@
-"""The content of a checkpoint: the parts of a run that have a state. A part that is added to `shared_parts` is saved and loaded."""
+"""The content of a checkpoint: `checkpoint_content` saves the parts of a run that have a state, and `start_from` loads them.
+
+A part whose state is the same on every rank is added to `shared_parts` alone; any other part is added to both of these functions.
+"""
 
 import json
 import math
@@ -23,16 +26,8 @@ from ddp_train.interfaces import MemoryKey, is_sharded, map_tensors, memory_key,
 from ddp_train.training.parts.components import Components, callback_states, load_callback_states
 from ddp_train.training.parts.evaluated_weights import SetAside, averages, training_mode
 from ddp_train.training.seeding import random_state, set_random_state
-from ddp_train.training.state import data_identity
-from ddp_train.training.state.optimizer_state import (
-    compare_optimizer,
-    load_optimizer,
-    parameter_names,
-    regrouped,
-    regrouped_schedule,
-    saved_class_name,
-)
-from ddp_train.training.state.weights import compare_model, put_state, sharded_weights
+from ddp_train.training.state import data_identity, optimizer_state
+from ddp_train.training.state.weights import AVERAGES, compare_model, put_state, sharded_weights
 from ddp_train.training.train_state import TrainState, WindowSums
 
 _NOTHING = SetAside()
@@ -68,14 +63,12 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         **states,
         # The versions of the modules' own formats, which torch keeps as an attribute of a state_dict.
         **{f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()},
-        "optimizer": components.optimizer.state_dict(),
-        "optimizer_class": saved_class_name(components.optimizer),
-        "optimizer_parameters": parameter_names(components.optimizer, components.trained),
+        **optimizer_state.optimizer_content(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
         "callbacks": callback_states(components, world),
         **({"parameters_in_training": list(aside.parameters)} if aside.parameters else {}),
         # These are evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
-        "averages": dict(averages(components)),
+        AVERAGES: dict(averages(components)),
         data_identity.PART: components.data_identity,
     }
     strategy = components.strategy
@@ -143,14 +136,14 @@ def _load_shared(checkpoint: Path, shared: Mapping[str, Any], components: Compon
     problems = compare_model(components.model, shared["model"])
     objective = compare_model(modules.get("objective", nn.Module()), shared.get("objective", {}))  # it may have no state
     problems += [f"of the objective: {problem}" for problem in objective]
-    problems += compare_optimizer(optimizer, shared, parameter_names(optimizer, components.trained))
+    problems += optimizer_state.compare_optimizer(optimizer, components.trained, shared)
     if not problems:
         try:
             for name, module in modules.items():
                 put_state(module, shared[name], shared[f"{name}_versions"])
-            schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
-            rates = [float(group["lr"]) for group in regrouped(optimizer, shared["optimizer"])]
-            differences = load_optimizer(optimizer, shared["optimizer"])
+            schedule = optimizer_state.regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
+            rates = [float(group["lr"]) for group in optimizer_state.regrouped(optimizer, shared["optimizer"])]
+            differences = optimizer_state.load_optimizer(optimizer, shared["optimizer"])
             training_mode(optimizer, shared.get("parameters_in_training", ()))
             for name, part in shared_parts(components, state).items():
                 part.load_state_dict(schedule if name == "scheduler" else shared[name])
@@ -179,7 +172,7 @@ def _compare_rates(saved: list[float], current: list[float]) -> list[str]:
 def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
     """Return, for `read_shared`, the run's own tensor for each tensor of a checkpoint that is to be sharded among the ranks like it."""
     layouts, weights = {}, dict(sharded_weights(components.modules))
-    parameters, names = named_parameters(components.trained), plain.get("optimizer_parameters", [])
+    parameters, names = named_parameters(components.trained), plain.get(optimizer_state.PARAMETERS, [])
     averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
     averaging = f"{SHARED}.callbacks.{components.averaging}."
     for name, leaf in leaves.items():
