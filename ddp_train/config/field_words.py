@@ -24,8 +24,8 @@ SECTIONS_HERE = {
 def field_words() -> dict[str, dict[str, str]]:
     """Return what is typed here, by what others call it and by the value behind it ("": any other one)."""
     table: dict[str, dict[str, str]] = {}
-    for here, theirs in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items():
-        for word, _, value in (text.partition("=") for text in theirs.split()):
+    for here, words in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text()).items():
+        for word, _, value in (text.partition("=") for text in words.split()):
             table.setdefault(word, {})[value] = here
     return table
 

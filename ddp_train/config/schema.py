@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from ddp_train.config import values as forms
+from ddp_train.config import values
 
 _Schema = TypeVar("_Schema")
 
@@ -24,7 +24,7 @@ class RootConfig:
     seed: int = field(metadata={"min": 0})
     deterministic: bool
     resume: str
-    after: tuple[str, ...] | None = field(metadata={"parse": forms.run_folders})  # run folders
+    after: tuple[str, ...] | None = field(metadata={"parse": values.run_folders})  # run folders
     init_from: str | None
     init_from_keys: dict[str, str]
     init_from_strict: bool
@@ -40,8 +40,8 @@ class TrainerConfig:
     max_epochs: int | None = field(metadata={"min": 1})
     global_batch_size: int | None = field(metadata={"min": 1})
     grad_accum_steps: int | None = field(metadata={"min": 1})
-    batch_size_schedule: tuple[forms.StepChange, ...] | None = field(metadata={"parse": forms.batch_changes})
-    length_schedule: tuple[forms.StepChange, ...] | None = field(metadata={"parse": forms.length_changes})
+    batch_size_schedule: tuple[values.StepChange, ...] | None = field(metadata={"parse": values.batch_changes})
+    length_schedule: tuple[values.StepChange, ...] | None = field(metadata={"parse": values.length_changes})
     clip_grad_norm: float | None = field(metadata={"above": 0})
     optimizer_in_backward: bool
     log_every_steps: int = field(metadata={"min": 1})
@@ -56,7 +56,7 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationCheckpointingConfig:
-    blocks: str | Sequence[str] | None = field(metadata={"parse": forms.block_classes})  # auto or names of classes
+    blocks: str | Sequence[str] | None = field(metadata={"parse": values.block_classes})  # auto or names of classes
     every: int = field(metadata={"min": 1})
     save_ops: list[str]
 
@@ -64,7 +64,7 @@ class ActivationCheckpointingConfig:
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", None]
-    regions: str | Sequence[str] = field(metadata={"parse": forms.regions})  # auto, whole or names of classes
+    regions: str | Sequence[str] = field(metadata={"parse": values.regions})  # auto, whole or names of classes
     backend: str
     fullgraph: bool
     max_recompiles: int = field(metadata={"min": 1})
@@ -130,7 +130,7 @@ class ClusterConfig:
     launcher: Literal["local", "machines", "slurm", "ssh"]
     agent: Literal["own", "torch"]
     device: Literal["auto", "cpu", "cuda"]
-    nodes: forms.NodeRange | None = field(metadata={"parse": forms.node_range})
+    nodes: values.NodeRange | None = field(metadata={"parse": values.node_range})
     processes_per_node: int | None = field(metadata={"min": 1})
     threads_per_process: int | None = field(metadata={"min": 1})
     node_rank: int | None = field(metadata={"min": 0})
@@ -139,7 +139,7 @@ class ClusterConfig:
     join_timeout_s: int = field(metadata={"min": 1})
     max_restarts: int | None = field(metadata={"min": 0})
     grace_s: int = field(metadata={"min": 1})
-    walltime: int | None = field(metadata={"parse": forms.seconds_of})  # in seconds
+    walltime: int | None = field(metadata={"parse": values.seconds_of})  # in seconds
     start_timeout_s: float | None = field(metadata={"above": 0})
     step_timeout_s: float | None = field(metadata={"above": 0})
     env: dict[str, Any]
@@ -148,7 +148,7 @@ class ClusterConfig:
     wait: bool
     code_limit_mib: int = field(metadata={"min": 1})
     slurm: SlurmConfig
-    hosts: tuple[forms.Host, ...] | None = field(metadata={"parse": forms.host_list})
+    hosts: tuple[values.Host, ...] | None = field(metadata={"parse": values.host_list})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ class SweepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    micro_batch_size: int | Literal["auto"] = field(metadata={"parse": forms.micro_batch})
+    micro_batch_size: int | Literal["auto"] = field(metadata={"parse": values.micro_batch})
     num_workers: int = field(metadata={"min": 0})
     drop_last: bool
     on_device: bool
@@ -193,7 +193,7 @@ class FaultConfig:
     rank: int = field(default=0, metadata={"min": 0})
     phase: Literal["start", "data", "step", "evaluation", "save", "end"] = "step"
     step: int | None = field(default=None, metadata={"min": 0})  # steps taken before it; None: the first time in this phase
-    attempt: int | str = field(default=0, metadata={"parse": forms.attempt_number})  # a number or every
+    attempt: int | str = field(default=0, metadata={"parse": values.attempt_number})  # a number or every
     seconds: float | None = field(default=None, metadata={"above": 0})
 
 
@@ -249,16 +249,16 @@ def keys_of(schema: type, prefix: str) -> list[str]:
     return names
 
 
-def typed(schema: type[_Schema], values: Mapping[str, Any]) -> _Schema:
+def typed(schema: type[_Schema], section: Mapping[str, Any]) -> _Schema:
     """Return a checked section as its dataclass: inner sections too, and values with several forms as their parsers return them."""
-    converted = dict(values)
+    converted = dict(section)
     for item in dataclasses.fields(schema):  # type: ignore[arg-type]
-        inner, value = subsection(item), values.get(item.name)
+        inner, value = subsection(item), section.get(item.name)
         parse = item.metadata.get("parse") if inner is None else partial(typed, inner)
         if value is not None and parse is not None:
             converted[item.name] = parse(value)
     if schema is DebugConfig:
-        converted["faults"] = [typed(FaultConfig, fault) for fault in values["faults"]]
+        converted["faults"] = [typed(FaultConfig, fault) for fault in section["faults"]]
     return schema(**converted)
 
 
@@ -275,7 +275,7 @@ def describe(schema: type, item: dataclasses.Field[Any]) -> str:
     if choices:
         kind = "str | None" if kind.endswith(", None]") else "str"
     parts = [] if "parse" in rule or subsection(item) is not None else [kind.replace(" | None", " or null")]
-    parts += [*forms.range_of(rule), *([f"one of {', '.join(choices)}"] if choices else [])]
+    parts += [*values.range_of(rule), *([f"one of {', '.join(choices)}"] if choices else [])]
     if "parse" in rule:
         try:
             rule["parse"](object())

@@ -42,9 +42,9 @@ def texts(overrides: Any) -> list[str]:
     return [str(text) for text in plain]
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+def differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     """Name the keys that differ between two resolved configs, leaving out those that do not change the results."""
-    left, right = ({key: value for key, value in leaves(tree) if _changes_results(key)} for tree in (ours, theirs))
+    left, right = ({key: value for key, value in leaves(tree) if _changes_results(key)} for tree in (new, old))
     return [
         f"{key}: {right.get(key, '(absent)')} -> {left.get(key, '(absent)')}"
         for key in sorted(left.keys() | right.keys())

@@ -222,8 +222,8 @@ def _reach_out(store: dist.Store) -> None:
         return
     others = ((node + distance) % nodes for distance in range(1, nodes))
     while not address and (other := next(others, None)) is not None:
-        if theirs := store.get(f"address/{other}").decode():
-            address = address_towards(theirs)
+        if other_address := store.get(f"address/{other}").decode():
+            address = address_towards(other_address)
     # Without any address all agents are on this machine.
     interface = interface_of(address) if address else _LOOPBACK
     if interface is not None:

@@ -37,7 +37,7 @@ from ddp_train.interfaces.data import (
     describe,
     finished,
     map_tensors,
-    own_weights,
+    pixel_shares,
     tensors_of,
 )
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, SupportsImages, SupportsState, SupportsTexts, overrides

@@ -22,7 +22,7 @@ class BaseObjective(Protocol):
     """The metrics that `metrics` returns, the headline one first, and which way is better."""
 
     def weight(self, batch: Batch) -> int | Tensor:
-        """How many units (samples, tokens) the batch's loss sums over.
+        """Count the units (samples, tokens) that the batch's loss sums over.
 
         An int when the shapes alone tell, the same for every sample; else a tensor of shape [], which costs one small all-reduce a step.
         """
@@ -45,7 +45,7 @@ class Objective(BaseObjective, Protocol):
 
         `model` is the user's own on any number of ranks: it may be called several times, and so may methods of it.
 
-        The sum, not the mean: the loop divides it by the weight of the whole global batch, over all ranks and micro-batches.
+        The sum, not the mean: the loop divides it by the units of the whole global batch, over all ranks and micro-batches.
         """
 
 

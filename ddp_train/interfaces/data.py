@@ -215,7 +215,7 @@ def finished(batch: Batch) -> Batch:
         return batch
     images = _normalised(batch.images, batch)
     if batch.mix is not None:
-        images = torch.lerp(_normalised(batch.mix.others, batch), images, own_weights(batch.mix, images))
+        images = torch.lerp(_normalised(batch.mix.others, batch), images, pixel_shares(batch.mix, images))
     return images if batch.labels is None else (images, batch.labels)
 
 
@@ -226,7 +226,7 @@ def as_pair(batch: Batch) -> Batch:
     return batch.images if batch.labels is None else (batch.images, batch.labels)
 
 
-def own_weights(mix: Mix, images: Tensor) -> Tensor:
+def pixel_shares(mix: Mix, images: Tensor) -> Tensor:
     """Return how much of each place is the sample's own, as float32 that spreads over `images`."""
     shares = mix.shares.view(-1, *[1] * (images.ndim - 1))
     if mix.boxes is None or mix.is_cut is None:

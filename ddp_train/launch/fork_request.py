@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.fork_server import Request
+from ddp_train.system.fork_server import ForkRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class AgentOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentRequest(Request):
+class AgentRequest(ForkRequest):
     """Be an agent (`launch.agent.main`). Its ranks need the same `imports`, and have none of its `files`."""
 
     options: AgentOptions
@@ -34,7 +34,7 @@ class AgentRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankRequest(Request):
+class RankRequest(ForkRequest):
     """Be a rank of the agent that asks (`rank.main`)."""
 
     words: list[str]  # the command line
@@ -44,5 +44,5 @@ class RankRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckRequest(Request):
+class CheckRequest(ForkRequest):
     """Check a configuration (`cli.check_process`). `files`: in memory, of the question and of the answer."""

@@ -101,8 +101,8 @@ def read_source(*, limit_mib: int) -> Source:
     top, names, _ = source_names(here)
     files = {name: top / name for name in names}
     imported = [here, *(Path(entry or ".").resolve() for entry in sys.path), FOLDER.parent]  # the folders that Python imports from now
-    ours = [folder for folder in imported if folder.is_dir() and folder.is_relative_to(top) and _INSTALLED.isdisjoint(folder.parts)]
-    roots = [str(folder.relative_to(top)) for folder in ours]
+    copied = [folder for folder in imported if folder.is_dir() and folder.is_relative_to(top) and _INSTALLED.isdisjoint(folder.parts)]
+    roots = [str(folder.relative_to(top)) for folder in copied]
     conf = FOLDER.parent / "conf"
     has_ours = {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values())
     if not has_ours and _INSTALLED.isdisjoint(FOLDER.parts):

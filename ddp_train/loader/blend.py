@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ddp_train.errors import DataError
 from ddp_train.hashing import Keys, random_bits
-from ddp_train.interfaces import Batch, Mix, Pixels, as_pair, describe, own_weights
+from ddp_train.interfaces import Batch, Mix, Pixels, as_pair, describe, pixel_shares
 
 _KIND, _SHARE, _TOP, _LEFT = range(1 << 20, (1 << 20) + 4)  # which independent draw of a key decides what; augmentation has the small ones
 _GRID = 4097  # points of a distribution
@@ -45,7 +45,7 @@ class Blend:
         targets = torch.lerp(self._one_hot(other_labels), self._one_hot(labels), shares[:, None])
         if isinstance(batch, Pixels):
             return batch._replace(labels=targets, mix=mix)
-        return torch.lerp(other_inputs, inputs, own_weights(mix, inputs).to(inputs.dtype)), targets
+        return torch.lerp(other_inputs, inputs, pixel_shares(mix, inputs).to(inputs.dtype)), targets
 
     def _drawn(self, keys: Keys, inputs: Tensor, others: Tensor) -> tuple[Tensor, Mix]:
         """Return how much of each target is the sample's own, [B], and which parts of the inputs are."""

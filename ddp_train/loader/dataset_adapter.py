@@ -78,12 +78,12 @@ class DatasetSource(AdaptedDataset, DataSource):
 
     Args:
         fields: the keys of a sample that make the batch, in this order; None: all of the sample.
-        by: makes the batch of the samples; None: torch's default. It may draw, too: its seed depends on its samples.
+        collate_fn: makes the batch of the samples; None: torch's default. It may draw, too: its seed depends on its samples.
 
     Raises TypeError: the dataset has no length or no positions.
     """
 
-    def __init__(self, dataset: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> None:
+    def __init__(self, dataset: Any, fields: Sequence[str] | None = None, collate_fn: Collate | None = None) -> None:
         name = type(dataset).__name__
         if isinstance(dataset, Mapping):
             splits = ", ".join(map(str, dataset))
@@ -94,7 +94,7 @@ class DatasetSource(AdaptedDataset, DataSource):
         has_no_format = comes_from(dataset, "datasets") and dataset.format["type"] is None
         # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
         self.dataset = dataset.with_format("torch") if has_no_format else dataset
-        self._fields, self._by = fields, by
+        self._fields, self._collate_fn = fields, collate_fn
         self._reading, self._collating = Watched(), Watched()
         self._keys_of: Callable[[Indices], Keys] = keys_without_epochs  # which the generators are seeded with for each sample
 
@@ -113,7 +113,7 @@ class DatasetSource(AdaptedDataset, DataSource):
         return len(self.dataset)
 
     def batch(self, indices: Indices) -> Batch:
-        if self._by is not None:
+        if self._collate_fn is not None:
             return self._collating.run(partial(self._collated, indices))
         if self._fields is None and type(self.dataset) is TensorDataset:  # its samples are rows, which are had at once
             rows = torch.from_numpy(indices)
@@ -125,7 +125,7 @@ class DatasetSource(AdaptedDataset, DataSource):
         key = int(np.add.reduce(self._keys_of(indices))) if drawn else 0
         for generator in drawn:
             generator.seed(key)
-        return collate(samples, self._fields, self._by)
+        return collate(samples, self._fields, self._collate_fn)
 
     def _samples(self, indices: Indices, drawn: Sequence[GlobalGenerator]) -> list[Any]:
         """Read samples; their transforms draw from the generators in `drawn`, each sample from where it says."""
@@ -164,12 +164,12 @@ class AdaptedSource(DatasetSource):
         return AdaptedSource, (self.dataset,)
 
 
-def as_source(candidate: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> DataSource:
+def as_source(candidate: Any, fields: Sequence[str] | None = None, collate_fn: Collate | None = None) -> DataSource:
     """Return a data source as one of ours, anything else as a `DatasetSource`."""
     is_ours = isinstance(candidate, DataSource)
     if not is_ours and not all(hasattr(candidate, name) for name in ("facts", "__len__", "batch")):
-        return DatasetSource(candidate, fields, by)
-    for key, value in {"loader.fields": fields, "loader.collate": by}.items():
+        return DatasetSource(candidate, fields, collate_fn)
+    for key, value in {"loader.fields": fields, "loader.collate": collate_fn}.items():
         if value is not None:
             raise ConfigError(key=key, happened=f"is given, and {type(candidate).__name__} gives whole batches", expected="null")
     return candidate if is_ours else AdaptedSource(candidate)
@@ -191,12 +191,12 @@ def keys_without_epochs(indices: Indices) -> Keys:
     return mix(indices.astype(np.uint64))
 
 
-def collate(samples: list[Any], fields: Sequence[str] | None, by: Collate | None = None) -> Batch:
+def collate(samples: list[Any], fields: Sequence[str] | None, collate_fn: Collate | None = None) -> Batch:
     """Make a batch of samples.
 
     Args:
         fields: for samples that are dicts: the keys that make the batch, in this order. None: all of the sample.
-        by: what makes it; None: stacked as torch's DataLoader does by default.
+        collate_fn: what makes it; None: stacked as torch's DataLoader does by default.
 
     Raises ConfigError: a sample does not have them.
     Raises DataError: the samples differ in shape or type.
@@ -207,7 +207,7 @@ def collate(samples: list[Any], fields: Sequence[str] | None, by: Collate | None
                 what = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {type(sample).__name__}"
                 raise ConfigError(key="loader.fields", happened=f"a sample {what}", expected=f"a dict with {', '.join(fields or ())}")
     chosen = samples if fields is None else [tuple(sample[name] for name in fields) for sample in samples]
-    batch = by(chosen) if by else _together(chosen)
+    batch = collate_fn(chosen) if collate_fn else _together(chosen)
     return dict(batch) if isinstance(batch, Mapping) else batch  # others have mappings of their own, as transformers' BatchEncoding
 
 

@@ -13,7 +13,7 @@ from ddp_train.interfaces import DataSource, Indices, map_tensors
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.mixture import MixtureSampler
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
-from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, Request, TrainReader, TrainRequest
+from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, ReadRequest, TrainReader, TrainRequest
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class TrainLoader(Loader):
         rank: this rank.
         world_size: ranks that share each global batch.
         grad_accum_steps: micro-batches of each rank in a step.
-        by_size: micro-batches of a step by the size of its global batch, where that changes; None: always `grad_accum_steps`.
+        micro_steps_of: micro-batches of a step by the size of its global batch, where that changes; None: always `grad_accum_steps`.
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
@@ -109,7 +109,7 @@ class TrainLoader(Loader):
         num_workers: int,
         pin_memory: bool,
         skips: bool = False,
-        by_size: Callable[[int], int] | None = None,
+        micro_steps_of: Callable[[int], int] | None = None,
         mixture: MixtureSampler | None = None,
         blend: Blend | None = None,
     ) -> None:
@@ -117,7 +117,7 @@ class TrainLoader(Loader):
         self._mixture = mixture
         self.skips = skips
         self.grad_accum_steps = grad_accum_steps
-        self._micro_steps = cache(by_size or (lambda size: grad_accum_steps))  # by the size of the global batch
+        self._micro_steps = cache(micro_steps_of or (lambda size: grad_accum_steps))  # by the size of the global batch
         self._rank, self._world_size = rank, world_size
         self._reader = TrainReader(source, order, skips=skips, blend=blend)
         self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
@@ -189,7 +189,7 @@ class PositionedEvaluationLoader(EvaluationLoader):
     """The evaluation data of one rank: every sample once over all ranks, no padding, unequal shares.
 
     Args: as for `TrainLoader`; samples that are skipped are left out.
-        most: only so many samples are taken, the first ones; None: all.
+        max_samples: only so many samples are taken, the first ones; None: all.
     """
 
     source: DataSource
@@ -204,10 +204,10 @@ class PositionedEvaluationLoader(EvaluationLoader):
         num_workers: int = 0,
         pin_memory: bool = False,
         skips: bool = False,
-        most: int | None = None,
+        max_samples: int | None = None,
     ) -> None:
         self.source = source
-        self.num_samples = len(source) if most is None else min(most, len(source))
+        self.num_samples = len(source) if max_samples is None else min(max_samples, len(source))
         self.skips = skips
         self.first, self._stop = share(0, self.num_samples, rank, world_size)  # this rank's samples
         self._batch_size = batch_size
@@ -242,15 +242,15 @@ class _Fetcher:
         self._num_workers, self._pin_memory = num_workers, pin_memory
         self._known_bad: set[int] = set()
 
-    def fetch_here(self, request: Request) -> MicroBatch:
+    def fetch_here(self, request: ReadRequest) -> MicroBatch:
         micro_batch: MicroBatch = self._reader(request)
         return micro_batch.pin_memory() if self._pin_memory else micro_batch
 
-    def fetch_one(self, request: Request) -> MicroBatch:
+    def fetch_one(self, request: ReadRequest) -> MicroBatch:
         (micro_batch,) = [self.fetch_here(request)] if self._num_workers == 0 else self._by_workers(iter([request]), num_workers=1)
         return micro_batch
 
-    def fetch_all(self, requests: Iterator[Request]) -> Iterator[MicroBatch]:
+    def fetch_all(self, requests: Iterator[ReadRequest]) -> Iterator[MicroBatch]:
         micro_batches = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(self.fetch_here, requests)
         for micro_batch in micro_batches:
             for bad in micro_batch.skipped:
@@ -259,7 +259,7 @@ class _Fetcher:
                     logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
             yield micro_batch
 
-    def _by_workers(self, requests: Iterator[Request], *, num_workers: int) -> Iterator[MicroBatch]:
+    def _by_workers(self, requests: Iterator[ReadRequest], *, num_workers: int) -> Iterator[MicroBatch]:
         workers = WorkerPool([self._reader] * num_workers, pin_memory=self._pin_memory)
         try:
             yield from workers.results(requests)

@@ -29,7 +29,7 @@ class BadSample(NamedTuple):
 class MicroBatch(NamedTuple):
     """What one rank feeds to one forward.
 
-    A rank without a sample runs a stand-in, of weight zero (`is_stand_in`), because all ranks must take part in the all-reduce.
+    A rank without a sample runs a stand-in, of no units (`is_stand_in`), because all ranks must take part in the all-reduce.
     """
 
     batch: Batch
@@ -67,7 +67,7 @@ class EvalRequest(NamedTuple):
     stop: int
 
 
-Request = TrainRequest | EvalRequest
+ReadRequest = TrainRequest | EvalRequest
 
 
 class TrainReader:

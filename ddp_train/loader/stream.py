@@ -35,16 +35,16 @@ class Stream(AdaptedDataset):
     Args:
         dataset: an iterable of samples. Where it has them, `set_epoch`, `state_dict` and `load_state_dict` are used.
         fields: the keys of a sample that make the batch, in this order; None: all of the sample.
-        by: what makes a batch of samples; None: torch's default.
+        collate_fn: what makes a batch of samples; None: torch's default.
     """
 
-    def __init__(self, dataset: Any, fields: Sequence[str] | None = None, by: Collate | None = None) -> None:
+    def __init__(self, dataset: Any, fields: Sequence[str] | None = None, collate_fn: Collate | None = None) -> None:
         # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
         self.dataset = dataset.with_format("torch") if comes_from(dataset, "datasets") else dataset
-        self._fields, self._by = fields, by
+        self._fields, self._collate_fn = fields, collate_fn
 
     def collate(self, samples: list[Any]) -> Batch:
-        return collate(samples, self._fields, self._by)
+        return collate(samples, self._fields, self._collate_fn)
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -180,13 +180,13 @@ class StreamEvaluationLoader(EvaluationLoader):
     Args: as for `PositionedEvaluationLoader`.
     """
 
-    def __init__(self, stream: Stream, *, rank: int, world_size: int, batch_size: int, most: int | None = None) -> None:
+    def __init__(self, stream: Stream, *, rank: int, world_size: int, batch_size: int, max_samples: int | None = None) -> None:
         self._stream, self._rank, self._world_size, self._batch_size = stream, rank, world_size, batch_size
-        low, high = share(0, most or 0, rank, world_size)
-        self._most = None if most is None else high - low
+        low, high = share(0, max_samples or 0, rank, world_size)
+        self._max_samples = None if max_samples is None else high - low
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        samples = islice(self._samples(self._rank), self._most)
+        samples = islice(self._samples(self._rank), self._max_samples)
         is_empty = True
         while batch := list(islice(samples, self._batch_size)):
             is_empty = False

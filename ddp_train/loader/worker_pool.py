@@ -111,7 +111,7 @@ class WorkerPool:
         """Return the result of the oldest request; the one after it is copied to page-locked memory from now on, while this one is used."""
         request, worker = pending.popleft()
         if self._copying is None:
-            return worker.answer(request, pin_memory=False)
+            return worker.fetch(request, pin_memory=False)
         result = self._coming or self._copying.start(request, worker)
         self._coming = self._copying.start(*pending[0]) if pending else None
         return result.result()
@@ -152,7 +152,7 @@ class _Copying:
         while (order := self._orders.get()) is not None:
             request, worker, future = order
             try:
-                future.set_result(worker.answer(request, pin_memory=True))
+                future.set_result(worker.fetch(request, pin_memory=True))
             except Exception as error:
                 future.set_exception(error)
             del order, future  # and with them the batch
@@ -185,22 +185,22 @@ class _Worker:
         with suppress(OSError):  # it died; its earlier requests come first
             self._connection.send(request)
 
-    def answer(self, request: Any, *, pin_memory: bool) -> Any:
+    def fetch(self, request: Any, *, pin_memory: bool) -> Any:
         try:
-            answer = self._connection.recv()
+            reply = self._connection.recv()
         except (EOFError, ConnectionResetError):
             self._process.join(_ENDS_WITHIN_S)
             raise WorkerDied(request, self._process.pid, self._process.exitcode) from None
-        if isinstance(answer, tuple):
-            error, where = answer
+        if isinstance(reply, tuple):
+            error, where = reply
             if not isinstance(error, UserError):
                 error.add_note(f"in a loader worker (pid {self._process.pid}):\n{where}")
             raise error
-        return next(self._next_slot).copy_out(answer, pin_memory=pin_memory)
+        return next(self._next_slot).copy_out(reply, pin_memory=pin_memory)
 
     def hang_up(self) -> None:
         with socket.socket(fileno=os.dup(self._connection.fileno())) as end, suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)  # a thread may wait for an answer, which closing would not end
+            end.shutdown(socket.SHUT_RDWR)  # a thread may wait for a reply, which closing would not end
 
     def end(self) -> None:
         self._connection.close()
@@ -225,19 +225,19 @@ def _serve(
     protect_streams()  # streams without secrets, as the rank's
     logging.basicConfig(level=logging.INFO, format="%(asctime)s loader worker %(levelname)s %(message)s")
     torch.set_num_threads(1)
-    stack_dump.answer()
+    stack_dump.dump_on_request()
     note = stack_dump.Note()  # for the report of a hang
     with suppress(EOFError, OSError):  # the rank has closed its end, perhaps with results unread
         for slot in cycle([SharedBatch(descriptor.fileno()) for descriptor in slots]):
             request = connection.recv()
-            answer: bytes | tuple[Exception, str]
+            reply: bytes | tuple[Exception, str]
             try:
                 note.write(str(request))
-                answer = slot.put(read(request))
+                reply = slot.put(read(request))
             except Exception as error:
-                answer = _portable(error), traceback.format_exc()
+                reply = _portable(error), traceback.format_exc()
             note.write("")
-            connection.send(answer)
+            connection.send(reply)
 
 
 def _portable(error: Exception) -> Exception:

@@ -34,7 +34,7 @@ from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.predict import predict
 from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.parts.components import EvaluationParts
+from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.records import Records
 from ddp_train.training.state.data_identity import known_meaning
 from ddp_train.training.state.weights import put_weights, read_weights
@@ -95,7 +95,7 @@ def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainSta
     return DONE
 
 
-def _infer(job: Job, predicts: bool, components: EvaluationParts, state: TrainState, world: World, phases: Phases) -> dict[str, float]:
+def _infer(job: Job, predicts: bool, components: EvaluationComponents, state: TrainState, world: World, phases: Phases) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
     folder_of = partial(job.run_folder.predictions_of, state.step)
     loaders = components.eval_loaders.values()
@@ -119,7 +119,7 @@ def _infer(job: Job, predicts: bool, components: EvaluationParts, state: TrainSt
     return metrics
 
 
-def _load(checkpoint: Path, components: EvaluationParts, state: TrainState, world: World, phases: Phases, *, is_verified: bool) -> str:
+def _load(checkpoint: Path, components: EvaluationComponents, state: TrainState, world: World, phases: Phases, *, is_verified: bool) -> str:
     """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or "". Collective.
 
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.

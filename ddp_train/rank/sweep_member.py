@@ -203,30 +203,30 @@ class _Child:
     """
 
     def __init__(self, job: str, place: str) -> None:
-        self._ours, theirs = connection.Pipe()
+        self._connection, far_end = connection.Pipe()
 
         def run_forked_rank() -> NoReturn:
-            self._ours.close()
+            self._connection.close()
             release()  # the folders are the member's, whose life is longer
             if has_used_gpu():
-                os.set_inheritable(theirs.fileno(), True)
-                environment = {**os.environ, handover.FRESH_RANK: f"{theirs.fileno()} {place}"}
+                os.set_inheritable(far_end.fileno(), True)
+                environment = {**os.environ, handover.FRESH_RANK: f"{far_end.fileno()} {place}"}
                 os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
-            _run_rank_for(theirs, place)
+            _run_rank_for(far_end, place)
 
         self.process = fork(run_forked_rank)
-        theirs.close()
+        far_end.close()
         with suppress(ConnectionError):  # it has died already; the next poll says so
-            self._ours.send_bytes(job.encode())
+            self._connection.send_bytes(job.encode())
 
     def poll(self, timeout_s: float) -> int | None:
         try:
-            return int(self._ours.recv_bytes()) if self._ours.poll(timeout_s) else None
+            return int(self._connection.recv_bytes()) if self._connection.poll(timeout_s) else None
         except (EOFError, ConnectionError):
             return None
 
     def end(self, *, at_once: bool) -> None:
-        self._ours.close()  # an idle rank leaves by itself
+        self._connection.close()  # an idle rank leaves by itself
         wait_until(lambda: self.process.exit_code() is not None, within_s=0.0 if at_once else _DIES_WITHIN_S, every_s=0.005)
         self.process.signal(signal.SIGKILL)
         self.process.wait()

@@ -33,7 +33,7 @@ RequestHandler = Callable[[Any], int]  # serves a request in the fork server's p
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ForkRequest:
     """What a process is asked for. A subclass says what it is to do."""
 
     files: Sequence[int] = ()  # descriptors that it inherits, with the same numbers
@@ -57,7 +57,7 @@ class ForkServer:
             self._waiting = self._next()
         return self._waiting is not None and self._waiting.exit_code() is None
 
-    def start(self, request: Request) -> Child:
+    def start(self, request: ForkRequest) -> Child:
         """Send a request to the process that waits for it, now or soon, and serves it after the imports; return that child."""
         child, self._waiting = self._waiting or self._next(), None
         assert child is not None, "none is left (`wait_until_ready`)"
@@ -214,7 +214,7 @@ def _fork_clone(owner: int) -> bool:
     return True
 
 
-def _receive(request_socket: socket.socket) -> tuple[Request, list[int]] | None:
+def _receive(request_socket: socket.socket) -> tuple[ForkRequest, list[int]] | None:
     """Return a request with its files; None: the owner has ended, or needs nothing."""
     try:
         _, received, _, _ = socket.recv_fds(request_socket, 1, _MAX_FILES)

@@ -23,7 +23,7 @@ _THREAD = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
-def answer() -> None:
+def dump_on_request() -> None:
     """Let other processes ask for this process's stacks, and whether its main thread runs Python. Called once, in that thread."""
     if HAS_SHARED_MEMORY:
         faulthandler.register(_SIGNAL, file=os.memfd_create(_STACKS), all_threads=True)

@@ -37,13 +37,13 @@ def build_writers(nodes: Mapping[str, Any], **run_facts: Any) -> list[MetricWrit
     return [*writers.values()]
 
 
-def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any] | None = None, first: Any = None) -> Any:
+def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any] | None = None, run_object: Any = None) -> Any:
     """Create the object of a node, with the arguments that only the run has.
 
     Args:
         key: the node's config key, for errors.
         answers: values for the arguments that are `auto`, by their keys.
-        first: a first positional argument (parameters, a model, an optimizer).
+        run_object: the first positional argument, an object of the run (parameters, a model, an optimizer).
 
     Raises UserError: its class raised; the message has the config key.
     """
@@ -52,8 +52,9 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
     filled = {name: answers[f"{key}.{name}"] for name in node if f"{key}.{name}" in answers}
     arguments = {name: auto.with_answers(value, f"{key}.{name}", answers) for name, value in node.items() if name not in filled}
     # Inner nodes may lack some arguments: a schedule its optimizer, an optimizer its parameters.
-    names = run_arguments(key) if first is not None else ()
-    run_objects = {"model" if isinstance(first, nn.Module) else "params": first} if "params" in names else dict.fromkeys(names, first)
+    names = run_arguments(key) if run_object is not None else ()
+    called = "model" if isinstance(run_object, nn.Module) else "params"
+    run_objects = {called: run_object} if "params" in names else dict.fromkeys(names, run_object)
     try:
         revealed = reveal(arguments)
     except KeyError as error:
@@ -69,12 +70,12 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         raise cause from None
     finally:
         _RUN_OBJECTS.reset(token)
-    if node.get("_partial_") and first is None:
+    if node.get("_partial_") and run_object is None:
         return functools.partial(make, **filled)
     given = {*make.keywords, *filled}  # of an optimizer around another one also its first argument
-    is_complete = first is None or next(iter(parameters_of(make.func) or ()), "") in given
+    is_complete = run_object is None or next(iter(parameters_of(make.func) or ()), "") in given
     try:
-        return make(*([] if is_complete else [first]), **filled)
+        return make(*([] if is_complete else [run_object]), **filled)
     except UserError:
         raise
     except Exception as error:

@@ -24,7 +24,7 @@ from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.loop.train_step import TrainStep
-from ddp_train.training.loop.trainer import Request, Trainer
+from ddp_train.training.loop.trainer import RunRequest, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Profiler:
         self._steps_taken = 0  # since this start, or since the request, while a window is to come
         self._recording: Trace | Allocations | None = None
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
-        trainer.hooks.requests.append(Request(self.is_requested, self.start_window))
+        trainer.hooks.requests.append(RunRequest(self.is_requested, self.start_window))
         if self._window is not None:
             self._before_step.append(self.begin_step)
 

@@ -14,7 +14,7 @@ class WindowSums:
     """The sums of the steps since the last log step, for a checkpoint between two log steps."""
 
     losses: list[float] = field(default_factory=list)  # of each step, over one rank's units
-    weights: list[float] = field(default_factory=list)  # of each step, over all ranks
+    num_units: list[float] = field(default_factory=list)  # of each step, over all ranks
     skipped: int = 0  # samples on one rank
     skipped_steps: int = 0
     logged: dict[str, list[float]] = field(default_factory=dict)  # by callbacks and the model on one rank: name -> sum, finite ones, calls
@@ -26,7 +26,7 @@ class WindowSums:
     def merged(windows: Sequence[WindowSums], *, is_main: bool) -> WindowSums:
         """Return one rank's sums after a change of the world size: rank 0 gets the sums over all `windows`, the others zeros."""
         first = windows[0]
-        zeros = WindowSums([0.0] * len(first.losses), first.weights, 0, first.skipped_steps, taken=first.taken)
+        zeros = WindowSums([0.0] * len(first.losses), first.num_units, 0, first.skipped_steps, taken=first.taken)
         if not is_main:
             return zeros
         logged: dict[str, list[float]] = {}

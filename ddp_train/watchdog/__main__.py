@@ -26,7 +26,7 @@ from ddp_train.system.torchrun_env import is_last_attempt
 from ddp_train.watchdog import diagnosis
 from ddp_train.watchdog.client import OTHER_MACHINES, Heartbeat, HeartbeatReader, WatchRequest
 from ddp_train.watchdog.diagnosis import Culprit, LoaderWorker, RankView
-from ddp_train.watchdog.flight_recorder import Request
+from ddp_train.watchdog.flight_recorder import RecordRequest
 
 _POLL_S = 0.2
 _CALM_POLL_S = 1.0  # at most, while no rank is near the limit: every check takes a processor from the ranks
@@ -78,7 +78,7 @@ class _WatchedRanks:
             self.watched_since = now
             reported = failure.load_report(self._run_folder.failure)
             if reported is not None and reported.error == diagnosis.ERROR:  # another machine's report needs this one's collectives, too
-                Request(pids, self._run_folder.logs)
+                RecordRequest(pids, self._run_folder.logs)
         if not pids or self._is_suspended(list(pids.values())):
             self.watched_since = now
             return
@@ -138,7 +138,7 @@ class _WatchedRanks:
     def _end(self, culprits: Sequence[Culprit], ranks: Sequence[RankView], texts: dict[int, str]) -> None:
         """Report the hang, and kill the culprits; the agent ends the others, or else this process does."""
         self.is_over = True
-        records = Request({view.rank: view.pid for view in ranks}, self._run_folder.logs)
+        records = RecordRequest({view.rank: view.pid for view in ranks}, self._run_folder.logs)
         if not self._is_failing:
             self._report(culprits, ranks, texts, has_records=records.has_ranks)
         outlive_parent()  # which may be a culprit

@@ -64,7 +64,7 @@ class FlightRecorder:
         shutil.rmtree(self._pipes, ignore_errors=True)
 
 
-class Request:
+class RecordRequest:
     """Asks ranks of this machine (-> pid) to write their records into the folder of the logs.
 
     A rank without a pipe is left out: on the CPU, or if the user has set another pipe.

@@ -65,9 +65,9 @@ def _plain(text: str) -> Any:
 
 def _with_strategy(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Mapping[str, Any], list[str]]:
     """Return a saved config with another strategy where one of ours is chosen, and the other overrides: any reads every checkpoint."""
-    ours = {file.stem: file for file in (CONF / "strategy").glob("*.yaml")}
-    chosen = [text for text in overrides if text.startswith("strategy=") and text.partition("=")[2] in ours]
+    files = {file.stem: file for file in (CONF / "strategy").glob("*.yaml")}
+    chosen = [text for text in overrides if text.startswith("strategy=") and text.partition("=")[2] in files]
     if not chosen:
         return saved, [*overrides]
-    node = yaml.safe_load(ours[chosen[-1].partition("=")[2]].read_text())
+    node = yaml.safe_load(files[chosen[-1].partition("=")[2]].read_text())
     return {**saved, "strategy": node}, [text for text in overrides if text not in chosen]

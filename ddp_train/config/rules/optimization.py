@@ -21,8 +21,8 @@ def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
     path = config.optimizer.get("_target_", "")
     if (target := look_up_or_none(path)) is None:
         return
-    ours = own_keys(config.optimizer, "optimizer")
-    groups, decay, sorts_itself = ours.get("groups"), ours.get("layer_decay"), accepts(target, "model")
+    settings = own_keys(config.optimizer, "optimizer")
+    groups, decay, sorts_itself = settings.get("groups"), settings.get("layer_decay"), accepts(target, "model")
     if decay is not None and (isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1):
         yield conflict("optimizer.layer_decay", f"is {decay!r}", "0.75, which is usual", expected="a number above 0 and at most 1, or null")
     if decay is not None and sorts_itself:
@@ -35,7 +35,7 @@ def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
     else:
         for name, group in (groups or {}).items():
             yield from _group(f"optimizer.groups.{name}", group, target, path, sorts_itself=sorts_itself)
-    yield from _check_rates(ours, config)
+    yield from _check_rates(settings, config)
 
 
 def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) -> Iterator[ConfigError]:
@@ -69,16 +69,16 @@ def _group(key: str, group: Any, target: Any, path: str, *, sorts_itself: bool) 
             yield ConfigError(key=f"{key}.{name}", happened=happened, expected=f"freeze=true alone, or {_TAKES_GROUPS}", fix=fix)
 
 
-def _check_rates(ours: Mapping[str, Any], config: PartialConfig) -> Iterator[ConfigError]:
+def _check_rates(settings: Mapping[str, Any], config: PartialConfig) -> Iterator[ConfigError]:
     """Yield what is wrong with `lr_scale` and `base_batch_size`, and what would take no notice of them."""
-    scale, base, off = ours.get("lr_scale"), ours.get("base_batch_size"), "null optimizer.base_batch_size=null"
+    scale, base, off = settings.get("lr_scale"), settings.get("base_batch_size"), "null optimizer.base_batch_size=null"
     if scale not in (None, *LR_SCALES):
         yield ConfigError(key="optimizer.lr_scale", happened=f"is {scale!r}", expected="linear (SGD), sqrt (Adam and similar) or null")
     if base is not None and (isinstance(base, bool) or not isinstance(base, int) or base < 1):
         yield ConfigError(key="optimizer.base_batch_size", happened=f"is {base!r}", expected="a number of samples, at least 1")
     if (scale is None) != (base is None):
         missing, given = ("lr_scale", "base_batch_size") if scale is None else ("base_batch_size", "lr_scale")
-        happened = f"is not given, and optimizer.{given} is {ours[given]}"
+        happened = f"is not given, and optimizer.{given} is {settings[given]}"
         expected = "both: how learning rates scale with the global batch, and the batch for which they were tuned"
         fix = "optimizer.lr_scale=linear optimizer.base_batch_size=256, or optimizer.lr_scale=sqrt for Adam"
         yield ConfigError(key=f"optimizer.{missing}", happened=happened, expected=expected, fix=fix)
@@ -95,8 +95,8 @@ def check_scheduler(config: PartialConfig) -> Iterator[ConfigError]:
     path = config.scheduler.get("_target_")
     if (target := look_up_or_none(path)) is None:
         return
-    ours = own_keys(config.scheduler, "scheduler")
-    every, metric, follows = ours.get("every"), ours.get("metric"), follows_a_metric(target)
+    settings = own_keys(config.scheduler, "scheduler")
+    every, metric, follows = settings.get("every"), settings.get("metric"), follows_a_metric(target)
     if every not in (None, "step", "epoch"):
         yield ConfigError(key="scheduler.every", happened=f"is {every!r}", expected="step or epoch")
     elif every == "epoch" and follows:

@@ -1,9 +1,9 @@
 """Import the object that a `_target_` names, or read a stand-in for it from its source; tell its arguments and bases.
 
-Importing a class of ddp_train or torch imports torch, which takes seconds (docs/decisions/0078-a-quick-start.md). So `stand_in` parses its
-source and makes an empty class or function of the same module, name, arguments and bases: `target.py` needs no more. It does so while torch
-is not imported, and where the source is plain: one definition of the name, perhaps re-exported by other modules, with literals as defaults.
-Everything else, and every other package, is imported.
+Importing a class of ddp_train or torch imports torch, which takes seconds (docs/decisions/0078-a-quick-start.md). So `signature_stub`
+parses its source and makes an empty class or function of the same module, name, arguments and bases: `target.py` needs no more. It does so
+while torch is not imported, and where the source is plain: one definition of the name, perhaps re-exported by other modules, with literals
+as defaults. Everything else, and every other package, is imported.
 """
 
 import ast
@@ -81,7 +81,7 @@ def locate(path: str) -> Any:
 
 def look_up(path: str) -> Any:
     """Return the object that a dotted path names, or a stand-in, which is enough for its arguments."""
-    return stand_in(path) or locate(path)
+    return signature_stub(path) or locate(path)
 
 
 def look_up_or_none(path: Any) -> Any:
@@ -149,7 +149,7 @@ def accepts(target: Callable[..., Any], name: str) -> bool:
     return False
 
 
-def stand_in(path: str) -> Any | None:
+def signature_stub(path: str) -> Any | None:
     """Return a stand-in for the object that a dotted path names; None: it must be imported."""
     if "torch" in sys.modules or path.partition(".")[0] not in _ROOTS:
         return None  # modules that are already imported are used directly

@@ -40,14 +40,14 @@ def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
         sentences.append(_sentence("cluster.nodes", first.nodes, other.nodes, names))
     sentences += _shortened(_config_differences(first, other, names), "keys")
     sentences += _shortened(_file_differences("code", first.source, other.source, names), "files of code")
-    for key, ours in first.data.items():
-        theirs = other.data.get(key)
-        if ours is None:
+    for key, first_files in first.data.items():
+        other_files = other.data.get(key)
+        if first_files is None:
             continue  # the first machine may download it
-        if theirs is None:
+        if other_files is None:
             sentences.append(f"{key}: is missing on {names.other}, exists on {names.first}")
         else:
-            sentences += _shortened(_file_differences(key, ours, theirs, names), f"files of {key}")
+            sentences += _shortened(_file_differences(key, first_files, other_files, names), f"files of {key}")
     return [*sentences, *_value_differences(first.versions, other.versions, "version of ", names)]
 
 
@@ -82,20 +82,20 @@ def _names(first: NodeFacts, other: NodeFacts) -> _Names:
 
 def _config_differences(first: NodeFacts, other: NodeFacts, names: _Names) -> Iterator[str]:
     left_out = _MAY_DIFFER if first.processes == other.processes else (*_MAY_DIFFER, _BATCH)
-    ours, theirs = ({key: value for key, value in facts.config.items() if key not in left_out} for facts in (first, other))
-    for sentence in _value_differences(ours, theirs, "", names):
+    first_config, other_config = ({key: value for key, value in facts.config.items() if key not in left_out} for facts in (first, other))
+    for sentence in _value_differences(first_config, other_config, "", names):
         # All ranks get the first machine's: it is what the run records.
         own = "; export a variable that differs by machine there, and set null here" if sentence.startswith("cluster.env.") else ""
         yield sentence + own
 
 
-def _file_differences(what: str, ours: FileList, theirs: FileList, names: _Names) -> Iterator[str]:
-    here, there = _described(ours), _described(theirs)
-    if not (ours.is_whole and theirs.is_whole and ours.listed_by == theirs.listed_by):  # only one may have come to look at it
+def _file_differences(what: str, first: FileList, other: FileList, names: _Names) -> Iterator[str]:
+    here, there = _described(first), _described(other)
+    if not (first.is_whole and other.is_whole and first.listed_by == other.listed_by):  # only one may have come to look at it
         seen_by_both = here.keys() & there.keys()
         here, there = ({name: files[name] for name in seen_by_both} for files in (here, there))
     for name in sorted(here.keys() | there.keys()):
-        shown, hash_here, hash_there = f"{what}: {name or 'the file'}", ours.hashes.get(name), theirs.hashes.get(name)
+        shown, hash_here, hash_there = f"{what}: {name or 'the file'}", first.hashes.get(name), other.hashes.get(name)
         if name not in there:
             yield f"{shown} is missing on {names.other}, exists on {names.first}"
         elif name not in here:
@@ -113,9 +113,9 @@ def _described(files: FileList) -> dict[str, str]:
     return {name: "a folder" if size < 0 else f"{size} bytes" for name, size in files.sizes.items()}
 
 
-def _value_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str, names: _Names) -> Iterator[str]:
-    for key in sorted(ours.keys() | theirs.keys()):
-        here, there = (repr(values[key]) if key in values else _ABSENT for values in (ours, theirs))
+def _value_differences(first: Mapping[str, Any], other: Mapping[str, Any], prefix: str, names: _Names) -> Iterator[str]:
+    for key in sorted(first.keys() | other.keys()):
+        here, there = (repr(values[key]) if key in values else _ABSENT for values in (first, other))
         if here != there:
             yield _sentence(prefix + key, here, there, names)
 

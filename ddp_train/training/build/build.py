@@ -28,7 +28,7 @@ from ddp_train.training.build.model import build_model_and_objective, note_metho
 from ddp_train.training.build.optimizer import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.compiled import compile_model, compile_note
-from ddp_train.training.parts.components import Components, EvaluationParts, wrap
+from ddp_train.training.parts.components import Components, EvaluationComponents, wrap
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
@@ -104,7 +104,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     return components
 
 
-def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any]) -> EvaluationParts:
+def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any]) -> EvaluationComponents:
     """Build what evaluation needs on this rank, and nothing else: no training data, no optimizer. Collective.
 
     The strategy serves where it cuts the model among the ranks, which may be too large for one; else the model is whole.
@@ -137,12 +137,12 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
 
 def _evaluation_parts(
     config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy, sources: Mapping[str, Source]
-) -> EvaluationParts:
+) -> EvaluationComponents:
     """Build what training and evaluation have in common; the strategy has not wrapped it yet. Collective."""
     model, objective, trained = build_model_and_objective(config, world, answers, strategy)
     if config.evaluation.save_predictions:
         _require_predictions(objective, sources.values())
-    return EvaluationParts(
+    return EvaluationComponents(
         model=model,
         trained=trained,
         objective=objective,

@@ -126,10 +126,10 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
     )
     changes = [(step, min(size, sampler.length)) for step, size in config.trainer.batch_size_schedule or ()]
     order = SampleOrder(sampler, global_batch_size=min(batch.global_batch_size, sampler.length), drop_last=drop_last, changes=changes)
-    grad_accum_steps, by_size = batch.grad_accum_steps, None
+    grad_accum_steps, micro_steps_of = batch.grad_accum_steps, None
     if changes:  # the last batch of an epoch has as few micro-batches as its size asks for
-        by_size = partial(accumulation_of, loader=loader, world_size=world.size)
-        grad_accum_steps = max(by_size(size) for size in (order.global_batch_size, *(size for _, size in changes)))
+        micro_steps_of = partial(accumulation_of, loader=loader, world_size=world.size)
+        grad_accum_steps = max(micro_steps_of(size) for size in (order.global_batch_size, *(size for _, size in changes)))
     return TrainLoader(
         source,
         order,
@@ -139,7 +139,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         num_workers=loader.num_workers,
         pin_memory=_pins_memory(loader, world),
         skips=loader.on_bad_sample == "skip",
-        by_size=by_size,
+        micro_steps_of=micro_steps_of,
         mixture=mixture if loader.bucket_batches is None else None,  # within a window of batches the samples of each source are not counted
         blend=_blend(source.facts, loader),
     )
@@ -166,10 +166,10 @@ def make_eval_loader(source: Source, config: RunConfig, world: World, *, key: st
     """Return what reads the evaluation set of a key on this rank."""
     loader, batch_size = config.loader, config.evaluation.batch_size
     limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
-    most = min(limits, default=None)
+    max_samples = min(limits, default=None)
     if isinstance(source, Stream):
         _require_plain(loader)
-        return StreamEvaluationLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, most=most)
+        return StreamEvaluationLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, max_samples=max_samples)
     require_samples(source, key=key)
     return PositionedEvaluationLoader(
         source,
@@ -179,7 +179,7 @@ def make_eval_loader(source: Source, config: RunConfig, world: World, *, key: st
         num_workers=loader.num_workers,
         pin_memory=_pins_memory(loader, world),
         skips=loader.on_bad_sample == "skip",
-        most=most,
+        max_samples=max_samples,
     )
 
 

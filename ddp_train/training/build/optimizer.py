@@ -26,15 +26,15 @@ def groups_of(node: Mapping[str, Any]) -> Groups:
 
 def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
     """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
-    ours, target = own_keys(node, "optimizer"), locate(node["_target_"])
-    theirs = {name: value for name, value in node.items() if name not in ours}
+    settings, target = own_keys(node, "optimizer"), locate(node["_target_"])
+    class_node = {name: value for name, value in node.items() if name not in settings}
     if accepts(target, "model"):
-        return _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=trained)), rate_factor)
-    layer_decay, lr = ours.get("layer_decay"), _rate(theirs, target)
+        return _scaled(cast(Optimizer, instantiate(class_node, key="optimizer", run_object=trained)), rate_factor)
+    layer_decay, lr = settings.get("layer_decay"), _rate(class_node, target)
     if layer_decay is not None and lr is None:
         raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")
-    groups = parameter_groups(trained, theirs.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
-    optimizer = _scaled(cast(Optimizer, instantiate(theirs, key="optimizer", first=groups)), rate_factor)
+    groups = parameter_groups(trained, class_node.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
+    optimizer = _scaled(cast(Optimizer, instantiate(class_node, key="optimizer", run_object=groups)), rate_factor)
     training_mode(optimizer)
     return optimizer
 
@@ -69,17 +69,17 @@ def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder)
 
 def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
     """Complete the scheduler with the optimizer; one that counts epochs or follows one of the metrics moves on at its own times."""
-    ours = own_keys(node, "scheduler")
-    theirs = {name: value for name, value in node.items() if name not in ours}
+    settings = own_keys(node, "scheduler")
+    class_node = {name: value for name, value in node.items() if name not in settings}
     if not follows_a_metric(locate(node["_target_"])):
-        scheduler = instantiate(theirs, key="scheduler", answers=answers, first=optimizer)
-        return EveryEpoch(scheduler) if ours.get("every") == "epoch" else cast(Scheduler, scheduler)
-    metric = ours.get("metric") or next(iter(goals), "")
+        scheduler = instantiate(class_node, key="scheduler", answers=answers, run_object=optimizer)
+        return EveryEpoch(scheduler) if settings.get("every") == "epoch" else cast(Scheduler, scheduler)
+    metric = settings.get("metric") or next(iter(goals), "")
     if metric not in goals:
         happened = f"is {metric!r}, which the objective does not measure"
         raise ConfigError(key="scheduler.metric", happened=happened, expected=f"one of {', '.join(goals) or 'its metrics: it has none'}")
-    mode = theirs.get("mode", goals[metric])
+    mode = class_node.get("mode", goals[metric])
     if mode != goals[metric]:
         better = "larger" if goals[metric] == "max" else "smaller"
         raise conflict("scheduler.mode", f"is {mode}, and a {better} {metric} is better", goals[metric], expected=goals[metric])
-    return Plateau(instantiate({**theirs, "mode": mode}, key="scheduler", answers=answers, first=optimizer), metric)
+    return Plateau(instantiate({**class_node, "mode": mode}, key="scheduler", answers=answers, run_object=optimizer), metric)

@@ -71,7 +71,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
             others=others,
             local_weights=local_weights,
         )
-    _before_training(trainer, sanity_check=config.sanity_check)
+    _before_first_step(trainer, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):
         _count_epochs(trainer, scheduler)
     if local_weights is not None:
@@ -96,10 +96,10 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
     _print_memory_use_once(trainer)
 
 
-def _before_training(trainer: Trainer, *, sanity_check: bool) -> None:
+def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:
     """Let the first micro-batch serve for all that comes before the first step."""
     components, state, world = trainer.components, trainer.state, trainer.world
-    hooks, predicts = trainer.hooks.before_training, trainer.saves_predictions
+    hooks, predicts = trainer.hooks.before_first_step, trainer.saves_predictions
     throughput, lengths = components.throughput, components.length_plan
 
     def rehearse(first: MicroBatch) -> None:
@@ -150,7 +150,7 @@ def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
     def reach(step: int = 0) -> None:
         scheduler.reach(state.samples // epoch_size)
 
-    trainer.hooks.at_start.append(reach)
+    trainer.hooks.when_steps_begin.append(reach)
     trainer.hooks.after_step.append(reach)
 
 

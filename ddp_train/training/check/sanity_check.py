@@ -102,13 +102,13 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
         recording = _recording(model, forward, lambda: _refuse_labels(objective, forward, trial))
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), recording:
             if trial.trains:
-                weight = float(objective.weight(trial.batch))
+                num_units = float(objective.weight(trial.batch))
                 loss = whole_loss(objective, model, batch)
                 if not isinstance(loss, Tensor) or loss.shape != ():
                     raise TypeError(f"loss is {describe(loss)}, and not one number: a tensor of shape []")
                 if not loss.requires_grad:
                     raise TypeError("loss does not depend on the parameters: is there a detach(), argmax or no_grad on its way?")
-                loss_text = f", loss {loss.item() / weight:.4g}" if weight else ""
+                loss_text = f", loss {loss.item() / num_units:.4g}" if num_units else ""
             else:
                 with torch.no_grad():
                     scored = components.evaluate_batch(batch, predicts=predicts)

@@ -13,11 +13,11 @@ from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.objective.supervised import TARGETS, call_model
 from ddp_train.training.loop.evaluation import as_evaluated, in_lockstep
-from ddp_train.training.parts.components import EvaluationParts
+from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.predictions import PredictionFiles
 
 
-def predict(components: EvaluationParts, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:
+def predict(components: EvaluationComponents, world: World, folder: Path, *, begins_batch: Callable[[], None] = lambda: None) -> int:
     """Write the predictions for all evaluation data, and return the number of samples. Collective.
 
     The files appear together in the folder; samples.txt has the names of samples where the data has names. `begins_batch` is called before

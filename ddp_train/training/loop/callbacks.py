@@ -43,7 +43,7 @@ class Callbacks:
     def register(self, hooks: Hooks) -> None:
         """Let the loop call the events that these callbacks have."""
         if self._methods["start"]:
-            hooks.at_start.append(self.start)
+            hooks.when_steps_begin.append(self.start)
         if self._methods["step"]:
             hooks.after_step.append(self.step)
         if self._methods["evaluation"]:

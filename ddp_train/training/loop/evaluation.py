@@ -14,13 +14,13 @@ from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import EvaluationLoader, PositionedEvaluationLoader
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.parts import metric
-from ddp_train.training.parts.components import EvaluationParts
+from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.parts.evaluated_weights import averaged
 from ddp_train.training.record.predictions import PredictionFiles
 
 
 def evaluate(
-    components: EvaluationParts,
+    components: EvaluationComponents,
     world: World,
     *,
     predictions: Callable[[str], Path] | None = None,
@@ -56,7 +56,7 @@ def evaluate(
 
 
 @contextmanager
-def as_evaluated(components: EvaluationParts) -> Iterator[None]:
+def as_evaluated(components: EvaluationComponents) -> Iterator[None]:
     """Set the model to evaluation: its mode, no gradients, a callback's averaged weights. It may be entered twice."""
     modules = [module for module in (components.model, components.objective) if isinstance(module, nn.Module)]
     with torch.no_grad(), model_log.taken_by(None), averaged(components), _in_eval_mode(modules):
@@ -65,7 +65,7 @@ def as_evaluated(components: EvaluationParts) -> Iterator[None]:
 
 
 def _evaluate_set(
-    components: EvaluationParts,
+    components: EvaluationComponents,
     loader: EvaluationLoader,
     world: World,
     *,

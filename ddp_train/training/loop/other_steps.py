@@ -10,7 +10,7 @@ from torch import Tensor
 from ddp_train.interfaces import Batch
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.gradient import NormShare, norm_of, norm_share
-from ddp_train.training.loop.train_step import TotalWeight, TrainStep
+from ddp_train.training.loop.train_step import TotalUnits, TrainStep
 from ddp_train.training.parts.turn import Turn
 
 
@@ -19,7 +19,7 @@ class TurnsStep(TrainStep):
 
     _turn: Turn
 
-    def update_parameters(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
         """Return the norm over all turns. A step in which one was not finite takes no further turn (`guard`)."""
         components, all_batches = self.components, [*micro_batches]
         turns = components.turns_at(self.state.step)
@@ -28,7 +28,7 @@ class TurnsStep(TrainStep):
         for self._turn in turns:
             with self._turn.alone():
                 self.guard.begin()
-                self.compute_gradients(self._turn.module, all_batches, weight)
+                self.compute_gradients(self._turn.module, all_batches, units)
                 of_turn = self.measure_and_clip(measures_norm=measures_norm)
                 norm = of_turn if norm is None or of_turn is None else torch.hypot(norm, of_turn)
                 self.guard.step(components.optimizer, components.scaler, norm, turn=self._turn.name)
@@ -64,11 +64,11 @@ class EarlyStep(TrainStep):
             for parameter in group["params"]:
                 parameter.register_post_accumulate_grad_hook(partial(self._step, index))
 
-    def update_parameters(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
         """Return the norm of the gradients. Collective where some are sharded."""
         num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
         self._is_stepping, self._measures = True, measures_norm
-        self.compute_gradients(self.components.module, micro_batches, weight)
+        self.compute_gradients(self.components.module, micro_batches, units)
         shares, self._shares, self._is_stepping = self._shares, {}, False
         self._sort_state(num_known)
         norm = norm_of([shares[number] for number in sorted(shares)], self.world) if measures_norm else None

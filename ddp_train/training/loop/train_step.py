@@ -1,7 +1,7 @@
 """One optimizer step of one rank: forward and backward of each micro-batch, the exact mean's gradient, clipping, the optimizer.
 
 Nothing here waits for the device. No collective runs but the strategy's own, one small all-reduce during the first forward where
-the objective's weights depend on the batch's content, and one for the norm of gradients that are sharded among the ranks.
+the number of units depends on the batch's content, and one for the norm of gradients that are sharded among the ranks.
 Other kinds of step are in `other_steps.py`.
 """
 
@@ -25,8 +25,8 @@ from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 
 
-class TotalWeight(NamedTuple):
-    """The weight of a step's micro-batches. The weight of a batch is the number of units that its loss sums over: samples or tokens."""
+class TotalUnits(NamedTuple):
+    """The number of units (samples, tokens) that the losses of a step's micro-batches sum over."""
 
     get: Callable[[], float | Tensor]  # a tensor of shape [] where the shapes do not tell it
     num_ranks: int  # whose micro-batches are counted: the strategy takes the mean of their gradients, and the sum is wanted
@@ -41,7 +41,7 @@ class TrainStep:
     world: World
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
-    window: LogWindow = field(init=False)  # gets the losses and the weight of each step, after `begin_window`
+    window: LogWindow = field(init=False)  # gets the losses and the number of units of each step, after `begin_window`
 
     def __post_init__(self) -> None:
         local_weights = self.components.strategy.local_weights
@@ -49,14 +49,14 @@ class TrainStep:
 
     def begin_window(self) -> None:
         """Count steps from here on in a new window, which begins with what the state's holds."""
-        own_weights = self.has_local_steps or self.world.size == 1
-        self.window = LogWindow(self.world.device, self.state.window, turns=self.components.turns, own_weights=own_weights)
+        units_are_per_rank = self.has_local_steps or self.world.size == 1
+        self.window = LogWindow(self.world.device, self.state.window, turns=self.components.turns, units_are_per_rank=units_are_per_rank)
 
     def __call__(self, micro_batches: Iterable[MicroBatch], *, global_batch_size: int, measures_norm: bool = False) -> Tensor | None:
         """Take one optimizer step over this rank's micro-batches of one global batch. Collective: every rank calls it.
 
         Gradients are exchanged as the strategy does it (DDP: once, in the last micro-batch's backward). They are the exact weighted mean
-        over the global batch: every loss is a sum, divided by the weight of the whole batch.
+        over the global batch: every loss is a sum, divided by the number of units in the whole batch.
 
         `micro_batches`: as many as the loader's `micro_steps`, asked for one by one.
 
@@ -67,35 +67,35 @@ class TrainStep:
         """
         window = self.window
         window.begin_step()
-        weight, micro_batches = self._start_total_weight(micro_batches, global_batch_size)
-        grad_norm = self.update_parameters(micro_batches, weight, measures_norm=measures_norm)
+        units, micro_batches = self._start_total_units(micro_batches, global_batch_size)
+        grad_norm = self.update_parameters(micro_batches, units, measures_norm=measures_norm)
         self.components.scheduler.step()
         if self.guard.needs_norm and grad_norm is not None:
             window.norms.append(grad_norm)
-        window.end_step(weight.get(), samples=global_batch_size)
+        window.end_step(units.get(), samples=global_batch_size)
         return grad_norm
 
-    def update_parameters(self, micro_batches: Iterable[MicroBatch], weight: TotalWeight, *, measures_norm: bool) -> Tensor | None:
+    def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
         """Compute the gradients of all micro-batches, let the optimizer step, and forget them; return their norm where it is wanted."""
         components = self.components
         self.guard.begin()
-        self.compute_gradients(components.module, micro_batches, weight)
+        self.compute_gradients(components.module, micro_batches, units)
         grad_norm = self.measure_and_clip(measures_norm=measures_norm)
         self.guard.step(components.optimizer, components.scaler, grad_norm)
         components.scaler.update()
         components.zero_gradients()
         return grad_norm
 
-    def compute_gradients(self, module: nn.Module, micro_batches: Iterable[MicroBatch], weight: TotalWeight) -> None:
+    def compute_gradients(self, module: nn.Module, micro_batches: Iterable[MicroBatch], units: TotalUnits) -> None:
         """Run all micro-batches forward and backward; the last backward reduces the gradients."""
         components = self.components
         last = components.train_loader.micro_steps(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
                 with components.strategy.no_sync(module):
-                    self._forward_backward(micro_batch, weight)
+                    self._forward_backward(micro_batch, units)
             else:
-                self._forward_backward(micro_batch, weight)
+                self._forward_backward(micro_batch, units)
         components.strategy.reduce_gradients(components.trained, self.state.step)
 
     def measure_and_clip(self, *, measures_norm: bool) -> Tensor | None:
@@ -121,46 +121,46 @@ class TrainStep:
         """Add to the loss of the step."""
         self.window.add(loss_sum)
 
-    def _forward_backward(self, micro_batch: MicroBatch, total_weight: TotalWeight) -> None:
+    def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
             loss_sum = self.loss(batch)
         if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0
-        weight = total_weight.get()  # not needed before
+        num_units = units.get()  # not needed before
         # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
-        if isinstance(weight, Tensor):
-            factor = (total_weight.num_ranks / torch.where(weight == 0, 1.0, weight)).to(loss_sum.dtype)  # 0: nothing counts
+        if isinstance(num_units, Tensor):
+            factor = (units.num_ranks / torch.where(num_units == 0, 1.0, num_units)).to(loss_sum.dtype)  # 0: nothing counts
         else:
-            factor = torch.full_like(loss_sum, total_weight.num_ranks / weight)
+            factor = torch.full_like(loss_sum, units.num_ranks / num_units)
         self.backward(loss_sum, components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum)))
         self.add_loss(loss_sum)
 
-    def _start_total_weight(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalWeight, Iterable[MicroBatch]]:
-        """Return the weight of the whole global batch, and the micro-batches.
+    def _start_total_units(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalUnits, Iterable[MicroBatch]]:
+        """Return the units of the whole global batch, and the micro-batches.
 
-        The weight is known from the shapes of the first one; or it is that of all of them, being summed over the ranks meanwhile. Where
-        each rank takes its own steps, such a sum stays that of this rank.
+        They are known from the shapes of the first one; or those of all of them are summed over the ranks meanwhile. Where each rank takes
+        its own steps, such a sum stays that of this rank.
         """
         rest: Iterator[MicroBatch] = iter(micro_batches)
         first = next(rest)
-        weight = self._weight(first)
-        if isinstance(weight, int):
-            known = weight * first.pieces / (first.num_samples or batch_size(first.batch)) * global_batch_size
+        num_units = self._units_of(first)
+        if isinstance(num_units, int):
+            known = num_units * first.pieces / (first.num_samples or batch_size(first.batch)) * global_batch_size
             every = chain(iter([first]), rest)  # given the list itself, `chain` would hold its memory to the end
-            return TotalWeight(lambda: known, self.world.size), every
+            return TotalUnits(lambda: known, self.world.size), every
         all_batches = [first, *rest]
-        weights = [
-            torch.as_tensor(self._weight(micro_batch), dtype=torch.float64) * (not micro_batch.is_stand_in) for micro_batch in all_batches
+        unit_counts = [
+            torch.as_tensor(self._units_of(micro_batch), dtype=torch.float64) * (not micro_batch.is_stand_in) for micro_batch in all_batches
         ]
-        rank_weight = torch.stack(weights).sum()
+        rank_units = torch.stack(unit_counts).sum()
         # Reduced where the data is, mostly on the CPU: no wait for the device.
-        wait: Callable[[], Tensor] = (lambda: rank_weight) if self.has_local_steps else self.world.start_sum(rank_weight)
+        wait: Callable[[], Tensor] = (lambda: rank_units) if self.has_local_steps else self.world.start_sum(rank_units)
         get = cache(lambda: wait().to(self.world.device, non_blocking=True))
-        return TotalWeight(get, 1 if self.has_local_steps else self.world.size), all_batches
+        return TotalUnits(get, 1 if self.has_local_steps else self.world.size), all_batches
 
-    def _weight(self, micro_batch: MicroBatch) -> int | Tensor:
-        """Return the weight of a micro-batch, where its data is: on the host, if it was not copied ahead."""
+    def _units_of(self, micro_batch: MicroBatch) -> int | Tensor:
+        """Return the number of units in a micro-batch, where its data is: on the host, if it was not copied ahead."""
         with counted_as(micro_batch.num_samples):
             return self.components.objective.weight(as_pair(micro_batch.batch))

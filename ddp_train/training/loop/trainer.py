@@ -35,11 +35,11 @@ from ddp_train.training.train_state import TrainState, WindowSums
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """Something that a person can ask of a run while it trains."""
 
     is_made: Callable[[], bool]  # on this rank
-    answer: Callable[[int], None]  # called on all ranks after the record, with the steps taken, if it was made on any rank
+    carry_out: Callable[[int], None]  # called on all ranks after the record, with the steps taken, if it was made on any rank
 
 
 @dataclass(kw_only=True)
@@ -49,14 +49,14 @@ class Hooks:
     All ranks call the same ones. Those of a step must not wait for the device.
     """
 
-    before_training: list[Callable[[MicroBatch], object]] = field(default_factory=list)
+    before_first_step: list[Callable[[MicroBatch], object]] = field(default_factory=list)
     """Once, before the first step, with this rank's first micro-batch, which is trained on afterwards."""
     wrap_micro_batches: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)
     """Once: may put something between the loader and the loop."""
-    at_start: list[Callable[[], None]] = field(default_factory=list)  # when steps begin, and again when they go on after a rewind
+    when_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # again after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
-    requests: list[Request] = field(default_factory=list)  # looked for at each record
+    requests: list[RunRequest] = field(default_factory=list)  # looked for at each record
     at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
     after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
     before_save: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
@@ -149,10 +149,10 @@ class Trainer:
         """Return this rank's micro-batches, after the first one has served for all that comes before the first step. Collective."""
         components, state, hooks = self.components, self.state, self.hooks
         micro_batches = copied_ahead(components.train_loader.micro_batches(state.samples), self.world.device)
-        if hooks.before_training and state.step < components.total_steps:
+        if hooks.before_first_step and state.step < components.total_steps:
             first = list(islice(micro_batches, 1))  # of the loader itself: its workers start once, and nothing is read twice
             if first:
-                for prepare in hooks.before_training:
+                for prepare in hooks.before_first_step:
                     prepare(first[0])
             micro_batches = chain(iter(first), micro_batches)  # given the list itself, `chain` would hold its memory to the end
         for change in hooks.wrap_micro_batches:
@@ -209,7 +209,7 @@ class Trainer:
         - A callback ends it here, at the start or after that evaluation: this is saved, as no step follows that would save it.
         """
         state, had_ended = self.state, self.state.early_end is not None
-        for start in self.hooks.at_start:
+        for start in self.hooks.when_steps_begin:
             start()
         if state.evaluation_pending or self._is_over():
             if not self.evaluate():
@@ -286,14 +286,14 @@ class Trainer:
             "step_ms": 1e3 * elapsed / window.steps,
             "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
         }
-        taken = reading.weights[-window.steps :]  # by this process, whose clock it is
-        values |= components.throughput.values(samples=window.samples, weights=taken, seconds=elapsed, memory=reading.sums["memory"])
+        num_units = reading.num_units[-window.steps :]  # by this process, whose clock it is
+        values |= components.throughput.values(samples=window.samples, num_units=num_units, seconds=elapsed, memory=reading.sums["memory"])
         for add_to in hooks.at_record:
             add_to(values, reading)
         self._write("train", values | self.logged.reduce_and_reset(reading.sums, self.world))
         for request, num_ranks in zip(hooks.requests, reading.sums["requests"], strict=True):
             if num_ranks:
-                request.answer(self.state.step)
+                request.carry_out(self.state.step)
         window.reset()
 
     def _judge(self, reading: Reading) -> float:

@@ -47,7 +47,7 @@ class Scored(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class EvaluationParts:
+class EvaluationComponents:
     """What evaluation works with, also where nothing is trained."""
 
     model: nn.Module  # as the config says
@@ -108,7 +108,7 @@ def wrap(trained: nn.Module, objective: AnyObjective, strategy: Strategy, world:
 
 
 @dataclass(kw_only=True)
-class Components(EvaluationParts):
+class Components(EvaluationComponents):
     """Everything that the loop works with."""
 
     # What computes the loss, as the strategy wraps it (`wrap`).

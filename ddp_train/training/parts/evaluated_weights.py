@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import MemoryKey, describe, is_sharded, local_rows, plain_name, shard_like
-from ddp_train.training.parts.components import Components, EvaluationParts, callback_errors
+from ddp_train.training.parts.components import Components, EvaluationComponents, callback_errors
 from ddp_train.traits import has_modes
 
 
@@ -70,7 +70,7 @@ def training_mode(optimizer: Optimizer, trained: Sequence[Tensor] = ()) -> None:
                 parameter.copy_(value)
 
 
-def averages(components: EvaluationParts) -> Mapping[str, Tensor]:
+def averages(components: EvaluationComponents) -> Mapping[str, Tensor]:
     """Return a callback's averaged weights for evaluation, by the model's names and with its shapes; {} where there are none."""
     name = components.averaging
     if name is None:
@@ -91,7 +91,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def averaged(components: EvaluationParts) -> Iterator[None]:
+def averaged(components: EvaluationComponents) -> Iterator[None]:
     """Give the model a callback's averaged weights, if any, and afterwards its own. An error ends the run.
 
     Where the types are the same, tensors are exchanged and not copied: so averages of buffers become rank 0's, too. Rows of tensors that

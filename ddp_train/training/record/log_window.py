@@ -26,7 +26,7 @@ class Reading:
     """The numbers of a window, read from the device."""
 
     totals: list[float]  # the loss of each step over all ranks, not divided by anything
-    weights: list[float]  # of each step's global batch
+    num_units: list[float]  # of each step's global batch: samples or tokens, by which its loss is divided
     norms: list[float]  # gradient norms of the steps not judged yet, root mean square over the ranks; [] where no step depends on its norm
     grad_norm: float | None = None  # of the newest step
     skipped: int = 0  # samples, over all ranks
@@ -40,23 +40,23 @@ class LogWindow:
     Args:
         sums: from a checkpoint between two log steps, so that the next record is that of a run that never stopped.
         turns: the names of the objective's turns.
-        own_weights: the tensors that `end_step` gets are of this rank's part of the batch alone, and not of all of it.
+        units_are_per_rank: the tensors that `end_step` gets count this rank's part of the batch alone, and not all of it.
     """
 
     def __init__(
-        self, device: torch.device, sums: WindowSums | None = None, *, turns: Collection[str] = (), own_weights: bool = False
+        self, device: torch.device, sums: WindowSums | None = None, *, turns: Collection[str] = (), units_are_per_rank: bool = False
     ) -> None:
         sums = sums or WindowSums()
-        self._own_weights = own_weights
+        self._units_are_per_rank = units_are_per_rank
         self._losses = _StepSums(sums.losses, device)
         self._turn_losses = {name: _StepSums(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
         self._step_sums = [self._losses, *self._turn_losses.values()]
         self._turns_of_steps = [list(names) for names in sums.taken]
-        self._weights: list[float | Tensor] = list(sums.weights)
+        self._num_units: list[float | Tensor] = list(sums.num_units)
         self.skipped = sums.skipped  # samples on this rank
         self.skipped_steps = sums.skipped_steps
         self.norms: list[Tensor] = []  # gradient norms of the steps not judged yet; only where a step depends on its norm
-        self.num_judged = len(sums.weights)  # steps that `LossMonitor` has judged; all steps of a checkpoint are
+        self.num_judged = len(sums.num_units)  # steps that `LossMonitor` has judged; all steps of a checkpoint are
         self._start()
 
     def _start(self) -> None:
@@ -68,14 +68,14 @@ class LogWindow:
         """Forget the steps that have been recorded. Their tensors are used again."""
         for sums in self._step_sums:
             sums.values.zero_()
-        self._turns_of_steps, self._weights, self.norms = [], [], []
+        self._turns_of_steps, self._num_units, self.norms = [], [], []
         self.skipped = self.skipped_steps = self.num_judged = 0
         self._start()
 
     def begin_step(self) -> None:
         """Let `add` count for the next step."""
         for sums in self._step_sums:
-            sums.begin(len(self._weights))
+            sums.begin(len(self._num_units))
 
     def add(self, loss: Tensor, *, turn: str | None = None) -> None:
         """Add a loss, summed over some of this rank's units, shape [], to the present step's, and to the turn's part of it."""
@@ -87,9 +87,9 @@ class LogWindow:
         """Note the turns of the present step, of an objective that takes turns."""
         self._turns_of_steps.append([*turns])
 
-    def end_step(self, weight: float | Tensor, *, samples: int) -> None:
-        """Count a step: the samples of its global batch, and the weight that the sum of all ranks' losses is divided by."""
-        self._weights.append(weight)
+    def end_step(self, num_units: float | Tensor, *, samples: int) -> None:
+        """Count a step: the samples of its global batch, and the units that the sum of all ranks' losses is divided by."""
+        self._num_units.append(num_units)
         self.steps += 1
         self.samples += samples
 
@@ -98,15 +98,15 @@ class LogWindow:
 
         `grad_norm`: of the newest step; None: not known.
         """
-        world, num_steps = reduction.world, len(self._weights)
+        world, num_steps = reduction.world, len(self._num_units)
         reduction.add("skipped", [self.skipped])
         reduction.add_tensors("losses", [self._losses.values[:num_steps]])
         for turn, losses in self._turn_losses.items():
             reduction.add_tensors(loss_of(turn), [losses.values[:num_steps]])
-        if on_device := [weight for weight in self._weights if isinstance(weight, Tensor)]:
+        if on_device := [number for number in self._num_units if isinstance(number, Tensor)]:
             stacked = torch.stack(on_device)
-            is_counted = self._own_weights or world.is_main  # else all ranks have the same weights: rank 0's count
-            reduction.add_tensors("weights", [stacked if is_counted else torch.zeros_like(stacked)])
+            is_counted = self._units_are_per_rank or world.is_main  # else all ranks have the same numbers: rank 0's count
+            reduction.add_tensors("num_units", [stacked if is_counted else torch.zeros_like(stacked)])
         if self.norms:
             reduction.add_tensors("norms", [torch.stack(self.norms).double().square()])
         if grad_norm is not None:
@@ -117,12 +117,12 @@ class LogWindow:
             """Return root mean squares over the ranks: of equal norms, the norm."""
             return [math.sqrt(square / world.size) for square in sums.get(name, ())]
 
-        of_tensors = iter(sums.get("weights", ()))
-        weights = [next(of_tensors) if isinstance(weight, Tensor) else float(weight) for weight in self._weights]
-        self._weights = [*weights]
+        of_tensors = iter(sums.get("num_units", ()))
+        num_units = [next(of_tensors) if isinstance(number, Tensor) else float(number) for number in self._num_units]
+        self._num_units = [*num_units]
         return Reading(
             totals=sums["losses"],
-            weights=weights,
+            num_units=num_units,
             norms=over_ranks("norms"),
             grad_norm=next(iter(over_ranks("grad_norm")), None),
             skipped=int(sums["skipped"][0]),
@@ -138,24 +138,24 @@ class LogWindow:
         """Return the mean loss of each turn, as `loss_<turn>`, over the steps that count and took it; of a turn without such steps none."""
         means = {}
         for turn, totals in reading.turns.items():
-            steps = [index for index, turns in enumerate(self._turns_of_steps) if turn in turns and self._weights[index]]
+            steps = [index for index, turns in enumerate(self._turns_of_steps) if turn in turns and self._num_units[index]]
             if steps:
-                means[loss_of(turn)] = sum(totals[index] for index in steps) / sum(float(self._weights[index]) for index in steps)
+                means[loss_of(turn)] = sum(totals[index] for index in steps) / sum(float(self._num_units[index]) for index in steps)
         return means
 
     def leave_out_steps(self, indices: Sequence[int]) -> None:
-        """Set loss and weight of these steps to 0: they were not taken."""
+        """Set loss and units of these steps to 0: they were not taken."""
         for index in indices:
             for sums in self._step_sums:
                 sums.values[index] = 0.0
-            self._weights[index] = 0.0
+            self._num_units[index] = 0.0
 
     def sums(self, logged: Logged | None = None) -> WindowSums:
-        """Read from the device what a checkpoint needs. The weights are known since `read`."""
-        losses, *of_turns = (sums.values[: len(self._weights)].tolist() for sums in self._step_sums)
+        """Read from the device what a checkpoint needs. The units are known since `read`."""
+        losses, *of_turns = (sums.values[: len(self._num_units)].tolist() for sums in self._step_sums)
         return WindowSums(
             losses,
-            [float(weight) for weight in self._weights],
+            [float(number) for number in self._num_units],
             self.skipped,
             self.skipped_steps,
             turns=dict(zip(self._turn_losses, of_turns, strict=True)),

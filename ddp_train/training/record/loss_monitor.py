@@ -53,12 +53,12 @@ class LossMonitor:
         Raises NonFiniteLossError: a loss, or the newest gradient norm, is not finite, and the run cannot go on.
         Raises Rewind: the run can go on from the newest checkpoint.
         """
-        totals, weights, norms = reading.totals, reading.weights, reading.norms
+        totals, num_units, norms = reading.totals, reading.num_units, reading.norms
         newest = 0.0 if reading.grad_norm is None else reading.grad_norm
         skipped = []
         first = len(totals) - window.steps  # the steps before were judged before their checkpoint was written
         for index in range(max(first, window.num_judged), len(totals)):
-            loss = totals[index] / (weights[index] or 1.0)  # 0: nothing counted
+            loss = totals[index] / (num_units[index] or 1.0)  # 0: nothing counted
             is_newest = index == len(totals) - 1
             norm = norms[index - window.num_judged] if norms else newest if is_newest else 0.0
             step = partial(_step_at, index - first, window, state, order)  # its samples are looked up only where something is wrong
@@ -76,7 +76,7 @@ class LossMonitor:
         window.num_judged = len(totals)
         window.norms.clear()
         counted = sorted({*range(len(totals))}.difference(skipped))
-        return float(sum(totals[index] for index in counted) / (sum(weights[index] for index in counted) or math.nan))
+        return float(sum(totals[index] for index in counted) / (sum(num_units[index] for index in counted) or math.nan))
 
     def _on_skipped(self, step: _Step, state: TrainState, loss: float, norm: float, *, is_scaled: bool) -> None:
         state.skipped_in_a_row += 1

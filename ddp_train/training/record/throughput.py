@@ -79,7 +79,7 @@ class Throughput:
     """Computes the rates of a run, on each rank."""
 
     world: World  # the ranks, each with one device
-    objective: Any = None  # its weight may count tokens (its `unit`)
+    objective: Any = None  # its units may be tokens (its `unit`)
     tokens_per_sample: int | None = None  # of data that is windows of tokens; None: of other data
     peak: float | None = None  # FLOP/s of the device; None: not known, and there is no `mfu`
     shapes: ShapeCopy | None = None  # model and objective, to count the operations of a step; None: they could not be copied
@@ -116,11 +116,11 @@ class Throughput:
         torch.cuda.reset_peak_memory_stats(self.world.device)
         return [stats.get("allocated_bytes.all.peak", 0) / _GIB, stats.get("reserved_bytes.all.current", 0) / _GIB, *host_gib]
 
-    def values(self, *, samples: int, weights: Sequence[float], seconds: float, memory: Sequence[float]) -> dict[str, float]:
-        """Return a record's values of the last steps, from samples of all ranks, the steps' weights, and the ranks' sum of `memory`."""
+    def values(self, *, samples: int, num_units: Sequence[float], seconds: float, memory: Sequence[float]) -> dict[str, float]:
+        """Return a record's values of the last steps, from samples of all ranks, the steps' units, and the ranks' sum of `memory`."""
         size = self.world.size
         values = {"samples_per_s": samples / seconds, "samples_per_s_per_device": samples / seconds / size}
-        tokens = sum(weights) if self._counts_tokens else None
+        tokens = sum(num_units) if self._counts_tokens else None
         units = samples if tokens is None else tokens
         if tokens is None and self.tokens_per_sample is not None:
             tokens = float(samples * self.tokens_per_sample)

@@ -149,11 +149,11 @@ def require_room_for_run(run_folder: RunFolder, components: Components, keep: Re
         print(warning, flush=True)
 
 
-def find_checkpoint(run_folder: RunFolder, named: str | None, world: World, *, on_progress: Callable[[], None]) -> Path | None:
-    """Return the checkpoint to resume from, verified: the named one, or the newest good one of the run; None: there is none. Collective."""
-    if named is None:
+def find_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on_progress: Callable[[], None]) -> Path | None:
+    """Return the checkpoint to resume from, verified: at `path`, or the newest good one of the run; None: there is none. Collective."""
+    if path is None:
         return newest_good(run_folder.checkpoints, world, on_progress=on_progress)
-    return world.from_main(lambda: catalog.find(Path(named), partial(verify, on_progress=on_progress), key="resume"))
+    return world.from_main(lambda: catalog.find(Path(path), partial(verify, on_progress=on_progress), key="resume"))
 
 
 def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:

@@ -260,7 +260,7 @@ class Ragged(Dataset):
 
 
 def test_an_own_collate_makes_the_batch_and_what_it_draws_is_its_samples():
-    source = as_source(Ragged(), by=pad)
+    source = as_source(Ragged(), collate_fn=pad)
     before = torch.get_rng_state()
     inputs, labels = source.batch(np.asarray([0, 4, 2]))
     assert inputs["inputs"].tolist() == [[1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
@@ -269,7 +269,7 @@ def test_an_own_collate_makes_the_batch_and_what_it_draws_is_its_samples():
     assert source.batch(np.asarray([1, 4, 2]))[0]["masked"].tolist() != inputs["masked"].tolist()
     assert torch.equal(torch.get_rng_state(), before)
     with pytest.raises(ConfigError, match=r"loader\.collate: is given, and SyntheticImages gives whole batches"):
-        as_source(SyntheticImages(10), by=pad)
+        as_source(SyntheticImages(10), collate_fn=pad)
 
 
 def test_a_collate_that_draws_is_given_fresh_samples_and_they_are_read_together():
@@ -284,7 +284,7 @@ def test_a_collate_that_draws_is_given_fresh_samples_and_they_are_read_together(
     def popping(samples):
         return torch.tensor([sum(sample.pop("numbers")) for sample in samples]), torch.rand(1)
 
-    source = as_source(Batched(), by=popping)
+    source = as_source(Batched(), collate_fn=popping)
     (numbers, first), (_, again) = (source.batch(np.arange(4)) for _ in range(2))
     assert numbers.tolist() == [1, 2, 3, 4]
     assert first == again

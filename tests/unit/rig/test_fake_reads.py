@@ -22,7 +22,7 @@ from ddp_train.loader import device_copy
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.parts.components import EvaluationParts
+from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record import log_window
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.record.logged import Logged
@@ -104,7 +104,7 @@ def record() -> None:
         reduction = Reduction(ON_A_GPU)
         logged.add_to(reduction)
         reading = window.read(reduction, torch.empty((), device=CUDA))
-        assert len(reading.totals) == len(reading.weights) == 5
+        assert len(reading.totals) == len(reading.num_units) == 5
         logged.reduce_and_reset(reading.sums, ON_A_GPU)
     assert len(found) == 1, "the device is read once"
 
@@ -149,7 +149,7 @@ def evaluate_all() -> None:
     with on_a_gpu(sends=True), reads() as found:
         network = onto_gpu(model("mlp"))
         loaders: Any = {"": Batches(batches())}
-        parts = EvaluationParts(model=network, trained=network, objective=Summing(), amp=NoAmp(), eval_loaders=loaders)  # type: ignore[arg-type]
+        parts = EvaluationComponents(model=network, trained=network, objective=Summing(), amp=NoAmp(), eval_loaders=loaders)  # type: ignore[arg-type]
         evaluate(parts, ON_A_GPU)
     assert len(found) == 2, "the floats and the integers, whatever the number of batches and sums"
 

@@ -15,15 +15,15 @@ from unittest import mock
 import pytest
 
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.fork_server import ForkServer, Request, fork_as_server, spawn_fork_server
+from ddp_train.system.fork_server import ForkRequest, ForkServer, fork_as_server, spawn_fork_server
 from ddp_train.system.process import fork, is_alive, parent_of
 
 SPAWNED = """
 import sys, time
 from dataclasses import dataclass
-from ddp_train.system.fork_server import Request, run_fork_server, spawn_fork_server
+from ddp_train.system.fork_server import ForkRequest, run_fork_server, spawn_fork_server
 @dataclass(frozen=True, kw_only=True)
-class Exit(Request):
+class Exit(ForkRequest):
     code: int
 if sys.argv[1:2] != ["owns"]:
     sys.exit(run_fork_server(lambda request: request.code + 10 * ("late" in sys.modules), sys.argv[1:]))
@@ -43,7 +43,7 @@ print(child.wait(), flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exit(Request):
+class Exit(ForkRequest):
     code: int = 0
     signal: int = 0
     text: str = ""
@@ -97,12 +97,12 @@ def test_a_request_of_any_length_is_taken_at_once_by_one_that_imports_still() ->
 
 
 def test_what_has_threads_becomes_what_is_asked_for_and_leaves_no_clone() -> None:
-    def with_threads(request: Request) -> int:
+    def with_threads(request: ForkRequest) -> int:
         return 0
 
     with mock.patch("ddp_train.system.fork_server.num_threads", return_value=2):
         server = fork_as_server(with_threads)
-    assert server.wait_until_ready() and server.start(Request()).wait() == 0
+    assert server.wait_until_ready() and server.start(ForkRequest()).wait() == 0
     assert not server.wait_until_ready()
     server.end()
 

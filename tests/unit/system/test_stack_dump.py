@@ -12,7 +12,7 @@ def test_a_main_thread_inside_native_code_is_told_from_one_that_runs_python() ->
     code = """
 import ctypes
 from ddp_train.system import stack_dump as stacks
-stacks.answer()
+stacks.dump_on_request()
 lock = ctypes.create_string_buffer(64)
 print("ready", flush=True)
 for _ in range(2):

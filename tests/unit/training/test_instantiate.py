@@ -60,7 +60,7 @@ def rates(optimizer: Optimizer, schedule: Any) -> list[float]:
 def test_schedules_inside_a_schedule_have_the_same_optimizer() -> None:
     optimizer = sgd()
     node = {"_target_": "torch.optim.lr_scheduler.SequentialLR", "_partial_": True, "schedulers": [LINEAR, DECAY], "milestones": [2]}
-    made = instantiate(node, key="scheduler", first=optimizer)
+    made = instantiate(node, key="scheduler", run_object=optimizer)
     assert isinstance(made, SequentialLR)
     assert all(each.optimizer is optimizer for each in (made, *made._schedulers))
     assert rates(optimizer, made) == [0.5, 0.75, 1.0, 0.5]
@@ -70,7 +70,7 @@ def test_a_schedule_that_holds_one_which_waits_waits_too() -> None:
     optimizer = sgd()
     inner = {"_target_": "torch.optim.lr_scheduler.ChainedScheduler", "schedulers": [DECAY]}  # needs no optimizer itself
     node = {"_target_": "torch.optim.lr_scheduler.ChainedScheduler", "_partial_": True, "schedulers": [LINEAR, inner]}
-    made = instantiate(node, key="scheduler", first=optimizer)
+    made = instantiate(node, key="scheduler", run_object=optimizer)
     assert isinstance(made, ChainedScheduler)
     assert rates(optimizer, made) == [0.5, 0.375, 0.25, 0.125]
 
@@ -78,8 +78,8 @@ def test_a_schedule_that_holds_one_which_waits_waits_too() -> None:
 def test_an_optimizer_inside_another_one_has_the_parameters_and_a_partial_stays_one() -> None:
     groups = [{"params": [torch.nn.Parameter(torch.zeros(2))]}]
     inner = {"_target_": "torch.optim.SGD", "lr": 0.1}
-    around = instantiate({"_target_": f"{__name__}.Around", "optimizer": inner, "steps": 5}, key="optimizer", first=groups)
+    around = instantiate({"_target_": f"{__name__}.Around", "optimizer": inner, "steps": 5}, key="optimizer", run_object=groups)
     assert isinstance(around.optimizer, SGD) and around.optimizer.param_groups[0]["params"] == groups[0]["params"]
-    doubled = instantiate({"_target_": f"{__name__}.Doubled", "base": {**inner, "_partial_": True}}, key="optimizer", first=groups)
+    doubled = instantiate({"_target_": f"{__name__}.Doubled", "base": {**inner, "_partial_": True}}, key="optimizer", run_object=groups)
     assert isinstance(doubled.base, functools.partial)
     assert doubled.optimizer.param_groups[0]["lr"] == 0.1

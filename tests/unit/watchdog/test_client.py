@@ -21,7 +21,7 @@ from ddp_train.system import stack_dump as stacks
 from ddp_train.watchdog.client import write_heartbeats
 from ddp_train.system.phase import Phase, Phases
 phases = Phases()
-stacks.answer()
+stacks.dump_on_request()
 stacks.Note().write("the samples 3 to 5")
 write_heartbeats(phases)
 phases.enter(Phase.DATA, 4)

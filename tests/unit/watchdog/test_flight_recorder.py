@@ -14,7 +14,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.watchdog.__main__ import _WatchedRanks
 from ddp_train.watchdog.client import WatchRequest
-from ddp_train.watchdog.flight_recorder import FlightRecorder, Request
+from ddp_train.watchdog.flight_recorder import FlightRecorder, RecordRequest
 
 RANK = """
 import os, sys, threading, time
@@ -33,7 +33,7 @@ def be_torch():  # as the monitor thread of ProcessGroupNCCL does; it looks once
         if os.read(descriptor, 128):
             Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "3").write_text("the last collectives")
 
-stacks.answer()
+stacks.dump_on_request()
 recorder = FlightRecorder(3, RunFolder(Path(sys.argv[1])).logs)
 os.environ.update(recorder.environment)
 threading.Thread(target=be_torch, daemon=True).start()
@@ -99,7 +99,7 @@ def test_under_gloo_torch_keeps_records_only_where_the_user_wants_some(given: di
 
 def test_ranks_without_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
     started = time.monotonic()
-    request = Request({0: os.getpid()}, tmp_path)
+    request = RecordRequest({0: os.getpid()}, tmp_path)
     request.wait()
     assert not request.has_ranks
     assert time.monotonic() - started < 1

@@ -66,10 +66,10 @@ def test_what_is_no_plain_class_or_function_is_imported(path: str) -> None:
 
 
 def test_other_packages_are_imported_and_so_is_all_where_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert locate.stand_in("torch.optim.AdamW") is None  # it is imported here
+    assert locate.signature_stub("torch.optim.AdamW") is None  # it is imported here
     monkeypatch.delitem(locate.sys.modules, "torch")
-    assert locate.stand_in("torch.optim.AdamW").__module__ == "torch.optim.adamw"
-    assert locate.stand_in("collections.OrderedDict") is None and locate.stand_in("mine.Model") is None
+    assert locate.signature_stub("torch.optim.AdamW").__module__ == "torch.optim.adamw"
+    assert locate.signature_stub("collections.OrderedDict") is None and locate.signature_stub("mine.Model") is None
 
 
 SOURCES = {

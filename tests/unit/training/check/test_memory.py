@@ -144,7 +144,7 @@ def test_the_share_of_each_rank_is_about_what_it_copies(changes: list[str], monk
     ranks = [replace(alone(), rank=rank, size=3) for rank in range(3)]
     monkeypatch.setattr(World, "gather_to_main", lambda world, value: [value] * 3)
     before = [estimate_share(parts, world) for world in ranks]
-    for start in trainer(parts).hooks.at_start:  # an average of the weights begins
+    for start in trainer(parts).hooks.when_steps_begin:  # an average of the weights begins
         start()
     saved = checkpoint_content(train(parts), TrainState(), WindowSums(), alone(), SetAside())
     for world, share in zip(ranks, before, strict=True):
