@@ -15,7 +15,7 @@ from ddp_train.cli.status import runs_of, submitted_state
 from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, FAILED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.sweep import sweep_of
 from ddp_train.run_folder.verdict import mark_cancelled
@@ -32,7 +32,7 @@ _SIGNAL_EVERY_S = 5.0  # again and again: a signal between two steps of a SLURM 
 _PATIENCE_S = 60.0  # beyond cluster.grace_s
 
 
-def cancel(arguments: list[str], launcher: Launcher) -> int:
+def cancel(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train cancel RUN-or-SWEEP [--at-once]`: end it, and wait until it has ended."""
     options, (typed,) = parse_words(arguments, USAGE, {"--at-once": ""})
     path, at_once, quoted = Path(typed).absolute(), "--at-once" in options, shlex.quote(typed)

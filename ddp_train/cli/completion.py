@@ -8,7 +8,7 @@ from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.command.composition import parse
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import DONE, UserError
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 
 USAGE = """ddp-train completion bash|zsh|fish     [--config-dir=FOLDER]
 
@@ -47,7 +47,7 @@ complete -c ddp-train -a '{options} {keys}'
 }
 
 
-def complete(arguments: list[str], launcher: Launcher) -> int:
+def complete(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train completion SHELL`: print what the shell needs."""
     args = parse(arguments)
     shell = str(args.overrides[0]) if len(args.overrides) == 1 else ""

@@ -2,7 +2,7 @@
 
 `compose` gives the command to Hydra as a `HydraSession`. What Hydra calls, in this order:
 
-    a single run   `claim_run`, before it makes the folder; then `run_composed`, whose job the launcher runs
+    a single run   `claim_run`, before it makes the folder; then `run_composed`, whose job the `JobRunner` runs
     a sweep        `claim_sweep`; then `launch` with each batch of jobs that the sweeper asks for
 """
 
@@ -36,7 +36,7 @@ from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.job import Job, Training
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 
-def compose(words: list[str], launcher: Launcher, *, change: Callable[[Job], Job] = lambda job: job) -> int:
+def compose(words: list[str], runner: JobRunner, *, change: Callable[[Job], Job] = lambda job: job) -> int:
     """Let Hydra compose a command line, run what comes of it, and return the exit code; `change`: makes of the job the one that is run."""
     refuse_unknown_options(words)
     sys.argv[1:] = words  # Hydra reads them there alone
-    session = ClaimBeforeFolder.session = HydraSession(launcher, change)
+    session = ClaimBeforeFolder.session = HydraSession(runner, change)
     # With that variable Hydra raises its errors, and prints none.
     with suppress(_LeaveHydra), env_override({"HYDRA_FULL_ERROR": "1"}), composing_once(), closing(session):
         hydra.main(**MAIN, config_path=str(CONF), config_name="config")(session.run_composed)()
@@ -62,8 +62,8 @@ def compose(words: list[str], launcher: Launcher, *, change: Callable[[Job], Job
 class HydraSession:
     """A command while Hydra has it: what is claimed, what Hydra runs, and how it has ended."""
 
-    def __init__(self, launcher: Launcher, change: Callable[[Job], Job]) -> None:
-        self._launcher, self._change = launcher, change
+    def __init__(self, runner: JobRunner, change: Callable[[Job], Job]) -> None:
+        self._runner, self._change = runner, change
         self._claimed: _ClaimedRun | None = None
         self._multirun: Multirun | None = None
         self.exit_code = DONE
@@ -80,7 +80,7 @@ class HydraSession:
     def claim_run(self, composed: DictConfig) -> None:
         """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
         checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-        self._leave_with(self._launcher.take_part(checked, run=typed_run_folder(composed)))
+        self._leave_with(self._runner.take_part(checked, run=typed_run_folder(composed)))
         location = location_of(composed, checked)
         folder = location.take_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
@@ -109,7 +109,7 @@ class HydraSession:
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-        self.exit_code = self._launcher.begin(self._change(job))
+        self.exit_code = self._runner.begin(self._change(job))
 
     def claim_sweep(self, composed: DictConfig) -> None:
         """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed."""
@@ -119,7 +119,7 @@ class HydraSession:
         cluster = section(composed, ClusterConfig)
         if errors := list(check_copies(cluster, os.environ)):
             raise ConfigErrors(errors)  # before anything is claimed
-        self._leave_with(self._launcher.take_part_in_sweep(cluster, sys.argv[1:]))
+        self._leave_with(self._runner.take_part_in_sweep(cluster, sys.argv[1:]))
         folder = location_of_sweep(composed).take_for_sweep()
         fix_sweep_folder(composed, folder)
         sweeper.prepare_optuna(composed, folder)
@@ -133,7 +133,7 @@ class HydraSession:
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
-            self._multirun = Multirun(sweep, section(base, SweepConfig), self._launcher.begin_sweep, check_composed)
+            self._multirun = Multirun(sweep, section(base, SweepConfig), self._runner.begin_sweep, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
         return self._multirun.launch(context, base, job_overrides)
 

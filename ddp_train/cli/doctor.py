@@ -9,7 +9,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.doctor.machine import most_minutes
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError
 from ddp_train.launch.job import Job, Program
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.claim import clear
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.deadline import wait_until
@@ -28,7 +28,7 @@ _FULL, _JSON = "--full", "--json"
 _SEEN_WITHIN_S = 3.0  # a network file system may show the files of another machine late
 
 
-def examine(arguments: list[str], launcher: Launcher) -> int:
+def examine(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train doctor [--full] [key=value ...]`: examine the machines of a run."""
     words = [word for word in arguments if word not in (_FULL, _JSON)]
     if refused := [word for word in words if word in ("-m", "--multirun") or word.startswith("resume=")]:
@@ -42,10 +42,10 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
 
     words = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
     try:
-        code = compose(words, launcher, change=examination_of)
-        if launcher.begun is None:  # refused; or this machine has taken part in what the first one leads
+        code = compose(words, runner, change=examination_of)
+        if runner.begun is None:  # refused; or this machine has taken part in what the first one leads
             return code
-        report = RunFolder(launcher.begun).doctor
+        report = RunFolder(runner.begun).doctor
         is_there = wait_until(report.exists, within_s=_SEEN_WITHIN_S if code == DONE else 0.0, every_s=0.1)
         if is_there and _JSON in arguments:
             print(report.read_text())
@@ -53,8 +53,8 @@ def examine(arguments: list[str], launcher: Launcher) -> int:
             return code
         return int(read_json(report)["exit_code"]) if is_there else ENVIRONMENT_REFUSES  # an engine's code does not have the doctor's
     finally:
-        if launcher.begun is not None:
-            clear(launcher.begun)
+        if runner.begun is not None:
+            clear(runner.begun)
 
 
 def _as_short_job(config: RunConfig, *, is_full: bool) -> RunConfig:

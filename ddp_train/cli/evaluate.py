@@ -26,7 +26,7 @@ from ddp_train.config.saved import answered_config, config_text
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Evaluation, Job
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import Outcome, verdict_of
@@ -75,17 +75,17 @@ _WITHOUT_TRAINING = {
 _POLL_S = 2.0
 
 
-def evaluate(arguments: list[str], launcher: Launcher) -> int:
+def evaluate(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train evaluate RUN [--watch] [key=value ...]`: evaluate a checkpoint of a run, or each new one."""
-    return _begin("evaluate", arguments, launcher)
+    return _begin("evaluate", arguments, runner)
 
 
-def predict(arguments: list[str], launcher: Launcher) -> int:
+def predict(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train predict RUN [key=value ...]`: write the model's predictions for samples without targets."""
-    return _begin("predict", arguments, launcher)
+    return _begin("predict", arguments, runner)
 
 
-def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
+def _begin(command: str, arguments: list[str], runner: JobRunner) -> int:
     usage, known = (USAGE, {"--watch": ""}) if command == "evaluate" else (PREDICT_USAGE, {})
     options, (run, *overrides) = parse_words(arguments, usage, {**known, "--set": "NAME", TRUST: ""}, most=None)
     path, watches, chosen_set = Path(run), "--watch" in options, options.get("--set", "")
@@ -102,14 +102,14 @@ def _begin(command: str, arguments: list[str], launcher: Launcher) -> int:
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
     require_pipeline(config)
-    if (code := launcher.take_part(config, run=str(checkpoint))) is not None:
+    if (code := runner.take_part(config, run=str(checkpoint))) is not None:
         return code  # the first machine claims
     evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     work = Evaluation(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
     work.write(evaluation_folder)
     evaluation_folder.record_config(config_text(config, evaluation_folder.root))
     job = Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, work=work)
-    return launcher.begin(job)
+    return runner.begin(job)
 
 
 def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_set: str, predicts: bool) -> RunConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
 from ddp_train.cli.saved_run import TRUST, ask_trust, parse_words, run_of
 from ddp_train.errors import DONE, ConfigError, conflict
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder
 
 USAGE = """ddp-train export RUN [--format=FORMAT] [to=PATH]
@@ -28,7 +28,7 @@ _SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "dcp": "", "hf": "", "t
 _BUILT = ("hf", "torch_export", "onnx")
 
 
-def export(arguments: list[str], launcher: Launcher) -> int:
+def export(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train export RUN [--format=FORMAT] [to=PATH]`: write the weights of a run for others."""
     options, (run,) = parse_words(arguments, USAGE, {"--format": "FORMAT", "to": "PATH", TRUST: ""})
     path, format = Path(run), options.get("--format", "safetensors")

@@ -26,7 +26,7 @@ from ddp_train.config.schema import SECTIONS, RootConfig, describe, subsection
 from ddp_train.config.spelling import nearest
 from ddp_train.config.targets.locate import hints_of, look_up
 from ddp_train.errors import DONE, ConfigError, UserError
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 
 USAGE = """ddp-train help KEY | GROUP | GROUP=OPTION     [--config-dir=FOLDER] [--json]
 
@@ -48,7 +48,7 @@ _DOCS = next((path for path in (FOLDER / "docs", FOLDER.parent / "docs") if path
 """The pages: inside the installed package, or at the top of a checkout. The source copy of a run has none."""
 
 
-def explain(arguments: list[str], launcher: Launcher) -> int:
+def explain(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train help KEY`: show the comments of the configuration files on it. Starts nothing."""
     args = parse([word for word in arguments if word != "--json"])
     if len(args.overrides) != 1:

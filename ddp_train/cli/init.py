@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddp_train import FOLDER
 from ddp_train.errors import DONE, UserError
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 
 USAGE = """ddp-train init DIR
 
@@ -23,7 +23,7 @@ _PACKAGE, _DISTRIBUTION = "my_project", "my-project"  # the names in the starter
 _FIX = "ddp-train init ANOTHER_NAME"
 
 
-def init(arguments: list[str], launcher: Launcher) -> int:
+def init(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train init DIR`: make a project to start from."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError(happened="no folder was given, or more than one", expected="the name of one new folder", fix="ddp-train init DIR")

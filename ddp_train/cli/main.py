@@ -1,6 +1,6 @@
 """`ddp-train`: which command was typed, how it ends, and what is said when it cannot go on.
 
-Without a command it trains: Hydra composes (`compose`). The `Launcher` gets every job that is composed, checked and claimed. The one of the
+Without a command it trains: Hydra composes (`compose`). The `JobRunner` gets every job that is composed, checked and claimed. That of the
 typed command starts torchrun agents (`launch`); under torchrun rank 0 comes here with its own, for the ranks that are there (`rank.main`).
 """
 
@@ -38,7 +38,7 @@ from ddp_train.errors import (
 )
 from ddp_train.launch import local
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import Launcher, Slot
+from ddp_train.launch.job_runner import JobRunner, Slot
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system import handover
@@ -47,17 +47,17 @@ from ddp_train.system.process import die_with_parent
 
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
-    launcher = Launcher(run=_run_job, slots=_slots_here, tell_caller=_find_caller())
+    runner = JobRunner(run=_run_job, slots=_slots_here, tell_caller=_find_caller())
     try:
         _require_readable_names()
     except EnvironmentRefuses as error:
         print(error, file=sys.stderr)
         return error.exit_code
     sys.path.insert(0, os.getcwd())  # components are importable from where the user stands, as with `python -m`
-    return run(sys.argv[1:], launcher)
+    return run(sys.argv[1:], runner)
 
 
-def run(words: Sequence[str], launcher: Launcher) -> int:
+def run(words: Sequence[str], runner: JobRunner) -> int:
     """Run what a command line asks for, and return the exit code.
 
     Hydra's own interface stays as it is: --help, --cfg, --info, tab completion, -m with any sweeper.
@@ -66,26 +66,26 @@ def run(words: Sequence[str], launcher: Launcher) -> int:
         print(f"ddp_train {__version__}")
         return DONE
     if not words or words[0] not in COMMANDS:
-        return _exit_code_of(lambda: compose(options_first(with_conf(words)), launcher), words, launcher)
+        return _exit_code_of(lambda: compose(options_first(with_conf(words)), runner), words, runner)
     command, arguments = COMMANDS[words[0]], [*words[1:]]
     module = importlib.import_module(f"{__package__}.{command.module}")  # alone: all together take longer than a run is composed
     if {"--help", "-h"} & set(arguments):
         print(getattr(module, command.usage))
         return DONE
     function = getattr(module, command.function)
-    return _exit_code_of(lambda: function(with_conf(arguments) if command.reads_yaml else arguments, launcher), words, launcher)
+    return _exit_code_of(lambda: function(with_conf(arguments) if command.reads_yaml else arguments, runner), words, runner)
 
 
-def resume(folder: Path, launcher: Launcher) -> int:
+def resume(folder: Path, runner: JobRunner) -> int:
     """Continue the run or the sweep that an earlier attempt of this group of ranks has left (under torchrun)."""
     from ddp_train.cli.resume import resume_typed
 
-    return _exit_code_of(lambda: resume_typed([str(folder)], launcher, is_restart=True), [], launcher)
+    return _exit_code_of(lambda: resume_typed([str(folder)], runner, is_restart=True), [], runner)
 
 
 def _run_job(job: Job) -> int:
     """Run a job on this machine, or give it to the engine that its section `cluster` names."""
-    if job.config.cluster.launcher in ("local", "machines"):  # several machines have met before the job began (`Launcher.begin`)
+    if job.config.cluster.launcher in ("local", "machines"):  # several machines have met before the job began (`JobRunner.begin`)
         return local.run_on_this_machine(job)
     from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
 
@@ -98,7 +98,7 @@ def _slots_here(folder: Path, count: int) -> Sequence[Slot]:
     return slots(folder, count)
 
 
-def _exit_code_of(command: Callable[[], int], words: Sequence[str], launcher: Launcher) -> int:
+def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobRunner) -> int:
     """Turn every way in which a command ends into its exit code, and say what the user can mend."""
     try:
         limit_yaml()
@@ -107,10 +107,10 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], launcher: La
     except SystemExit as error:  # a sweep's that ends here, or Hydra's own
         return error.code if isinstance(error.code, int) else DONE
     except (UserError, ConfigErrors, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
-        if (mistake := _mistake(error, has_begun=launcher.begun is not None)) is None:
-            return _show_failure(error, launcher.begun)
+        if (mistake := _mistake(error, has_begun=runner.begun is not None)) is None:
+            return _show_failure(error, runner.begun)
         text, code = mistake
-        if not launcher.tell_caller(error=text):  # a program that has started this command by `ddp_train.run` raises it
+        if not runner.tell_caller(error=text):  # a program that has started this command by `ddp_train.run` raises it
             print(text, file=sys.stderr)
         return code
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINAT
 from ddp_train.launch import signals, source_copy
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.job import Training
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.node.program import run_node
 from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode, rendezvous_under_an_engine
 from ddp_train.launch.node_facts.facts import collect
@@ -43,7 +43,7 @@ _UNLOCKED_WITHIN_S = 120.0  # after a machine is gone: the lease of a network fi
 _POLL_S = 0.5
 
 
-def node(arguments: list[str], launcher: Launcher) -> int:
+def node(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train node SPEC`: take part in a run as one of its machines. 0: the run is completed or saved."""
     options, (path,) = parse_words(arguments, USAGE, _OPTIONS)
     if Path(path).exists():
@@ -52,10 +52,10 @@ def node(arguments: list[str], launcher: Launcher) -> int:
     node_rank, launch_id = int(options["--index"]) if "--index" in options else None, options.get("--launch")
     rendezvous = rendezvous_under_an_engine(spec, os.environ, node_rank=node_rank, launch_id=launch_id, meeting=options.get("--meeting"))
     with rendezvous.listener or nullcontext():
-        return _take_part(spec, rendezvous, launcher)
+        return _take_part(spec, rendezvous, runner)
 
 
-def _take_part(spec: Spec, rendezvous: NodeRendezvous, launcher: Launcher) -> int:
+def _take_part(spec: Spec, rendezvous: NodeRendezvous, runner: JobRunner) -> int:
     """Lock the folder, collect the facts of this machine, and run."""
     run_folder = spec.job.run_folder
     if rendezvous.is_first and (code := _lock_folder(run_folder)) is not None:
@@ -68,7 +68,7 @@ def _take_part(spec: Spec, rendezvous: NodeRendezvous, launcher: Launcher) -> in
         if _fails_the_run(run_folder, rendezvous):  # the verdict reads the run's folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
-    launcher.begun = run_folder.root
+    runner.begun = run_folder.root
     if rendezvous.is_first:
         update_table(run_folder.root, Status.RUNNING)
     start_fork_server(uses_compiler=True)  # before other machines wait for this one: in a new attempt seconds count

@@ -30,7 +30,7 @@ from ddp_train.launch.agent_process import rank_environment
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import ENGINES, engine_of
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.source_copy import read_source
 from ddp_train.launch.spec import Code
 from ddp_train.launch.submit import freeze
@@ -52,7 +52,7 @@ USAGE = """ddp-train plan key=value group=option ... [-m] [--json]
 _WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, logs, checkpoints and result.json in each run folder"
 
 
-def plan(arguments: list[str], launcher: Launcher) -> int:
+def plan(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train plan key=value ...`: show what the same words without `plan` would do."""
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
     is_json = "--json" in arguments

@@ -20,7 +20,7 @@ from ddp_train.config.spelling import nearest
 from ddp_train.data.tokens.token_shards import INDEX, TokenIndex, Tokens
 from ddp_train.data.tokens.token_writer import Tokenizer, TokenWriter, make_tokenizer
 from ddp_train.errors import DONE, ConfigError, DataError, plural
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.system.folder_lock import hold
 
 _WEIGHTS = """ddp-train prepare weights FOLDER to=FILE.safetensors --unpickle
@@ -47,7 +47,7 @@ _MAX_UNCUT_BYTES = 1 << 26  # without a place to cut
 _PRINT_EVERY_S = 10.0
 
 
-def prepare(arguments: list[str], launcher: Launcher) -> int:
+def prepare(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train prepare tokens FILE... to=FOLDER`: make token shards of text; or `prepare weights`."""
     if arguments[:1] == ["weights"]:
         _prepare_weights(arguments[1:])

@@ -7,7 +7,7 @@ from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.cli.status import may_go_on
 from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, ConfigError
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.run_folder.sweep import sweep_of
@@ -24,7 +24,7 @@ USAGE = """ddp-train profile RUN [--kind=trace|memory] [--steps=N] [--ranks=0,1]
 """
 
 
-def profile(arguments: list[str], launcher: Launcher) -> int:
+def profile(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train profile RUN [--kind=...] [--steps=...] [--ranks=...]`: request a record from a run. Does not wait for it."""
     options, (folder,) = parse_words(arguments, USAGE, {"--kind": "KIND", "--steps": "N", "--ranks": "RANKS"})
     run_folder = RunFolder(run_of(Path(folder), key="RUN"))

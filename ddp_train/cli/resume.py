@@ -12,7 +12,7 @@ from ddp_train.config.saved import config_text
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch.engine.engine import ENGINES
 from ddp_train.launch.job import Evaluation
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import is_sweep
@@ -34,18 +34,18 @@ USAGE = """ddp-train resume RUN [key=value ...] [~callbacks.X ...]
 _UNLOCKED_WITHIN_S = 120.0  # after a rank has died: at once on one machine, with the lease of a network file system on another
 
 
-def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool = False) -> int:
+def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = False) -> int:
     """`ddp-train resume RUN [key=value ...]`: continue a run under its own frozen config. `is_restart`: of ranks that have just died."""
     _, (run, *overrides) = parse_words(arguments, USAGE, {TRUST: ""}, most=None)
     path = Path(run)
     folder = path if is_sweep(path) else run_of(path)
     ask_trust("resume", [TRUST] if is_restart else arguments, folder)
     if is_sweep(path):
-        return _resume_sweep(path.absolute(), overrides, launcher, is_restart=is_restart)
+        return _resume_sweep(path.absolute(), overrides, runner, is_restart=is_restart)
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
     if not is_torchrun_worker():
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
-        if (code := launcher.take_part(config, run=checkpoint or str(folder.absolute()))) is not None:
+        if (code := runner.take_part(config, run=checkpoint or str(folder.absolute()))) is not None:
             return code  # the first machine holds the folder
         require_ended(folder)
     # A running sweep may start this job at any time.
@@ -62,13 +62,13 @@ def resume_typed(arguments: list[str], launcher: Launcher, *, is_restart: bool =
         job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()
     job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-    code = launcher.begin(job)
+    code = runner.begin(job)
     if code == WRONG_INPUT:  # the ranks have refused the overrides, and trained nothing: the run keeps its config
         job.run_folder.record_config(saved)
     return code
 
 
-def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_restart: bool) -> int:
+def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_restart: bool) -> int:
     """Run the unfinished jobs of a sweep. A sweeper like Optuna goes on choosing jobs after that."""
     sweep = Sweep.load(folder)
     wrong = [text for text in overrides if not text.startswith(("sweep.", "cluster."))]
@@ -77,15 +77,15 @@ def _resume_sweep(folder: Path, overrides: list[str], launcher: Launcher, *, is_
     configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if configs and not is_torchrun_worker():
         cluster = frozen_job(configs[0], overrides, sweep=folder).config.cluster
-        if (code := launcher.take_part_in_sweep(cluster, sys.argv[1:])) is not None:
+        if (code := runner.take_part_in_sweep(cluster, sys.argv[1:])) is not None:
             return code  # global rank 0 holds the folder
     hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
         release()  # `compose` locks it again
-        return compose([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], launcher)
+        return compose([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], runner)
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with a config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, sweep=folder)
-    with closing(Multirun(sweep, first.config.sweep, launcher.begin_sweep, check_composed)) as multirun:
+    with closing(Multirun(sweep, first.config.sweep, runner.begin_sweep, check_composed)) as multirun:
         multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     return multirun.exit_code()

@@ -16,7 +16,7 @@ from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, NAMED, SECTIONS, TARG
 from ddp_train.config.targets.locate import hints_of, look_up
 from ddp_train.config.targets.target import AUTO, DIRECTIVES, members_of
 from ddp_train.errors import DONE, UserError
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 
 USAGE = """ddp-train schema FOLDER     [--config-dir=FOLDER]
 
@@ -35,7 +35,7 @@ _DIRECTIVES: _Schema = {name: {} for name in DIRECTIVES} | {"_target_": {"type":
 _COMPOSED: _Schema = {"defaults": {"type": "array"}, "hydra": {"type": "object"}}  # Hydra's own keys
 
 
-def write(arguments: list[str], launcher: Launcher) -> int:
+def write(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train schema FOLDER`: write the schemas of the groups of ddp_train, with what a project's own options name."""
     args = parse(arguments)
     if len(args.overrides) != 1:

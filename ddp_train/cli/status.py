@@ -15,7 +15,7 @@ from ddp_train.config.saved import saved_config
 from ddp_train.config.values import run_folders
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, ConfigError, UserError, printable
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import LogTail, evaluation_line, newest_record, progress_line
@@ -59,7 +59,7 @@ _POLL_S = 0.5
 _CHECK_EVERY = 10  # polls; whether the run has ended is asked of the engine
 
 
-def show_status(arguments: list[str], launcher: Launcher) -> int:
+def show_status(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train status RUN-or-SWEEP`: show its state. Starts nothing."""
     options, (path,) = parse_words(arguments, USAGE, {"--json": ""})
     for run_folder, name in runs_of(Path(path)):
@@ -143,7 +143,7 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
         yield printable(", ".join(values))
 
 
-def show_logs(arguments: list[str], launcher: Launcher) -> int:
+def show_logs(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train logs RUN-or-SWEEP [-f]`: show its output. Starts nothing."""
     options, (path,) = parse_words(arguments, LOGS_USAGE, {"-f": ""})
     runs = [run_folder for run_folder, _ in runs_of(Path(path))]
@@ -165,7 +165,7 @@ def may_go_on(run_folder: RunFolder) -> bool:
     return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_locked(run_folder)
 
 
-def show_sweep(arguments: list[str], launcher: Launcher) -> int:
+def show_sweep(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train runs SWEEP`: show the table of a sweep. Starts nothing."""
     options, (path,) = parse_words(arguments, RUNS_USAGE, {"--json": ""})
     sweep = Sweep.load(Path(path).absolute())
@@ -188,7 +188,7 @@ def show_sweep(arguments: list[str], launcher: Launcher) -> int:
     return FAILED if any(job.status == Status.FAILED for job in sweep.jobs) else DONE
 
 
-def show_verdict(arguments: list[str], launcher: Launcher) -> int:
+def show_verdict(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE] [--json]`: print the verdict on a run, and return it. Starts nothing."""
     options, (path,) = parse_words(arguments, VERDICT_USAGE, {"--begins": "", "--job": "ID", "--ended": "CODE", "--json": ""})
     verdict = _verdict(RunFolder(run_of(Path(path))), options)

@@ -19,7 +19,7 @@ from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import final_code_before, make_way
 from ddp_train.rank.stop import end_agent
@@ -62,9 +62,9 @@ class CommandGroup:
                 self._announce({"exit_code": final_code})
                 return final_code
             make_way(begins_at, self._attempt.size)
-        launcher = Launcher(run=self._run, slots=self._slots)
+        runner = JobRunner(run=self._run, slots=self._slots)
         try:
-            return int(load_cli().resume(begins_at, launcher) if begins_at else load_cli().run(self._words, launcher))
+            return int(load_cli().resume(begins_at, runner) if begins_at else load_cli().run(self._words, runner))
         finally:
             if self._leader is not None:
                 self._leader.leave()

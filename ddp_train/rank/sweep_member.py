@@ -136,7 +136,7 @@ class Member:
 
 
 class Leader(Member):
-    """The member of rank 0: runs jobs with all the others. A `launch.launcher.Slot`."""
+    """The member of rank 0: runs jobs with all the others. A `launch.job_runner.Slot`."""
 
     def start(self, job: Job) -> None:
         text = job.to_json()

@@ -24,7 +24,7 @@ from ddp_train.config.tree import identity, texts
 from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.launch import source_copy
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import Slot
+from ddp_train.launch.job_runner import Slot
 from ddp_train.launch.submit import slots as engine_slots
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.launch.walltime import stops_at

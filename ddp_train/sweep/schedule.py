@@ -15,7 +15,7 @@ from ddp_train.config.schema import SweepConfig
 from ddp_train.errors import FINAL, INTERRUPTED, ConfigError
 from ddp_train.launch.engine.engine import ENGINES, QUEUES
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import Slot
+from ddp_train.launch.job_runner import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status, status_of

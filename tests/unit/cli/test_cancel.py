@@ -15,7 +15,7 @@ from ddp_train.cli.cancel import cancel
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder import verdict
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
@@ -23,7 +23,7 @@ from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.folder_lock import HOLDER
 from tests.unit.cli.runs import a_run, works_in
 
-LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = JobRunner(run=lambda job: 99, slots=lambda folder, count: [])
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_of_this_machine_saves_and_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder = a_run(tmp_path)
     with works_in(run_folder) as process:
-        assert cancel([str(tmp_path)], LAUNCHER) == 0
+        assert cancel([str(tmp_path)], RUNNER) == 0
         assert process.wait() == 75
     assert verdict_of(run_folder).outcome is Outcome.NEVER
     assert "ddp-train resume" in capsys.readouterr().out
@@ -53,7 +53,7 @@ def test_a_job_is_marked_first_and_signalled_until_it_has_ended(tmp_path: Path, 
     running = State(stage=Stage.RUNNING)
     monkeypatch.setattr(slurm_client, "signal", signal)
     monkeypatch.setattr(slurm_client, "state", lambda id: running if len(signals) < 3 else replace(running, stage=Stage.ENDED))
-    assert cancel([str(tmp_path)], LAUNCHER) == 0
+    assert cancel([str(tmp_path)], RUNNER) == 0
     assert signals == ["USR1 to 17"] * 3  # the first may have come between two steps of the job
 
 
@@ -70,12 +70,12 @@ def test_on_a_full_disk_the_marker_is_empty_or_the_job_is_ended_at_once(
     monkeypatch.setattr(slurm_client, "signal", lambda id, name: asked.append(name))
     monkeypatch.setattr(slurm_client, "cancel", lambda id: asked.append("scancel"))
     monkeypatch.setattr(verdict, "write_json", full)
-    assert cancel([str(tmp_path)], LAUNCHER) == 0
+    assert cancel([str(tmp_path)], RUNNER) == 0
     assert asked == ["USR1"] and verdict_of(run_folder).outcome is Outcome.NEVER  # an empty file marks as well
     run_folder.cancelled.unlink()
     asked.clear()
     monkeypatch.setattr(Path, "touch", full)
-    assert cancel([str(tmp_path)], LAUNCHER) == 0
+    assert cancel([str(tmp_path)], RUNNER) == 0
     assert asked == ["scancel"]  # which SLURM does not requeue
     assert "cannot be marked as cancelled (No space left on device): ending it at once" in capsys.readouterr().err
 
@@ -90,18 +90,18 @@ def test_who_does_not_end_is_told_of_a_harder_way(
     monkeypatch.setattr(slurm_client, "signal", lambda id, name: None)
     monkeypatch.setattr(slurm_client, "cancel", lambda id: done.append(id))
     monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.ENDED if done else Stage.RUNNING))
-    assert cancel([str(tmp_path)], LAUNCHER) == 1
+    assert cancel([str(tmp_path)], RUNNER) == 1
     assert "--at-once" in capsys.readouterr().err
-    assert cancel([str(tmp_path), "--at-once"], LAUNCHER) == 0 and done == ["17"]
+    assert cancel([str(tmp_path), "--at-once"], RUNNER) == 0 and done == ["17"]
 
 
 def test_a_run_that_has_ended_is_marked_and_one_that_is_done_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder = a_run(tmp_path)
     Result(status=Status.PREEMPTED, step=7).write(run_folder.result)
-    assert cancel([str(tmp_path)], LAUNCHER) == 0 and verdict_of(run_folder).exit_code == 130
+    assert cancel([str(tmp_path)], RUNNER) == 0 and verdict_of(run_folder).exit_code == 130
     run_folder.cancelled.unlink()
     Result(status=Status.COMPLETED).write(run_folder.result)
-    assert cancel([str(tmp_path)], LAUNCHER) == 0 and not run_folder.cancelled.exists()
+    assert cancel([str(tmp_path)], RUNNER) == 0 and not run_folder.cancelled.exists()
     assert "nothing to cancel" in capsys.readouterr().out
 
 
@@ -110,7 +110,7 @@ def test_a_process_of_another_machine_is_not_ours_to_end(tmp_path: Path, monkeyp
     holder = {"host": "far", "pid": 7, "command": "ddp-train", "started": "now", "boot": "other"}
     (tmp_path / HOLDER).write_text(json.dumps(holder))
     with pytest.raises(EnvironmentRefuses, match="runs on far"):
-        cancel([str(run_folder.root)], LAUNCHER)
+        cancel([str(run_folder.root)], RUNNER)
     assert not run_folder.cancelled.exists()
 
 
@@ -123,12 +123,12 @@ def test_nothing_is_marked_where_nothing_can_be_done(tmp_path: Path, monkeypatch
     Submission(engine="slurm", id="17").write(run_folder)
     monkeypatch.setattr(slurm_client, "state", away)
     with pytest.raises(EnvironmentRefuses, match="does not answer"):
-        cancel([str(tmp_path)], LAUNCHER)
+        cancel([str(tmp_path)], RUNNER)
     assert not run_folder.cancelled.exists()
     monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.QUEUED))
     monkeypatch.setattr(slurm_client, "cancel", away)
     with pytest.raises(EnvironmentRefuses, match="does not answer"):
-        cancel([str(tmp_path)], LAUNCHER)
+        cancel([str(tmp_path)], RUNNER)
     assert not run_folder.cancelled.exists()
 
 
@@ -139,7 +139,7 @@ def test_an_engine_that_is_silent_for_a_moment_is_asked_again(tmp_path: Path, mo
     monkeypatch.setattr(slurm_client, "state", lambda id: next(states) or away())
     monkeypatch.setattr(slurm_client, "signal", lambda id, name: None)
     monkeypatch.setattr(cancel_module, "_SIGNAL_EVERY_S", 60.0)
-    assert cancel([str(tmp_path)], LAUNCHER) == 0 and run_folder.cancelled.exists()
+    assert cancel([str(tmp_path)], RUNNER) == 0 and run_folder.cancelled.exists()
 
 
 def test_a_user_without_a_name_cancels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,5 +147,5 @@ def test_a_user_without_a_name_cancels_too(tmp_path: Path, monkeypatch: pytest.M
         raise KeyError("getpwuid(): uid not found: 4711")
 
     monkeypatch.setattr("getpass.getuser", nameless)
-    assert cancel([str(a_run(tmp_path).root)], LAUNCHER) == 0
+    assert cancel([str(a_run(tmp_path).root)], RUNNER) == 0
     assert f"cancelled by {os.getuid()} on " in verdict_of(RunFolder(tmp_path)).reason

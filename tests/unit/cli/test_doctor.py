@@ -13,15 +13,15 @@ from ddp_train.config.targets.locate import locate
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine.slurm_script import batch_script
 from ddp_train.launch.job import Job, Program
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import write_json
 from tests.unit.parts import checked
 
 
-def launcher(run: Callable[[Job], int]) -> Launcher:
-    return Launcher(run=run, slots=lambda folder, count: [])
+def runner(run: Callable[[Job], int]) -> JobRunner:
+    return JobRunner(run=run, slots=lambda folder, count: [])
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     job = Job(config=config, run_folder=RunFolder(tmp_path / "run"), command=[], overrides=[])
     job.run_folder.root.mkdir()
 
-    def compose(words: list[str], launcher: Launcher, *, change: Callable[[Job], Job]) -> int:
+    def compose(words: list[str], runner: JobRunner, *, change: Callable[[Job], Job]) -> int:
         job.overrides[:] = words
-        return launcher.begin(change(job))
+        return runner.begin(change(job))
 
     monkeypatch.setattr(doctor, "compose", compose)
     monkeypatch.setattr(doctor, "_SEEN_WITHIN_S", 0.0)
@@ -44,13 +44,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 @pytest.mark.parametrize("word", ["-m", "--multirun", "resume=outputs/x"])
 def test_it_is_of_one_run_that_is_to_come(word: str) -> None:
     with pytest.raises(ConfigError, match="the machines of one planned run"):
-        doctor.examine([word], launcher(lambda job: 1))
+        doctor.examine([word], runner(lambda job: 1))
 
 
 @pytest.mark.parametrize(("words", "kind"), [(["cluster=cpu"], "quick"), (["--full", "cluster=cpu"], "full")])
 def test_ranks_are_given_its_program_and_what_the_run_would_be_given(words: list[str], kind: str, job: Job) -> None:
     seen: list[Job] = []
-    doctor.examine(words, launcher(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
+    doctor.examine(words, runner(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
     assert seen[0].overrides == ["cluster=cpu", "resume=never"]
     assert (seen[0].work, seen[0].is_run) == (Program(function=f"ddp_train.doctor.checkup.{kind}"), False)
     assert callable(locate(f"ddp_train.doctor.checkup.{kind}"))
@@ -58,7 +58,7 @@ def test_ranks_are_given_its_program_and_what_the_run_would_be_given(words: list
 
 def test_slurm_is_given_a_short_job_that_comes_after_nothing_and_is_never_requeued(job: Job) -> None:
     seen: list[Job] = []
-    doctor.examine([], launcher(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
+    doctor.examine([], runner(lambda job: seen.append(job) or 0))  # type: ignore[func-returns-value]
     spec = freeze(seen[0], None)
     script = batch_script([spec]).splitlines()
     assert spec.engine_options["after"] == [] and spec.job.config.cluster.wait
@@ -73,5 +73,5 @@ def test_it_ends_with_the_code_of_the_report_and_leaves_nothing(job: Job, code: 
             write_json(job.run_folder.doctor, {"exit_code": report})
         return code
 
-    assert doctor.examine([], launcher(run)) == expected
+    assert doctor.examine([], runner(run)) == expected
     assert list(job.run_folder.root.iterdir()) == []

@@ -19,7 +19,7 @@ from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, EnvironmentRefuses, UserError
 from ddp_train.launch.job import Evaluation, Job
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import Result, Status
@@ -41,8 +41,8 @@ def let_go() -> Iterator[None]:
 def begun(command: Any, *words: str) -> Job:
     """Type a command, and return the job that would be started."""
     jobs: list[Job] = []
-    launcher = Launcher(run=lambda job: jobs.append(Job.from_json(job.to_json())) or 0, slots=lambda folder, count: [])
-    assert command([*words], launcher) == 0
+    runner = JobRunner(run=lambda job: jobs.append(Job.from_json(job.to_json())) or 0, slots=lambda folder, count: [])
+    assert command([*words], runner) == 0
     return jobs[0]
 
 

@@ -14,7 +14,7 @@ from ddp_train.cli.init import init, starter
 from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
 from ddp_train.errors import UserError
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(*words: str) -> int:
-    launcher: Any = Launcher(run=lambda job: 0, slots=lambda folder, count: [])
-    return init(list(words), launcher)
+    runner: Any = JobRunner(run=lambda job: 0, slots=lambda folder, count: [])
+    return init(list(words), runner)
 
 
 def test_it_is_called_as_its_folder_and_its_conf_is_found_and_checked_there(

@@ -17,7 +17,7 @@ from ddp_train.cli import main
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.system.folder_lock import release
 
 
@@ -26,26 +26,26 @@ def must_not_run(*given: object) -> int:
 
 
 @pytest.fixture
-def launcher() -> Launcher:
-    return Launcher(run=must_not_run, slots=must_not_run)  # type: ignore[arg-type]
+def runner() -> JobRunner:
+    return JobRunner(run=must_not_run, slots=must_not_run)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_says_how_it_is_typed(
-    name: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, runner: JobRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", name, "--help"])
-    assert main.run(sys.argv[1:], launcher) == 0
+    assert main.run(sys.argv[1:], runner) == 0
     assert capsys.readouterr().out.startswith(f"ddp-train {name} ")
-    assert launcher.begun is None
+    assert runner.begun is None
 
 
 @pytest.mark.parametrize("name", ["resume", "runs"])
 def test_a_command_without_its_folder_asks_for_it(
-    name: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, runner: JobRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", name])
-    assert main.run(sys.argv[1:], launcher) == 2
+    assert main.run(sys.argv[1:], runner) == 2
     shown = capsys.readouterr().err
     assert f"expected: ddp-train {name} " in shown
     assert "configuration" not in shown and "started" not in shown  # nothing of it was asked for
@@ -55,7 +55,7 @@ IS_CUT_OFF = "mine/experiment/broken.yaml, line 2, column 7: is not valid YAML: 
 
 
 def failing(error: Exception) -> Callable[[object, object], int]:
-    def command(arguments: object, launcher: object) -> int:
+    def command(arguments: object, runner: object) -> int:
         raise error
 
     return command
@@ -63,25 +63,25 @@ def failing(error: Exception) -> Callable[[object, object], int]:
 
 @pytest.mark.parametrize("error", [ValueError("a mistake of ours"), json.JSONDecodeError("Expecting value", "", 0)])
 def test_an_error_that_is_not_hydras_is_no_mistake_of_the_command_line(
-    error: Exception, launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, runner: JobRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", "status", "RUN"])
     monkeypatch.setattr("ddp_train.cli.status.show_status", failing(error))
-    assert main.run(sys.argv[1:], launcher) == 1
+    assert main.run(sys.argv[1:], runner) == 1
     shown = capsys.readouterr().err
     assert "Traceback" in shown and str(error) in shown
     assert "is a command" not in shown and "configuration" not in shown and "resume" not in shown
 
 
-def test_a_file_that_is_not_there_is_named(launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_is_named(runner: JobRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", "status", "RUN"])
     monkeypatch.setattr("ddp_train.cli.status.show_status", failing(FileNotFoundError(2, "No such file or directory", "outputs/gone")))
-    assert main.run(sys.argv[1:], launcher) == 2
+    assert main.run(sys.argv[1:], runner) == 2
     assert capsys.readouterr().err == "outputs/gone: No such file or directory; nothing was started\n"
 
 
 def test_a_run_that_was_let_go_is_named_all_the_same(
-    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runner: JobRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def given_to_an_engine(job: Job) -> int:
         release()
@@ -89,8 +89,8 @@ def test_a_run_that_was_let_go_is_named_all_the_same(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "cluster=cpu", "model=mlp", "hydra.run.dir=there"])
-    launcher.run = given_to_an_engine
-    assert main.run(sys.argv[1:], launcher) == 78
+    runner.run = given_to_an_engine
+    assert main.run(sys.argv[1:], runner) == 78
     assert "`ddp-train resume there` continues it" in capsys.readouterr().err
 
 
@@ -107,7 +107,7 @@ def test_a_yaml_that_cannot_be_read_is_named_with_its_line(
     words: list[str],
     content: str,
     said: str,
-    launcher: Launcher,
+    runner: JobRunner,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -116,7 +116,7 @@ def test_a_yaml_that_cannot_be_read_is_named_with_its_line(
     (tmp_path / "mine/experiment/broken.yaml").write_text(f"# @package _global_\n{content}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *words, "experiment=broken", "--config-dir=mine"])
-    assert main.run(sys.argv[1:], launcher) == 2
+    assert main.run(sys.argv[1:], runner) == 2
     shown = capfd.readouterr().err
     assert said in shown and "Traceback" not in shown and len(shown.splitlines()) < 10
 
@@ -127,10 +127,10 @@ def test_a_command_imports_what_it_needs_alone() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"plan", "doctor", "help", "prepare", "init", "completion", "schema"}))
-def test_a_command_takes_the_options_that_its_help_names(name: str, launcher: Launcher) -> None:
+def test_a_command_takes_the_options_that_its_help_names(name: str, runner: JobRunner) -> None:
     command = COMMANDS[name]
     module: Any = importlib.import_module(f"ddp_train.cli.{command.module}")
     in_help = set(re.findall(r"(?<![\w-])(?:--?[a-z][a-z-]*|to(?==))", getattr(module, command.usage)))
     with pytest.raises(ConfigError, match="is not an option") as refused:
-        getattr(module, command.function)(["RUN", "--nothing-like-it=1"], launcher)
+        getattr(module, command.function)(["RUN", "--nothing-like-it=1"], runner)
     assert {word for word in refused.value.expected.split(", ") if word} == in_help

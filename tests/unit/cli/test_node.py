@@ -14,7 +14,7 @@ from ddp_train.cli import node as module
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.launch import signals
 from ddp_train.launch.job import Job
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -46,7 +46,7 @@ def node(spec: Spec, *words: str) -> int:
     def run(job: Job) -> int:
         raise AssertionError(job)
 
-    return module.node([str(spec.write()), *words], Launcher(run=run, slots=lambda folder, count: []))
+    return module.node([str(spec.write()), *words], JobRunner(run=run, slots=lambda folder, count: []))
 
 
 def report(spec: Spec) -> failure.Failure | None:

@@ -17,7 +17,7 @@ from ddp_train.cli import main as app
 from ddp_train.cli import prepare
 from ddp_train.data.tokens.token_shards import TokenDocuments
 from ddp_train.data.tokens.token_writer import TiktokenTokenizer
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from tests.conftest import Project
 from tests.unit.data_files import TEXT
 
@@ -62,7 +62,7 @@ def prepare_words(words: list[str]) -> int:
     """Type `ddp-train prepare WORDS`, and return the exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ddp-train", "prepare", *words])
-        return app.run(sys.argv[1:], Launcher(run=lambda job: 0, slots=lambda folder, count: []))
+        return app.run(sys.argv[1:], JobRunner(run=lambda job: 0, slots=lambda folder, count: []))
 
 
 def made(*arguments: object) -> None:

@@ -15,11 +15,11 @@ from ddp_train.cli.init import starter
 from ddp_train.cli.schema import schemas, write
 from ddp_train.config.check import CONF
 from ddp_train.errors import UserError
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 
 jsonschema = pytest.importorskip("jsonschema", reason="needs a validator: make train installs it")
 STARTER = starter() / "conf"
-LAUNCHER: Any = Launcher(run=lambda job: 0, slots=lambda folder, count: [])
+RUNNER: Any = JobRunner(run=lambda job: 0, slots=lambda folder, count: [])
 FILES = [path for folder in (CONF, STARTER) for path in sorted(folder.rglob("*.yaml")) if "hydra" not in path.relative_to(folder).parts]
 
 
@@ -104,11 +104,11 @@ def test_what_is_good_is_not_marked(name: str, text: str, validate: Callable[[st
 
 def test_the_command_writes_a_file_for_each_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert write([".schema"], LAUNCHER) == 0
+    assert write([".schema"], RUNNER) == 0
     for name in {path.parent.name for path in STARTER.rglob("*.yaml")} - {"project", "experiment"} | {"config"}:
         assert json.loads((tmp_path / f".schema/{name}.json").read_text())["$schema"]
     with pytest.raises(UserError, match="no folder"):
-        write([], LAUNCHER)
+        write([], RUNNER)
 
 
 def test_the_starter_names_the_schema_of_each_file() -> None:

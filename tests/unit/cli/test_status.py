@@ -17,7 +17,7 @@ from ddp_train.errors import DataError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.job import Evaluation
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import batch_notes
@@ -25,11 +25,11 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import mark_cancelled
 from tests.unit.cli.runs import a_run, works_in
 
-LAUNCHER = Launcher(run=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = JobRunner(run=lambda job: 99, slots=lambda folder, count: [])
 
 
 def status(root: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    assert show_status([str(root)], LAUNCHER) == 0
+    assert show_status([str(root)], RUNNER) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{root}: ")
     return [first.removeprefix(f"{root}: "), *(line.strip() for line in rest)]
@@ -59,12 +59,12 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_program_gets_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder = a_run(tmp_path)
     run_folder.metrics.write_text('{"split": "train", "step": 40, "loss": null}\n')
-    assert show_status([str(tmp_path), "--json"], LAUNCHER) == 0
+    assert show_status([str(tmp_path), "--json"], RUNNER) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["run"], facts["outcome"], facts["exit_code"], facts["result"]) == (str(tmp_path), "again", 75, None)
     assert facts["record"] == {"split": "train", "step": 40, "loss": None}
     Result(status=Status.COMPLETED, step=100, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
-    assert show_status(["--json", str(tmp_path)], LAUNCHER) == 0
+    assert show_status(["--json", str(tmp_path)], RUNNER) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["state"], facts["outcome"], facts["result"]["metrics"]["last"]) == ("done", "done", {"eval/loss": 0.25})
 
@@ -124,20 +124,20 @@ def test_a_cut_off_file_of_a_run_is_named_and_is_no_mistake_of_the_command_line(
     run_folder = a_run(tmp_path / "run")
     run_folder.result.write_text('{"status": "comp')
     monkeypatch.setattr(sys, "argv", ["ddp-train", "status", str(run_folder.root)])
-    assert main.run(sys.argv[1:], LAUNCHER) == 0
+    assert main.run(sys.argv[1:], RUNNER) == 0
     shown = capsys.readouterr().out
     assert "not running; again: the run ended without writing result.json" in shown
     assert f"{run_folder.result} is damaged and ignored" in shown
     run_folder.submitted.parent.mkdir()
     run_folder.submitted.write_text('{"engine": "sl')
-    assert main.run(sys.argv[1:], LAUNCHER) == 2
+    assert main.run(sys.argv[1:], RUNNER) == 2
     assert f"{run_folder.submitted} cannot be read: Unterminated string" in capsys.readouterr().err
 
 
 def test_the_end_of_what_was_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_folder = a_run(tmp_path)
     run_folder.rank_log(0).write_text("".join(f"line {number}\n" for number in range(5000)))
-    assert show_logs([str(tmp_path)], LAUNCHER) == 0
+    assert show_logs([str(tmp_path)], RUNNER) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "line 4999" and 100 < len(lines) < 5000
 
@@ -147,7 +147,7 @@ def test_it_goes_on_until_the_run_ends(tmp_path: Path, capsys: pytest.CaptureFix
     run_folder = a_run(tmp_path)
     run_folder.rank_log(0).write_text("first\n")
     with works_in(run_folder) as process:
-        follower = threading.Thread(target=show_logs, args=(["-f", str(tmp_path)], LAUNCHER))
+        follower = threading.Thread(target=show_logs, args=(["-f", str(tmp_path)], RUNNER))
         follower.start()
         time.sleep(0.3)
         assert follower.is_alive()

@@ -14,7 +14,7 @@ from ddp_train.cli import main as app
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
@@ -58,7 +58,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
 def type_(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["ddp-train", *words])
-        return app.run(sys.argv[1:], Launcher(run=lambda job: 99, slots=lambda folder, count: []))
+        return app.run(sys.argv[1:], JobRunner(run=lambda job: 99, slots=lambda folder, count: []))
 
     return run
 

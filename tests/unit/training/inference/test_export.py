@@ -22,14 +22,14 @@ from ddp_train.checkpoint.save import Content, Saver
 from ddp_train.cli.export import export as typed
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.launch.launcher import Launcher
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.training.inference.export import DcpFolder, export
 from tests.unit.cli.test_prepare import prepare_words
 from tests.unit.training.finished import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-LAUNCHER = Launcher(run=lambda job: 1, slots=lambda folder, count: [])
+RUNNER = JobRunner(run=lambda job: 1, slots=lambda folder, count: [])
 
 
 class Tied(nn.Module):
@@ -59,7 +59,7 @@ def run_of(folder: Path, model: nn.Module, **parts: Any) -> Path:
 def test_a_safetensors_file_loads_in_two_lines_without_code_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, other = Tied(), Tied()
     run_of(tmp_path, model)
-    assert typed([str(tmp_path)], LAUNCHER) == 0
+    assert typed([str(tmp_path)], RUNNER) == 0
     path = tmp_path / "export/model.safetensors"
     assert f'safetensors.torch.load_file("{path}")' in capsys.readouterr().out
     other.load_state_dict(safetensors.torch.load_file(path))
@@ -122,7 +122,7 @@ def test_nothing_is_written_over_and_what_is_typed_wrong_is_told(tmp_path: Path)
         ([str(tmp_path / "nowhere")], "neither a run folder"),
     ):
         with pytest.raises(ConfigError, match=said):
-            typed(words, LAUNCHER)
+            typed(words, RUNNER)
 
 
 def test_a_model_without_save_pretrained_is_refused_for_hf(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_header_with_metadata_is_read_as_before(tmp_path: Path) -> None:
 
 def exported(folder: Path, model: nn.Module) -> Path:
     run_of(folder, model)
-    assert typed([str(folder), "--format=dcp"], LAUNCHER) == 0
+    assert typed([str(folder), "--format=dcp"], RUNNER) == 0
     return folder / "export/model"
 
 

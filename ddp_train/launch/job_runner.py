@@ -1,4 +1,4 @@
-"""Where jobs run: what a launcher and the slots of a sweep offer to those who have jobs."""
+"""Where jobs run: what a runner of jobs and the slots of a sweep offer to those who have jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MakeSlots = Callable[[Path, int], Sequence[Slot]]  # gives so many slots; the pa
 
 
 @dataclass(kw_only=True)
-class Launcher:
+class JobRunner:
     """Where jobs run: on this machine, or in the group of ranks that torchrun started."""
 
     run: Callable[[Job], int]  # one job, to its end; returns the exit code
@@ -79,7 +79,7 @@ class Launcher:
         return machines.lead(self._rendezvous, job)
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
-        """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the launcher's own."""
+        """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the runner's own."""
         slots = (make or self.slots)(folder, count)
         self.begun = folder
         return slots
