@@ -136,7 +136,7 @@ def over(job: Job, state: TrainState) -> str:
     """Say that a run is completed, and what would continue it."""
     if state.early_end is None:
         return "all steps are done already; a larger trainer.max_steps or trainer.max_epochs would continue"
-    again = _resume(job.run_folder, f"~callbacks.{state.early_end.by}")
+    again = _resume(job.run_folder, f"~callbacks.{state.early_end.callback}")
     return f"the run was stopped after step {state.step} by {state.early_end}\n`{again}` would continue"
 
 
@@ -163,7 +163,7 @@ def _next(job: Job, state: TrainState, result: Result) -> str:
     if job.config.debug.max_steps is not None:
         return _typed(job, but="debug")
     if state.early_end is not None:
-        return _resume(job.run_folder, f"~callbacks.{state.early_end.by}")
+        return _resume(job.run_folder, f"~callbacks.{state.early_end.callback}")
     longer, limit = ("max_steps", trainer.max_steps) if trainer.max_steps == result.step else ("max_epochs", trainer.max_epochs)
     key, more = f"trainer.{longer}", f"trainer.{longer}={2 * (limit or 1)}"
     if "total_steps" in job.config.scheduler:  # it ends with the run: the same, but longer, begins anew, as its rates would jump here

@@ -59,21 +59,21 @@ class Jump:
 class EarlyEnd:
     """The end of a run before its last step, on which all ranks have agreed."""
 
-    by: str  # the callback's name
+    callback: str  # its name
     reason: str
     settings: str  # the callback's config, as JSON: with another config the run may go on
 
     @classmethod
-    def at(cls, by: str, reason: str, nodes: Mapping[str, Any]) -> EarlyEnd:
-        """Return the end that the callback `by` requests; `nodes` are the config's."""
-        return cls(by=by, reason=reason, settings=_settings(by, nodes))
+    def at(cls, callback: str, reason: str, nodes: Mapping[str, Any]) -> EarlyEnd:
+        """Return the end that a callback requests; `nodes` are the config's."""
+        return cls(callback=callback, reason=reason, settings=_settings(callback, nodes))
 
     def holds(self, nodes: Mapping[str, Any]) -> bool:
         """Tell whether the callback still has the same settings: else, or without it, the run goes on."""
-        return self.by in nodes and self.settings == _settings(self.by, nodes)
+        return self.callback in nodes and self.settings == _settings(self.callback, nodes)
 
     def __str__(self) -> str:
-        return f"callbacks.{self.by}: {self.reason}"
+        return f"callbacks.{self.callback}: {self.reason}"
 
 
 def _settings(name: str, nodes: Mapping[str, Any]) -> str:

@@ -86,11 +86,11 @@ def _unchanged_buffers(block: nn.Module) -> Iterator[None]:
     from torch.utils._python_dispatch import _disable_current_modes  # private (torch_internals.py)
 
     averages = [(module, dict(module._buffers)) for module in block.modules() if getattr(module, "track_running_stats", False)]
-    own = [module for module, _ in averages]
+    with_averages = [module for module, _ in averages]
     others = [
         (f"{path}.{name}".lstrip("."), each, each._version)
         for path, module in block.named_modules()
-        for name, each in (() if module in own else module.named_buffers(recurse=False))
+        for name, each in (() if module in with_averages else module.named_buffers(recurse=False))
     ]
     with _disable_current_modes():  # of torch, which compare what is computed again with what was computed first
         for module, kept in averages:  # copies take what forward adds, and are forgotten

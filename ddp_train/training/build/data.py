@@ -107,16 +107,16 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         )
     multiple_of = batch.global_batch_size if loader.drop_last else 1
     require_samples(source, key="data", at_least=multiple_of)
-    own, mixture = _own_sampler(source, config), None
+    given_sampler, mixture = _own_sampler(source, config), None
     if isinstance(source, MixtureSource):
-        if own is not None:
+        if given_sampler is not None:
             raise conflict("loader.sampler", "is given, and the weights of data.sources say which sample comes when", "null")
-        own = mixture = source.sampler(
+        given_sampler = mixture = source.sampler(
             seed=config.seed, sampling=loader.sampling, sample_weights=loader.sample_weights, multiple_of=multiple_of
         )
     sampler = sampler_from(
         source,
-        own,
+        given_sampler,
         seed=config.seed,
         sampling=loader.sampling,
         sample_weights=loader.sample_weights,

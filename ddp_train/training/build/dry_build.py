@@ -76,11 +76,11 @@ def _rows(model: nn.Module, depth: int) -> Iterator[tuple[str, str, str, str, st
     owners: dict[int, str] = {}  # the id of a parameter -> the name under which it was listed
     for path, module in model.named_modules():
         level = path.count(".") + 1 if path else 0
-        own = [(name, parameter) for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)]
-        if level > depth or (level == 0 and not own):
+        own_parameters = [(name, parameter) for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)]
+        if level > depth or (level == 0 and not own_parameters):
             continue
         shapes = []
-        for name, parameter in own:
+        for name, parameter in own_parameters:
             full = f"{path}.{name}".lstrip(".")
             owner = owners.setdefault(id(parameter), full)
             shapes.append(f"{name} {list(parameter.shape)}" if owner == full else f"{name} = {owner}")

@@ -101,10 +101,10 @@ def has_state(objective: AnyObjective) -> bool:
 
 def note_methods_not_called(model: nn.Module) -> str:
     """Return a line for a model that brings a training step of its own, as LightningModules do; "" for any other."""
-    own = [name for name in ("training_step", "validation_step", "configure_optimizers") if callable(getattr(model, name, None))]
-    if "training_step" not in own:
+    methods = [name for name in ("training_step", "validation_step", "configure_optimizers") if callable(getattr(model, name, None))]
+    if "training_step" not in methods:
         return ""
-    return f"model    {', '.join(own)} of {type(model).__name__} are not called: the objective, optimizer and scheduler of this run are"
+    return f"model    {', '.join(methods)} of {type(model).__name__} are not called: the objective, optimizer and scheduler of this run are"
 
 
 def use_precision(config: PrecisionConfig) -> None:

@@ -111,9 +111,9 @@ class ReplicaCheck:
             return {}
         sums, rows = self._sums(tensors), torch.arange(len(tensors))
         shards = [num_shards(tensor) for tensor in tensors.values()]
-        own = torch.tensor([self.world.rank % count for count in shards])  # the shard of each tensor that this rank has
+        own_shards = torch.tensor([self.world.rank % count for count in shards])  # the shard of each tensor that this rank has
         both = torch.full([2, len(tensors), max(shards)], _ABSENT, device=sums.device)
-        both[0, rows, own], both[1, rows, own] = sums, ~sums  # the smallest inverted sum is the inverse of the largest sum
+        both[0, rows, own_shards], both[1, rows, own_shards] = sums, ~sums  # the smallest inverted sum is the inverse of the largest sum
         lowest, highest = self.world.lowest(both).cpu()
         is_alike = (lowest == ~highest) | (lowest == _ABSENT)
         if self._buffers:

@@ -232,8 +232,8 @@ def _with_forward(kind: Any) -> type[nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return kind.forward(self, *args, **kwargs)
 
-    own = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind,), own)
+    members = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), members)
 
 
 def compile_note(compiled: Compiled, config: CompileConfig) -> str:
@@ -255,5 +255,5 @@ def _is_of_a_signal(error: BaseException | None) -> bool:
 
 def _users_line(error: BaseException) -> str:
     stack: Sequence[FrameSummary] = getattr(error, "real_stack", None) or ()
-    own = [frame for frame in stack if f"{os.sep}torch{os.sep}" not in frame.filename]
-    return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}" if own else ""
+    user_frame = next((frame for frame in reversed(stack) if f"{os.sep}torch{os.sep}" not in frame.filename), None)
+    return f", at {Path(user_frame.filename).name}:{user_frame.lineno} in {user_frame.name}: {user_frame.line}" if user_frame else ""

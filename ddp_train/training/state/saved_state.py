@@ -91,9 +91,9 @@ def _replica(shared: Mapping[str, Any], kept: Mapping[MemoryKey, Tensor], world:
     """Return the parts of the state that differ on this rank from the shared state, which has rank 0's optimizer."""
     replica = {} if world.is_main else {"optimizer": shared["optimizer"]}
     for part in ("model", "objective", "callbacks"):
-        own = map_tensors(lambda tensor: kept.get(memory_key(tensor), tensor), shared.get(part, {}))
-        if any(mine is not common for mine, common in zip(tensors_of(own), tensors_of(shared.get(part, {})), strict=True)):
-            replica[part] = own
+        rank_part = map_tensors(lambda tensor: kept.get(memory_key(tensor), tensor), shared.get(part, {}))
+        if any(mine is not common for mine, common in zip(tensors_of(rank_part), tensors_of(shared.get(part, {})), strict=True)):
+            replica[part] = rank_part
     return replica
 
 

@@ -120,7 +120,8 @@ def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> Non
 @pytest.mark.parametrize(("most", "taken"), [(7, 7), (100, 20), (None, 20)])
 def test_an_evaluation_takes_the_first_samples_alone_on_any_number_of_ranks(world_size: int, most: int | None, taken: int) -> None:
     loaders = [
-        PositionedEvaluationLoader(Numbers(20), rank=rank, world_size=world_size, batch_size=3, most=most) for rank in range(world_size)
+        PositionedEvaluationLoader(Numbers(20), rank=rank, world_size=world_size, batch_size=3, max_samples=most)
+        for rank in range(world_size)
     ]
     found = [int(value) for loader in loaders for each in loader if not each.is_stand_in for value in each.batch]
     assert sorted(found) == list(range(taken))

@@ -88,7 +88,7 @@ def gradient(parts: Components) -> Tensor:
     )
     steps = trainer(parts)
     steps.train_step(steps._of_next_step(steps._open_micro_batches()), global_batch_size=10)
-    assert steps.window.read(Reduction(alone())).weights == [160.0]  # every token of the windows
+    assert steps.window.read(Reduction(alone())).num_units == [160.0]  # every token of the windows
     return torch.cat(noted)
 
 

@@ -170,5 +170,5 @@ def test_epochs_are_those_of_a_length_in_whole_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_an_evaluation_takes_as_many_samples_as_it_is_told_to_over_all_ranks(world_size: int) -> None:
     stream = Stream(Counting(20), None)
-    loaders = [StreamEvaluationLoader(stream, rank=rank, world_size=world_size, batch_size=3, most=7) for rank in range(world_size)]
+    loaders = [StreamEvaluationLoader(stream, rank=rank, world_size=world_size, batch_size=3, max_samples=7) for rank in range(world_size)]
     assert sum(len(each.batch) for loader in loaders for each in loader if not each.is_stand_in) == 7

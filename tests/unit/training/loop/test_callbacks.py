@@ -254,7 +254,7 @@ def test_what_was_logged_before_a_checkpoint_is_in_the_record_after_it() -> None
     training.logged.end_request = EarlyEnd.at("mine", "why", {})
     sums = WindowSums(**training.logged.state())
     assert sums.logged == {"a": [8.0, 2.0, 2.0]}
-    assert sums.end_request is not None and sums.end_request["by"] == "mine" and WindowSums(**asdict(sums)) == sums
+    assert sums.end_request is not None and sums.end_request["callback"] == "mine" and WindowSums(**asdict(sums)) == sums
     again, records = run()
     again.state.window = sums
     assert again.train()

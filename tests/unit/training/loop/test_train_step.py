@@ -54,16 +54,16 @@ def test_masked_tokens_are_weighted_exactly_over_uneven_micro_batches() -> None:
     assert torch.allclose(found, torch.cat([gradient.flatten() for gradient in expected]), rtol=1e-5, atol=1e-7)
 
 
-def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_weight() -> None:
+def test_a_step_in_which_nothing_counts_has_no_gradient_and_no_units() -> None:
     one_run = trainer(ragged_components("trainer.global_batch_size=2"))
     nothing, five = (MicroBatch(Ragged().batch(np.asarray([sample]))) for sample in (0, 5))
     norms = [one_run.train_step([batch], global_batch_size=1, measures_norm=True) for batch in (nothing, five)]
     assert norms[0] == 0
     assert norms[1] > 0
-    assert sum(one_run.window.read(Reduction(alone())).weights) == 5
+    assert sum(one_run.window.read(Reduction(alone())).num_units) == 5
 
 
-def test_weights_need_not_be_whole_numbers() -> None:
+def test_units_need_not_be_whole_numbers() -> None:
     def gradient(share: float) -> Tensor:
         parts = ragged_components("trainer.global_batch_size=12")
         weight, loss = parts.objective.weight, parts.objective.loss

@@ -31,7 +31,7 @@ FOUR = World(rank=0, size=4, local_rank=0, local_size=4, device=torch.device("cp
 
 
 def values(measured: Throughput, **changes: Any) -> dict[str, float]:
-    return measured.values(**{"samples": 80, "weights": [100.0, 60.0], "seconds": 2.0, "memory": [4.0]} | changes)
+    return measured.values(**{"samples": 80, "num_units": [100.0, 60.0], "seconds": 2.0, "memory": [4.0]} | changes)
 
 
 def test_rates_are_those_of_all_ranks_and_of_each_device() -> None:
