@@ -17,6 +17,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.verify import verify
 from ddp_train.config.saved import answers_of
+from ddp_train.config.targets.target import WriterFacts
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter
@@ -206,15 +207,12 @@ def _mark(checkpoint: Path) -> str:
 
 def _writers(job: Job, state: TrainState, phases: Phases) -> list[MetricWriter]:
     """Return the run's kinds of metric writers, in the evaluation's own folder (rank 0)."""
-    return build_writers(
-        job.config.metrics,
+    facts = WriterFacts(
         run_dir=str(job.run_folder.root),
         config=job.config.tree,
         hyper_parameters=job.hyper_parameters(),
-        run_name="",
         step=state.step - 1,  # what was written of this step and later ones is of before
         total_steps=max(state.step, job.config.trainer.max_steps or 0),
         phases=phases,
-        epoch=None,
-        steps_per_epoch=None,
     )
+    return build_writers(job.config.metrics, facts)

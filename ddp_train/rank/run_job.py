@@ -16,6 +16,7 @@ from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answers_before, record_answers
+from ddp_train.config.targets.target import WriterFacts
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
@@ -214,8 +215,7 @@ def _open_records(
 def _writers(job: Job, components: Components, state: TrainState, phases: Phases) -> list[MetricWriter]:
     """Return where the numbers go from this step on (rank 0)."""
     config, sweep = job.config, sweep_of(job.run_folder.root)
-    return build_writers(
-        config.metrics,
+    facts = WriterFacts(
         run_dir=str(job.run_folder.root),
         config=auto.with_answers(config.tree, "", {key: auto.plain(value) for key, value in components.answers.items()}),
         hyper_parameters=job.hyper_parameters(),
@@ -226,6 +226,7 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
     )
+    return build_writers(config.metrics, facts)
 
 
 def train(run: PreparedRun, stop: Stop) -> tuple[bool, str]:

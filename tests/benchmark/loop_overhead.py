@@ -41,6 +41,7 @@ from torch.profiler import profile, supported_activities
 
 from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
+from ddp_train.config.targets.target import WriterFacts
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, alone, open_world
 from ddp_train.interfaces import Batch, Indices
@@ -220,17 +221,17 @@ def measure(name: str, pairs: int, device: str, *, lists_operations: bool = Fals
     profiles = {side: profile(activities=supported_activities()) for side in ("ours", "raw")} if lists_operations else {}
 
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        facts = {
-            "run_dir": folder,
-            "config": checked.tree,
-            "hyper_parameters": {},
-            "run_name": "",
-            "phases": Phases(),
-            "step": 0,
-            "epoch": 0.0,
-        }
-        facts |= {"total_steps": components.total_steps, "steps_per_epoch": components.train_loader.order.steps_per_epoch}
-        writers = build_writers(checked.metrics, **facts) if world.is_main else []
+        facts = WriterFacts(
+            run_dir=folder,
+            config=checked.tree,
+            hyper_parameters={},
+            phases=Phases(),
+            step=0,
+            epoch=0.0,
+            total_steps=components.total_steps,
+            steps_per_epoch=components.train_loader.order.steps_per_epoch,
+        )
+        writers = build_writers(checked.metrics, facts) if world.is_main else []
 
         def write(record: Record) -> None:
             """Write as always; then it is the hand-written loop's turn."""

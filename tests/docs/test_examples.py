@@ -18,10 +18,12 @@ from omegaconf import DictConfig
 
 from ddp_train.config.check import ConfigErrors, check_config
 from ddp_train.config.run_config import RunConfig
+from ddp_train.config.targets.target import WriterFacts
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
+from ddp_train.system.phase import Phases
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.instantiate import build_writers
@@ -78,8 +80,9 @@ def _small(config: DictConfig, hydra: DictConfig) -> RunConfig:
 def _train(config: RunConfig, folder: Path) -> None:
     parts = build(config, alone())
     own = {name: node for name, node in config.metrics.items() if node and not node["_target_"].startswith("ddp_train.")}
-    facts: dict[str, Any] = {"run_dir": str(folder), "config": config.tree, "step": 0, "run_name": "", "total_steps": parts.total_steps}
-    writers = build_writers(own, **facts)
+    total_steps = parts.total_steps
+    facts = WriterFacts(run_dir=str(folder), config=config.tree, hyper_parameters={}, step=0, total_steps=total_steps, phases=Phases())
+    writers = build_writers(own, facts)
 
     def write(record: dict[str, Any]) -> None:
         for writer in writers:

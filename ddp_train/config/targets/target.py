@@ -12,6 +12,7 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_train import FOLDER
@@ -22,9 +23,26 @@ from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, 
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
+from ddp_train.system.phase import Phases
 from ddp_train.traits import Constants, constants_of
 
 AUTO: Final = "auto"  # a value that only the data or the run knows (auto.py)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterFacts:
+    """What rank 0 knows of its run, for the metric writers: an argument that is `auto` gets the fact of its name."""
+
+    run_dir: str
+    config: Mapping[str, Any]
+    hyper_parameters: Mapping[str, Any]  # typed or swept
+    run_name: str = ""  # in a sweep: the values that differ between its jobs
+    step: int  # after which this attempt begins
+    total_steps: int
+    phases: Phases  # the phase of rank 0
+    epoch: float | None = None  # where this attempt begins; None: there are no epochs, or nothing is trained
+    steps_per_epoch: int | None = None
+
 
 _OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
 FACTS = {
@@ -32,7 +50,7 @@ FACTS = {
     "objective": (*_OF_DATA, "ignore_index", "bytes_per_token"),
     "evaluation": (*_OF_DATA, "ignore_index"),
     "scheduler": ("total_steps", "steps_per_epoch"),
-    "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "phases", "epoch", "steps_per_epoch"),
+    "metrics": tuple(WriterFacts.__annotations__),
 }
 """Facts that can answer an `auto`, by section. A data set may have more."""
 

@@ -11,7 +11,9 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 
+from ddp_train.config.targets.target import WriterFacts
 from ddp_train.errors import ConfigError
+from ddp_train.system.phase import Phases
 from ddp_train.training.instantiate import build_writers, instantiate
 
 LINEAR = {"_target_": "torch.optim.lr_scheduler.LinearLR", "start_factor": 0.5, "total_iters": 2}
@@ -40,8 +42,9 @@ class Open:
 
 
 def test_a_writer_without_close_is_refused_when_it_is_made() -> None:
+    facts = WriterFacts(run_dir="", config={}, hyper_parameters={}, step=0, total_steps=1, phases=Phases())
     with pytest.raises(ConfigError, match=r"metrics\.mine\._target_: gave a Open, which lacks close"):
-        build_writers({"mine": {"_target_": f"{__name__}.Open"}})
+        build_writers({"mine": {"_target_": f"{__name__}.Open"}}, facts)
 
 
 def sgd() -> SGD:
