@@ -33,8 +33,8 @@ _REFUSED = {
 def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Callable[[], dict[str, Any] | str]]:
     """Measure a run while the block runs, and yield a function that waits for the answer.
 
-    It returns the sizes (`training.dry_build.Sizes`), or why they cannot be measured here. It raises a ConfigError when the parts of the
-    run do not fit together, as its ranks would when they build it.
+    It returns the sizes (`training.build.dry_build.Sizes`), or why they cannot be measured here. It raises a ConfigError when the parts of
+    the run do not fit together, as its ranks would when they build it.
     """
     answer = file_in_memory(b"")
 

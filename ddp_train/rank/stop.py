@@ -48,11 +48,9 @@ class Stop:
 
     world: World
     peers: Peers
-    on_untrained_stop: Callable[[signal.Signals], None] = lambda number: None
-    """Called in a thread, on rank 0, before all ranks end without having trained."""
-    report_lost_rank: Callable[[Neighbour, dict[int, str]], None] | None = None
-    """Called in a thread before this rank ends because another one ended without a report: gets that one, and what the others were doing.
-    None: an agent of ours reports it, and knows more."""
+    on_untrained_stop: Callable[[signal.Signals], None] = lambda number: None  # in a thread, on rank 0, before all end untrained
+    # Called in a thread before this rank ends because another one ended without a report: gets that one, and what the others were doing.
+    report_lost_rank: Callable[[Neighbour, dict[int, str]], None] | None = None  # None: an agent of ours reports it, and knows more
     stops_at: float | None = None  # rank 0 stops the run by itself, as if by `WALLTIME`; seconds since the epoch; None: never
     ask_stops_at: Callable[[], float | None] = lambda: None  # called when that time has come: it may have been moved
     ends_agent: bool = False  # the ranks' agent is a user's torchrun, and no sweep's, which outlives them

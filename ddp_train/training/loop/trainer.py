@@ -49,10 +49,8 @@ class Hooks:
     All ranks call the same ones. Those of a step must not wait for the device.
     """
 
-    before_first_step: list[Callable[[MicroBatch], object]] = field(default_factory=list)
-    """Once, before the first step, with this rank's first micro-batch, which is trained on afterwards."""
-    wrap_micro_batches: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)
-    """Once: may put something between the loader and the loop."""
+    before_first_step: list[Callable[[MicroBatch], object]] = field(default_factory=list)  # gets its first micro-batch
+    wrap_micro_batches: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)  # once; after the loader
     when_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # again after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
