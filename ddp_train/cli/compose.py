@@ -113,13 +113,14 @@ class HydraSession:
 
     def claim_sweep(self, composed: DictConfig) -> None:
         """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed."""
+        from ddp_train.launch import machines  # with what starts other machines, which takes its time to import
         from ddp_train.sweep import sweeper
 
         require_our_launcher(composed)
         cluster = section(composed, ClusterConfig)
         if errors := list(check_copies(cluster, os.environ)):
             raise ConfigErrors(errors)  # before anything is claimed
-        self._leave_with(self._runner.take_part_in_sweep(cluster, sys.argv[1:]))
+        self._leave_with(machines.take_part_in_sweep(cluster, sys.argv[1:]))
         folder = location_of_sweep(composed).take_for_sweep()
         fix_sweep_folder(composed, folder)
         sweeper.prepare_optuna(composed, folder)

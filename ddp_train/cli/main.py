@@ -22,6 +22,7 @@ from yaml import YAMLError
 from ddp_train import __version__
 from ddp_train.cli.compose import compose
 from ddp_train.config.check import CONF, ConfigErrors
+from ddp_train.config.cluster import ENGINES
 from ddp_train.config.command.command_line import options_first, refuse_unsafe_overrides, with_conf
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.hydra_internals import limit_yaml
@@ -85,7 +86,7 @@ def resume(folder: Path, runner: JobRunner) -> int:
 
 def _run_job(job: Job) -> int:
     """Run a job on this machine, or give it to the engine that its section `cluster` names."""
-    if job.config.cluster.launcher in ("local", "machines"):  # several machines have met before the job began (`JobRunner.begin`)
+    if job.config.cluster.launcher not in ENGINES:  # several machines have met before the job began (`JobRunner.begin`)
         return local.run_on_this_machine(job)
     from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
 
@@ -110,7 +111,7 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobR
         if (mistake := _mistake(error, has_begun=runner.begun is not None)) is None:
             return _show_failure(error, runner.begun)
         text, code = mistake
-        if not runner.tell_caller(error=text):  # a program that has started this command by `ddp_train.run` raises it
+        if not runner.tell_caller("error", text):  # a program that has started this command by `ddp_train.run` raises it
             print(text, file=sys.stderr)
         return code
     except KeyboardInterrupt:
@@ -182,16 +183,16 @@ def _require_readable_names() -> None:
         raise EnvironmentRefuses(happened=happened, expected=expected, fix="export LC_ALL=C.UTF-8, and no PYTHONUTF8=0") from None
 
 
-def _find_caller() -> Callable[..., bool]:
+def _find_caller() -> Callable[[str, str], bool]:
     """Find the process that has started this command by `ddp_train.run`, if one has; return what tells it something (`tell_caller`)."""
     pid, _, descriptor = os.environ.pop(handover.CALLER, "").partition(":")  # what this command starts has another one
     if not descriptor:
-        return lambda **facts: False
+        return lambda name, value: False
     os.set_inheritable(int(descriptor), False)
     die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
 
-    def tell_caller(**facts: str) -> bool:
-        os.write(int(descriptor), json.dumps(facts).encode() + b"\n")
+    def tell_caller(name: str, value: str) -> bool:
+        os.write(int(descriptor), json.dumps({name: value}).encode() + b"\n")
         return True
 
     return tell_caller

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint import catalog
 from ddp_train.config.check import ConfigErrors
+from ddp_train.config.cluster import QUEUES
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
 from ddp_train.config.targets.locate import constants_of_ours
@@ -26,7 +27,7 @@ def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     Raises EnvironmentRefuses: a run that it waits for never gets done.
     """
     waits_for, launcher = config.runs_before(), "torchrun" if is_torchrun_worker() else config.cluster.launcher
-    if waits_for and launcher != "slurm":
+    if waits_for and launcher not in QUEUES:
         happened = f"{launcher} starts this run at once and waits for no other run"
         raise ConfigError(key="after", happened=happened, expected="null, or cluster=slurm: SLURM waits by itself", fix=_BY_THE_SHELL)
     weights = Path(config.init_from) if config.init_from is not None and begins else None
@@ -77,6 +78,6 @@ def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Itera
         except ConfigError as error:
             yield error
     if is_run and run.absolute() not in waits_for and not catalog.saved_checkpoints(run / "checkpoints"):
-        expected = "a run that has saved one" + (", or one that this run waits for" if launcher == "slurm" else "")
-        fix = f"{override('after', str(run))}, which begins when that run is done" if launcher == "slurm" else _BY_THE_SHELL
+        expected = "a run that has saved one" + (", or one that this run waits for" if launcher in QUEUES else "")
+        fix = f"{override('after', str(run))}, which begins when that run is done" if launcher in QUEUES else _BY_THE_SHELL
         yield ConfigError(key="init_from", happened=f"{run} has no complete checkpoint yet", expected=expected, fix=fix)

@@ -18,7 +18,7 @@ from ddp_train.cli.location import Location, location_of, location_of_sweep
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.plan_text import Screen, as_typed, shell_command
 from ddp_train.config.check import section
-from ddp_train.config.cluster import rendezvous_of
+from ddp_train.config.cluster import ENGINES, rendezvous_of
 from ddp_train.config.command.command_line import options_first, refuse_unknown_options, require_config
 from ddp_train.config.command.composition import Composition, loader_of, parse
 from ddp_train.config.schema import SweepConfig
@@ -28,7 +28,7 @@ from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import rank_environment
 from ddp_train.launch.engine import slurm_client
-from ddp_train.launch.engine.engine import ENGINES, engine_of
+from ddp_train.launch.engine.engine import engine_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.source_copy import read_source

@@ -8,9 +8,10 @@ from pathlib import Path
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose
 from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, refuse_without_effect, require_more, run_of
+from ddp_train.config.cluster import ENGINES
 from ddp_train.config.saved import config_text
 from ddp_train.errors import WRONG_INPUT, ConfigError
-from ddp_train.launch.engine.engine import ENGINES
+from ddp_train.launch import machines
 from ddp_train.launch.job import Evaluation
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.submit import require_ended
@@ -77,7 +78,7 @@ def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_r
     configs = [sweep.run_folder(job).root for job in sweep.jobs if sweep.run_folder(job).config.exists()]
     if configs and not is_torchrun_worker():
         cluster = frozen_job(configs[0], overrides, sweep=folder).config.cluster
-        if (code := runner.take_part_in_sweep(cluster, sys.argv[1:])) is not None:
+        if (code := machines.take_part_in_sweep(cluster, sys.argv[1:])) is not None:
             return code  # global rank 0 holds the folder
     hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import ClusterConfig
 from ddp_train.launch.job import Job
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class JobRunner:
 
     run: Callable[[Job], int]  # one job, to its end; returns the exit code
     slots: MakeSlots  # for the jobs of a sweep
-    tell_caller: Callable[..., bool] = lambda **facts: False  # the `folder` of a run that begins, or an `error`; False: there is no caller
+    tell_caller: Callable[[str, str], bool] = lambda name, value: False  # "folder" of a run that begins, or "error"; False: there is none
     begun: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
     _rendezvous: NodeRendezvous | None = field(default=None, init=False)  # where the other machines come that this one leads
 
@@ -59,19 +58,10 @@ class JobRunner:
         rendezvous = self._rendezvous = machines.meet(config.cluster, run=run)
         return None if rendezvous is None or rendezvous.is_first else machines.take_part(rendezvous, config)
 
-    def take_part_in_sweep(self, cluster: ClusterConfig, arguments: Sequence[str]) -> int | None:
-        """Meet the other machines of a sweep, take part, and return the exit code; None: this machine is alone."""
-        if cluster.launcher != "machines":
-            return None
-        from ddp_train.launch import machines  # as above
-
-        rendezvous = machines.meet(cluster)
-        return None if rendezvous is None else machines.take_part_in_sweep(rendezvous, cluster, arguments)
-
     def begin(self, job: Job) -> int:
         """Run a job to its end, and return its exit code."""
         self.begun = job.run_folder.root
-        self.tell_caller(folder=str(self.begun))
+        self.tell_caller("folder", str(self.begun))
         if self._rendezvous is None:
             return self.run(job)
         from ddp_train.launch import machines  # as above

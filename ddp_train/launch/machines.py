@@ -27,12 +27,12 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
 def meet(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
-    """Find which of the machines this one is, and listen where it is the first. None: it is alone, or torchrun starts the ranks.
+    """Find which of the machines this one is, and listen where it is the first. None: it is alone, or something else starts the ranks.
 
     `run`: which run this machine comes for (`NodeFacts.run`). ConfigError: nothing says where machines meet. EnvironmentRefuses: this is
     the first machine, and the port is taken.
     """
-    if is_torchrun_worker() or (rendezvous := rendezvous_of(cluster, os.environ)).is_alone:
+    if cluster.launcher != "machines" or is_torchrun_worker() or (rendezvous := rendezvous_of(cluster, os.environ)).is_alone:
         return None
     start_fork_server(uses_compiler=True)  # before anybody waits for this machine: in a new attempt seconds count
     is_first = rendezvous.node_rank == 0 or (rendezvous.node_rank is None and _is_here(rendezvous.host))
@@ -52,9 +52,13 @@ def take_part(rendezvous: NodeRendezvous, config: RunConfig) -> int:
     return _run(_this_node(rendezvous, config))
 
 
-def take_part_in_sweep(rendezvous: NodeRendezvous, cluster: ClusterConfig, arguments: Sequence[str]) -> int:
-    """Take part in a sweep to its end; return its exit code. Global rank 0, on the first machine, composes the `arguments` and claims."""
-    return _run(_this_node(rendezvous, cluster, arguments))
+def take_part_in_sweep(cluster: ClusterConfig, arguments: Sequence[str]) -> int | None:
+    """Meet the other machines of a sweep, take part to its end, and return its exit code; None: this machine is alone.
+
+    Global rank 0, on the first machine, composes the `arguments` and claims the folder.
+    """
+    rendezvous = meet(cluster)
+    return None if rendezvous is None else _run(_this_node(rendezvous, cluster, arguments))
 
 
 def _this_node(rendezvous: NodeRendezvous, config: RunConfig | ClusterConfig, arguments: Sequence[str] = ()) -> ThisNode:

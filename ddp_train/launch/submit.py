@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from ddp_train.config.cluster import processes_of_nodes
+from ddp_train.config.cluster import QUEUES, processes_of_nodes
 from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.launch import source_copy
 from ddp_train.launch.agent_process import stop_fork_server
 from ddp_train.launch.engine import slurm, slurm_client
-from ddp_train.launch.engine.engine import QUEUES, Stage, Submission, engine_of
+from ddp_train.launch.engine.engine import Stage, Submission, engine_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder

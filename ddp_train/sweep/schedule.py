@@ -10,10 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from ddp_train.config.cluster import ENGINES, QUEUES
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.errors import FINAL, INTERRUPTED, ConfigError
-from ddp_train.launch.engine.engine import ENGINES, QUEUES
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import Slot
 from ddp_train.launch.signals import stop_signals

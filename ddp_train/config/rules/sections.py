@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ddp_train.config import schema
-from ddp_train.config.cluster import most_nodes
+from ddp_train.config.cluster import ENGINES, most_nodes
 from ddp_train.config.rules.strategy import given
 from ddp_train.config.run_config import PartialConfig
 from ddp_train.config.targets.locate import class_constants, look_up_or_none
@@ -125,8 +125,7 @@ def check_checkpoints(config: PartialConfig) -> Iterator[ConfigError]:
 def check_device(config: PartialConfig) -> Iterator[ConfigError]:
     cluster = config.cluster
     device = devices.resolve_device(cluster.device)
-    is_here = cluster.launcher in ("local", "machines")
-    if device == "cuda" and is_here and not is_torchrun_worker() and most_nodes(cluster) == 1:
+    if device == "cuda" and cluster.launcher not in ENGINES and not is_torchrun_worker() and most_nodes(cluster) == 1:
         gpus, wanted = len(devices.gpus()), devices.processes_per_node(cluster.processes_per_node, "cuda")
         if gpus < (min(wanted, 1) if handover.shares_gpu() else wanted):
             why = "" if gpus else devices.why_none()

@@ -16,6 +16,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Protocol, cast
 
+from ddp_train.config.cluster import ENGINES
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
@@ -23,8 +24,6 @@ from ddp_train.system.files import read_json, write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
 from ddp_train.system.redaction import reference, references
 
-ENGINES = ("slurm", "ssh")  # what `cluster.launcher` may be where an engine starts the node programs
-QUEUES = ("slurm",)  # those that have a queue: what was given to them goes on without the command that gave it
 _HELD_WITHIN_S = 300.0  # of its submission: a run that is being started over SSH holds its folder by then
 
 

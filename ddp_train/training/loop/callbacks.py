@@ -15,6 +15,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Batch, Goal, Run, named_parameters, overrides
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
+from ddp_train.run_folder.result import Status
 from ddp_train.training.check.rehearsal import rebuild_buckets, untouched
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.trainer import Hooks, Trainer
@@ -78,7 +79,7 @@ class Callbacks:
         names = dict.fromkeys(chain.from_iterable(by_rank))
         metrics |= {name: mean(chain.from_iterable(logged.get(name, ()) for logged in by_rank)) for name in names}
 
-    def end(self, status: str) -> None:
+    def end(self, status: Status) -> None:
         """Called when the run has ended without an error. Collective."""
         self._view.status = status
         self._call("end", None)

@@ -21,6 +21,7 @@ from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Status
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.loop import evaluation
 from ddp_train.training.loop.train_step import TrainStep
@@ -58,7 +59,7 @@ class Hooks:
     at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
     after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
     before_save: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
-    at_end: list[Callable[[str], None]] = field(default_factory=list)  # in `end`
+    at_end: list[Callable[[Status], None]] = field(default_factory=list)  # in `end`
 
 
 @dataclass(kw_only=True)
@@ -138,7 +139,7 @@ class Trainer:
                     raise
                 self.services.rewind(rewind)
 
-    def end(self, status: str) -> None:
+    def end(self, status: Status) -> None:
         """Called when the run has ended in good order, with what result.json will say. Collective."""
         for at_end in self.hooks.at_end:
             at_end(status)

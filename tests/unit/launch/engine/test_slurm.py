@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ddp_train.config.cluster import ENGINES
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm, slurm_client
-from ddp_train.launch.engine.engine import ENGINES, Stage, State, Submission, engine_of
+from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status

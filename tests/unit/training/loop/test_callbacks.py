@@ -18,6 +18,7 @@ from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Callback, Run
+from ddp_train.run_folder.result import Status
 from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import with_loss
@@ -117,7 +118,7 @@ def test_every_event_comes_at_its_place_in_the_order_of_the_configuration() -> N
     diary = Diary()
     training, records = run(diary=diary)
     assert training.train()
-    training.end("completed")
+    training.end(Status.COMPLETED)
     steps = [[("step", step), *([("evaluation", step)] if step % 2 == 0 else [])] for step in range(1, 7)]
     assert diary.events == [("start", 0), *sum(steps, []), ("save", 6), ("completed", 6)]  # noqa: RUF017
     train, evaluated = ([record for record in records if record["split"] == split] for split in ("train", "eval"))
