@@ -33,8 +33,8 @@ def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here
             with importing_nothing():
                 return check_config(config, hydra=hydra)
         except NeedsImport:
-            if (answer := _ask(config, hydra)) is not None:
-                return answer
+            if (reply := _ask(config, hydra)) is not None:
+                return reply
     return check_config(config, hydra=hydra)
 
 
@@ -49,18 +49,18 @@ def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
     try:
         if request_check(files).wait() != 0:
             return None
-        answer = _read(files[1])
+        reply = _read(files[1])
     finally:
         for descriptor in files:
             os.close(descriptor)
-    if isinstance(answer, RunConfig):
-        return answer
-    raise ConfigErrors(answer)
+    if isinstance(reply, RunConfig):
+        return reply
+    raise ConfigErrors(reply)
 
 
 def serve_check(request: CheckRequest) -> int:
     """Check what another process asks for, in a fork that does nothing else; return its exit code."""
-    question, answer = request.files
+    question, reply_file = request.files
     asked = _read(question)
     sys.path[:] = asked["path"]
     os.environ.clear()
@@ -73,7 +73,7 @@ def serve_check(request: CheckRequest) -> int:
         result: Any = check_config(asked["config"], hydra=asked["hydra"])
     except (ConfigErrors, ConfigError) as error:
         result = error.errors if isinstance(error, ConfigErrors) else [error]
-    with open(answer, "wb", closefd=False) as file:
+    with open(reply_file, "wb", closefd=False) as file:
         pickle.dump(result, file)
     return 0
 

@@ -36,20 +36,20 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
     It returns the sizes (`training.build.dry_build.Sizes`), or why they cannot be measured here. It raises a ConfigError when the parts of
     the run do not fit together, as its ranks would when they build it.
     """
-    answer = file_in_memory(b"")
+    reply_file = file_in_memory(b"")
 
     def work() -> int:
         devnull = os.open(os.devnull, os.O_WRONLY)
         sys.stdout = sys.stderr = os.fdopen(devnull, "w")  # a user's data set may print; a plan does not show it
         for descriptor in (1, 2):
             os.dup2(devnull, descriptor)
-        os.write(answer, json.dumps(_answer(config)).encode())
+        os.write(reply_file, json.dumps(_measured(config)).encode())
         return DONE
 
     def sizes() -> dict[str, Any] | str:
         if not wait_until(lambda: child.exit_code() is not None, within_s=deadline - time.monotonic(), every_s=_POLL_S):
             return f"building it without values takes longer than {within_s:g} s"
-        if not (text := os.pread(answer, os.fstat(answer).st_size, 0)):
+        if not (text := os.pread(reply_file, os.fstat(reply_file).st_size, 0)):
             return "the process that built it without values has died"
         reply = json.loads(text)
         if "sizes" in reply:
@@ -65,12 +65,12 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
     try:
         yield sizes
     finally:
-        os.close(answer)
+        os.close(reply_file)
         child.signal(signal.SIGKILL)
         child.wait()
 
 
-def _answer(config: RunConfig) -> dict[str, Any]:
+def _measured(config: RunConfig) -> dict[str, Any]:
     """Build the run, and return its sizes or the error (in the child process)."""
     forbid_effects("ddp-train plan")
     try:

@@ -45,4 +45,4 @@ class RankRequest(ForkRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRequest(ForkRequest):
-    """Check a configuration (`cli.check_process`). `files`: in memory, of the question and of the answer."""
+    """Check a configuration (`cli.check_process`). `files`: in memory, of the question and of the reply."""

@@ -27,7 +27,7 @@ from ddp_train.system.process import is_alive
 
 logger = logging.getLogger(__name__)
 
-ANSWERS_S = 1.0  # how long a rank waits for the answers of the others: some may be gone
+REPLIES_S = 1.0  # how long a rank waits for the replies of the others: some may be gone
 
 _POLL_S = 0.02
 _FIRST_POLL_S = 0.001
@@ -85,7 +85,7 @@ class Peers:
                 yield number, message
             elif not self._is_asking:
                 add_line(self.store, "doing", [self._world.rank, self.activity()])
-                self.store.add("answers", 1)
+                self.store.add("replies", 1)
 
     def close(self) -> None:
         """Close the line. Every rank may call it; rank 0 closes it for all."""
@@ -102,7 +102,7 @@ class Peers:
         logger.info(log_lines.ACTIVITY, os.getpid(), activity)
 
     def ask_others(self) -> dict[int, str]:
-        """Return what the other ranks are doing, by rank, those left out that have ended. Waits `ANSWERS_S` at most.
+        """Return what the other ranks are doing, by rank, those left out that have ended. Waits `REPLIES_S` at most.
 
         One rank asks for all. Where thousands fail of one mistake, each would have to answer each (docs/scale.md): whoever comes later
         gets {}, after a while in which the first may tell what it has heard.
@@ -111,21 +111,21 @@ class Peers:
             return {}
         gone = [neighbour.rank for neighbour in self._neighbours if not is_alive(neighbour.pid)]
         others = [rank for rank in range(self._world.size) if rank not in (self._world.rank, *gone)]
-        answers: dict[int, str] = {}
+        replies: dict[int, str] = {}
         try:
             if self.store.add("asked", 1) > 1:
                 # Not by the store's own wait: the reading thread answers over this connection.
-                wait_until(lambda: self.store.check(["heard"]), within_s=ANSWERS_S, every_s=_LATE_POLL_S, first_s=_POLL_S)
+                wait_until(lambda: self.store.check(["heard"]), within_s=REPLIES_S, every_s=_LATE_POLL_S, first_s=_POLL_S)
                 time.sleep(_RECORDS_S)
                 return {}
             self._is_asking = True
             self.send("ask")
-            wait_until(lambda: self.store.add("answers", 0) >= len(others), within_s=ANSWERS_S, every_s=_POLL_S, first_s=_FIRST_POLL_S)
-            answers = dict(lines_of(self.store, "doing"))
+            wait_until(lambda: self.store.add("replies", 0) >= len(others), within_s=REPLIES_S, every_s=_POLL_S, first_s=_FIRST_POLL_S)
+            replies = dict(lines_of(self.store, "doing"))
             self.store.set("heard", "")
         except DistError:
             logger.info("the other ranks cannot be reached: the store is gone")
-        return {rank: answers.get(rank, "gave no answer") for rank in others}
+        return {rank: replies.get(rank, "gave no answer") for rank in others}
 
     def dead_neighbour(self) -> Neighbour | None:
         """Return a rank on this machine that has ended, if there is one."""
@@ -136,7 +136,7 @@ class Peers:
         if not self._world.is_main:
             self.store.add("left", 1)
         else:
-            wait_until(lambda: self.store.add("left", 0) >= self._world.size - 1, within_s=ANSWERS_S, every_s=_POLL_S)
+            wait_until(lambda: self.store.add("left", 0) >= self._world.size - 1, within_s=REPLIES_S, every_s=_POLL_S)
 
 
 def _main_thread_activity() -> str:

@@ -156,7 +156,7 @@ class Stop:
                 if kind == "stop":
                     self._on_stop(signal.Signals(int(values[0])))
                 if kind in ("stop", "save"):
-                    self._answer(kind, place=f"begun/{position}")
+                    self._report_step(kind, place=f"begun/{position}")
                 elif kind == "agreed":
                     self._agree(values[0], int(values[1]))
                 elif kind == "leave":
@@ -183,7 +183,7 @@ class Stop:
         self.peers.store.set("leaving", "")
         self.peers.send("leave")
 
-    def _answer(self, kind: str, *, place: str) -> None:
+    def _report_step(self, kind: str, *, place: str) -> None:
         """Say which step this rank has begun, and let it begin no other before all have said so; whoever is last tells them."""
         if not self._agreements_open:
             self._step_gate.acquire()

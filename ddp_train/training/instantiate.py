@@ -72,8 +72,8 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
         _RUN_OBJECTS.reset(token)
     if node.get("_partial_") and run_object is None:
         return functools.partial(make, **filled)
-    given = {*make.keywords, *filled}  # of an optimizer around another one also its first argument
-    is_complete = run_object is None or next(iter(parameters_of(make.func) or ()), "") in given
+    given_names = {*make.keywords, *filled}  # of an optimizer around another one also its first argument
+    is_complete = run_object is None or next(iter(parameters_of(make.func) or ()), "") in given_names
     try:
         return make(*([] if is_complete else [run_object]), **filled)
     except UserError:

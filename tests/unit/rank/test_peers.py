@@ -56,7 +56,7 @@ def test_the_others_say_what_they_are_doing_and_who_cannot_is_named() -> None:
         lines[2].report_activity("in backward", has_lost_rank=True)
         started = time.monotonic()
         assert lines[0].ask_others() == {1: "gave no answer", 2: "in backward"}
-        assert peers_module.ANSWERS_S <= time.monotonic() - started < 5 * peers_module.ANSWERS_S
+        assert peers_module.REPLIES_S <= time.monotonic() - started < 5 * peers_module.REPLIES_S
     assert lines[2].has_lost_rank and not lines[0].has_lost_rank
     assert heard == {0: [], 2: []}  # the line answers by itself
 
@@ -75,10 +75,10 @@ def test_one_rank_asks_for_all_and_those_that_come_later_let_it_tell() -> None:
         first = lines[1].ask_others()
         started = time.monotonic()
         assert lines[0].ask_others() == lines[2].ask_others() == {}
-        assert time.monotonic() - started < peers_module.ANSWERS_S, "the first had heard all"
+        assert time.monotonic() - started < peers_module.REPLIES_S, "the first had heard all"
         assert sorted(first) == [0, 2] and "gave no answer" not in first.values()
         assert int(lines[0].store.add("messages", 0)) == 1
-        assert int(lines[0].store.add("answers", 0)) == 2
+        assert int(lines[0].store.add("replies", 0)) == 2
 
 
 def test_rank_0_leaves_when_the_others_have_left() -> None:
