@@ -181,9 +181,8 @@ class Marks:
         self._phases.listen(self._enter_phase)
         undo.callback(self._phases.forget, self._enter_phase)
         self.enter(None)  # `listen` has marked the present phase, which is over
-        for method, name in (("loss", "forward"), ("backward", "backward")):
-            setattr(step, method, record_function(name)(getattr(step, method)))
-            undo.callback(delattr, step, method)
+        undo.callback(setattr, step, "mark", step.mark)
+        step.mark = record_function
         if not step.components.steps_in_backward:  # else the optimizer steps within backward, on one of torch's threads
             optimizer = step.components.optimizer
             undo.callback(optimizer.register_step_pre_hook(lambda *_: self.enter("optimizer")).remove)

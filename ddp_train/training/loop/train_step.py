@@ -6,6 +6,7 @@ Other kinds of step are in `other_steps.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -41,6 +42,7 @@ class TrainStep:
     world: World
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
+    mark: Callable[[str], AbstractContextManager[object]] = nullcontext  # around "forward" and "backward"; a profile sets it
     window: LogWindow = field(init=False)  # gets the losses and the number of units of each step, after `begin_window`
 
     def __post_init__(self) -> None:
@@ -115,8 +117,6 @@ class TrainStep:
         """Return the loss summed over a batch, shape []."""
         return self.components.loss(batch)
 
-    backward = staticmethod(gradient.backward)  # a profile wraps it, as it wraps `loss`
-
     def add_loss(self, loss_sum: Tensor) -> None:
         """Add to the loss of the step."""
         self.window.add(loss_sum)
@@ -124,7 +124,7 @@ class TrainStep:
     def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
-        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
+        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.mark("forward"):
             loss_sum = self.loss(batch)
         if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0
@@ -134,7 +134,9 @@ class TrainStep:
             factor = (units.num_ranks / torch.where(num_units == 0, 1.0, num_units)).to(loss_sum.dtype)  # 0: nothing counts
         else:
             factor = torch.full_like(loss_sum, units.num_ranks / num_units)
-        self.backward(loss_sum, components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum)))
+        factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
+        with self.mark("backward"):
+            gradient.backward(loss_sum, factor)
         self.add_loss(loss_sum)
 
     def _start_total_units(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalUnits, Iterable[MicroBatch]]:
