@@ -19,8 +19,7 @@ from typing import Any, TypedDict
 from ddp_train.errors import UserError
 from ddp_train.run_folder.paths import MANIFEST
 
-_FORMAT = 2  # the folder's; it grows when older programs cannot read a new one. Since 2 a tensor may be sharded among the ranks
-_READABLE = (1, 2)
+_FORMAT = 3  # of the folder and of what a run saves in it; another one cannot be read
 _MAX_BYTES = 64 << 20  # some hundred thousand files
 _LARGEST = sys.float_info.max
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
@@ -76,7 +75,7 @@ class Manifest:
         """Return what a file says, which may be forged. Raises CheckpointError: it is damaged, or of another format."""
         try:
             content = json.loads(text)
-            if content["format"] not in _READABLE:
+            if content["format"] != _FORMAT:
                 raise CheckpointError(happened=f"{MANIFEST} is of format {content['format']}", expected=f"format {_FORMAT}")
             kinds = {"step": int, "world_size": int, "config_sha256": str, "torch": str, "facts": dict, "files": dict}
             if not all(type(content[key]) is kind for key, kind in kinds.items()):

@@ -1,4 +1,4 @@
-"""What is on the disk: older programs read it, and newer ones read theirs."""
+"""What is on the disk: other programs read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_train.checkpoint.manifest import CheckpointError, Manifest
 from tests.unit.parts import LOSS, manifest
 
 ON_DISK = """{
-  "format": 2,
+  "format": 3,
   "torch": "2.10",
   "step": 4,
   "world_size": 1,
@@ -42,14 +42,14 @@ def test_its_form_on_the_disk_stays() -> None:
     assert Manifest.from_bytes(own.to_bytes()) == own
 
 
-def test_what_older_programs_left_out_may_be_missing() -> None:
-    older = json.loads(ON_DISK) | {"format": 1, "facts": {}}
-    del older["run"]
-    assert Manifest.from_bytes(json.dumps(older).encode()) == manifest(4)
+def test_what_is_not_known_may_be_missing() -> None:
+    content = json.loads(ON_DISK) | {"facts": {}}
+    del content["run"]
+    assert Manifest.from_bytes(json.dumps(content).encode()) == manifest(4)
 
 
 @pytest.mark.parametrize(
-    "change", [{"facts": {"ranked_by": 3}}, {"facts": {"metrics": 3}}, {"facts": None}, {"step": "4"}, {"files": {}}, {"format": 3}]
+    "change", [{"facts": {"ranked_by": 3}}, {"facts": {"metrics": 3}}, {"facts": None}, {"step": "4"}, {"files": {}}, {"format": 2}]
 )
 def test_a_forged_one_is_refused(change: dict[str, Any]) -> None:
     for text in (json.dumps(json.loads(ON_DISK) | change), "[1]", "[" * 100_000):
