@@ -110,7 +110,6 @@ def read_text(descriptor: int) -> bytes:
 
 
 def rank_file(rank: int) -> str:
-    """Return the name of a rank's file."""
     return f"rank_{rank:05d}.safetensors"
 
 

@@ -26,17 +26,7 @@ from ddp_train.config.cluster import ENGINES
 from ddp_train.config.command.command_line import options_first, refuse_unsafe_overrides, with_conf
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.hydra_internals import limit_yaml
-from ddp_train.errors import (
-    DISK_REFUSES,
-    DONE,
-    ENVIRONMENT_REFUSES,
-    FAILED,
-    INTERRUPTED,
-    WRONG_INPUT,
-    ConfigError,
-    EnvironmentRefuses,
-    UserError,
-)
+from ddp_train.errors import DISK_REFUSES, DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.launch import local
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner, Slot
@@ -135,7 +125,7 @@ def _mistake(error: Exception, *, has_begun: bool) -> tuple[str, int] | None:
     if not _is_of_the_disk(error) and hydra_errors.is_of_composing(error):  # Hydra writes `.hydra`, too
         return hydra_errors.explain_hydra_error(error, sys.argv[1:], CONF), WRONG_INPUT  # as Hydra has read them
     if _is_file_error(error):
-        return f"{_in_words(error)}; nothing was started", ENVIRONMENT_REFUSES if _is_of_the_disk(error) else WRONG_INPUT
+        return f"{_in_words(error)}; nothing was started", EnvironmentRefuses.exit_code if _is_of_the_disk(error) else WRONG_INPUT
     return None
 
 
@@ -149,7 +139,7 @@ def _show_failure(error: Exception, folder: Path | None) -> int:
         print(f"\n{run.as_typed()} cannot continue: {_in_words(error)}\n{again}", file=sys.stderr)
     elif _is_file_error(error):
         print(_in_words(error), file=sys.stderr)
-    return ENVIRONMENT_REFUSES if _is_of_the_disk(error) else FAILED
+    return EnvironmentRefuses.exit_code if _is_of_the_disk(error) else FAILED
 
 
 def _is_file_error(error: Exception) -> bool:

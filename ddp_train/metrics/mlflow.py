@@ -40,8 +40,7 @@ class MLflow(Tracker):
             self._run_id = run_id
             self._client.update_run(run_id, status="RUNNING")
             return self._newest_step()
-        run = self._client.create_run(self._experiment_id(), run_name=self.run_name)
-        self._run_id = run.info.run_id
+        self._run_id = self._client.create_run(self._experiment_id(), run_name=self.run_name).info.run_id
         self.remember(self._run_id)
         params = [Param(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in _leaves(self.config)]
         for start in range(0, len(params), _MAX_PARAMS):

@@ -100,8 +100,6 @@ class Supervised(ByCompare, ABC):
         """Return predictions and targets as metrics take them, one row for each sample."""
         return outputs, targets
 
-    # Called by the loop.
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the training loss summed over the batch's units, shape [], at least float32."""
         model_outputs, targets = outputs_and_targets(model, batch)

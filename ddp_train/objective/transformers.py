@@ -98,8 +98,7 @@ class Transformers(ByCompare):
 def _labels(batch: Batch) -> Tensor:
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if not isinstance(labels, Tensor):
-        happened = f"a batch is {describe(batch)}"
         expected = "a dict of the model's arguments, with `labels`"
         fix = "loader.fields=null with a data set whose samples are dicts; objective=language_modeling or classification for pairs"
-        raise ConfigError(key="data", happened=happened, expected=expected, fix=fix)
+        raise ConfigError(key="data", happened=f"a batch is {describe(batch)}", expected=expected, fix=fix)
     return labels

@@ -66,11 +66,9 @@ def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainSta
         if problem := _load(checkpoint, components, state, world, phases, is_verified=not evaluation.watches):
             if not evaluation.watches:
                 raise UserError(key="RUN", happened=f"{checkpoint}: {problem}", expected="a checkpoint that is complete and undamaged")
-            if world.is_main:
-                print(f"checkpoint {checkpoint.name} is left out: {problem}", flush=True)
+            world.print(f"checkpoint {checkpoint.name} is left out: {problem}")
             continue
-        if world.is_main:
-            print(f"weights  of {checkpoint}", flush=True)
+        world.print(f"weights  of {checkpoint}")
         metrics = _infer(job, evaluation.predicts, components, state, world, phases)
         if not metrics:
             continue

@@ -45,8 +45,7 @@ class InjectedFault(Exception):
 
 def inject(faults: Sequence[FaultConfig], phases: Phases, components: Components, world: World, run_folder: RunFolder) -> None:
     """Let this rank's faults of this attempt happen when their time has come. To be called before the first batch is asked for."""
-    if world.is_main:
-        print(f"debug    faults to inject: {', '.join(fault.kind for fault in faults)}", flush=True)
+    world.print(f"debug    faults to inject: {', '.join(fault.kind for fault in faults)}")
     if of_rank := [fault for fault in faults if fault.rank == world.rank and fault.attempt in (restart_count(), EVERY_ATTEMPT)]:
         phases.listen(_Injector(of_rank, components, run_folder))
 

@@ -67,29 +67,27 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
     commit = _git("rev-parse", "HEAD")  # of the code that the user stands in; None outside a checkout
     if diff := _git("diff", "HEAD") if commit else None:
         write_atomic(job.run_folder.code_diff, redact_code(diff))
-    write_json(
-        job.run_folder.environment,
-        {
-            "run": next(saved_ids, secrets.token_hex(8)),  # a run that has lost this file keeps the id in its newest checkpoint
-            "command": shlex.join(job.command),
-            "overrides": job.overrides,
-            "working_directory": os.getcwd(),
-            "config_sha256": job.config.hash(),
-            "batch": str(job.config.batch),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "git": {"commit": commit.strip() if commit else None, "dirty": bool(diff)},
-            "ddp_train": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if world.device.type == "cuda" else None,
-            "platform": platform.platform(),
-            "world_size": world.size,
-            "hosts": sorted({report["host"] for report in ranks}),
-            "ranks": [{name: report[name] for name in ("host", "device", "threads")} for report in ranks],
-            "packages": _packages(),
-        },
-    )
+    environment = {
+        "run": next(saved_ids, secrets.token_hex(8)),  # a run that has lost this file keeps the id in its newest checkpoint
+        "command": shlex.join(job.command),
+        "overrides": job.overrides,
+        "working_directory": os.getcwd(),
+        "config_sha256": job.config.hash(),
+        "batch": str(job.config.batch),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "git": {"commit": commit.strip() if commit else None, "dirty": bool(diff)},
+        "ddp_train": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if world.device.type == "cuda" else None,
+        "platform": platform.platform(),
+        "world_size": world.size,
+        "hosts": sorted({report["host"] for report in ranks}),
+        "ranks": [{name: report[name] for name in ("host", "device", "threads")} for report in ranks],
+        "packages": _packages(),
+    }
+    write_json(job.run_folder.environment, environment)
 
 
 def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:

@@ -138,10 +138,7 @@ def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
 
 
 def _choose_checkpoint(job: Job, components: Components, world: World, phases: Phases) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint that the run goes on from (None: it begins), and what differs in its data and was accepted. Collective.
-
-    What was saved after it is set aside.
-    """
+    """Return the checkpoint that the run goes on from (None: it begins), and what differs in its data and was accepted. Collective."""
     checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
     data_changes = accepted_changes(checkpoint, components.data_identity, world, job.config) if checkpoint else []
     if world.is_main:

@@ -27,18 +27,17 @@ def opening(job: Job, world: World) -> str:
     why = devices.why_none() if lacks_gpu else ""
     debug_variables = {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & job.config.cluster.env.keys()
     batch = [str(job.config.batch), *job.config.batch_notes()] if isinstance(job.work, Training) else []
-    return "\n".join(
-        [
-            f"run      {job.run_folder.as_typed()}",
-            f"ranks    {world.size} on {world.device.type}",
-            *([f"torch    {newer}"] if (newer := torch_internals.newer_than_passed()) else []),
-            *(f"torch    {line}" for line in torch_internals.missing()),
-            *([f"debug    the messages of NCCL and torch: {job.run_folder.as_typed()}/logs/rank_*.log"] if debug_variables else []),
-            *([f"warning  no GPU is used: {why} (cluster=cpu if that is intended)"] if why else []),
-            *(f"{'' if index else 'batch':<8} {line}" for index, line in enumerate(batch)),
-            *job.config.left_out,
-        ]
-    )
+    lines = [
+        f"run      {job.run_folder.as_typed()}",
+        f"ranks    {world.size} on {world.device.type}",
+        *([f"torch    {newer}"] if (newer := torch_internals.newer_than_passed()) else []),
+        *(f"torch    {line}" for line in torch_internals.missing()),
+        *([f"debug    the messages of NCCL and torch: {job.run_folder.as_typed()}/logs/rank_*.log"] if debug_variables else []),
+        *([f"warning  no GPU is used: {why} (cluster=cpu if that is intended)"] if why else []),
+        *(f"{'' if index else 'batch':<8} {line}" for index, line in enumerate(batch)),
+        *job.config.left_out,
+    ]
+    return "\n".join(lines)
 
 
 def plan(job: Job, components: Components, state: TrainState) -> str:
@@ -115,21 +114,20 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
     speed = rates(result.last.get("train/tokens_per_s"), result.last.get("train/mfu"))
     folder = job.run_folder.as_typed()
     outputs = str(Path(folder).parent) if os.path.isabs(folder) else folder.split(os.sep)[0]
-    return "\n".join(
-        [
-            "",
-            f"Done: {result.step} steps, {result.samples:,} samples in {result.seconds:.1f} s",
-            *([f"  stopped by {state.early_end}"] if state.early_end is not None else []),
-            *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
-            *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
-            *([compiled] if "train/compile/graphs" in result.last else []),
-            f"  run folder           {folder}",
-            "",
-            "Try next:",
-            *([f"  {_command('tensorboard')} --logdir {outputs}"] if job.config.metrics.get("tensorboard") else []),
-            f"  {_next(job, state, result)}",
-        ]
-    )
+    lines = [
+        "",
+        f"Done: {result.step} steps, {result.samples:,} samples in {result.seconds:.1f} s",
+        *([f"  stopped by {state.early_end}"] if state.early_end is not None else []),
+        *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
+        *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
+        *([compiled] if "train/compile/graphs" in result.last else []),
+        f"  run folder           {folder}",
+        "",
+        "Try next:",
+        *([f"  {_command('tensorboard')} --logdir {outputs}"] if job.config.metrics.get("tensorboard") else []),
+        f"  {_next(job, state, result)}",
+    ]
+    return "\n".join(lines)
 
 
 def over(job: Job, state: TrainState) -> str:

@@ -26,7 +26,6 @@ def step_of(folder: Path) -> int:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Tell whether a folder is that of a sweep."""
     return (folder / "sweep.json").is_file()
 
 

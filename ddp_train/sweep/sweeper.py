@@ -68,9 +68,8 @@ def save_as_hydra(composed: DictConfig, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)  # it exists when an earlier attempt was killed before sweep.json had the job
     config = copy.deepcopy(composed)
     with read_write(config), open_dict(config):
-        hydra_config = OmegaConf.create({"hydra": config.pop("hydra")})
+        OmegaConf.save(OmegaConf.create({"hydra": config.pop("hydra")}), folder / "hydra.yaml")
     OmegaConf.save(config, folder / "config.yaml")
-    OmegaConf.save(hydra_config, folder / "hydra.yaml")
     OmegaConf.save(OmegaConf.create(texts(composed.hydra.overrides.task)), folder / "overrides.yaml")
 
 

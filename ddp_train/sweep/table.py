@@ -120,8 +120,7 @@ def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
     table = _table(sweep)
     for job in sweep.ranked():
         _add_row(table, sweep, job)
-    console = Console(file=sys.stdout)
-    console.print(table)
+    Console(file=sys.stdout).print(table)
     folder = RunFolder(sweep.root).as_typed()
     for line in _conclusion(sweep, folder):
         print(line)

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """One command."""
-
     module: str  # of `ddp_train.cli`
     function: str
     usage: str = "USAGE"  # what --help shows, in the same module

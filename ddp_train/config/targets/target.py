@@ -200,7 +200,6 @@ def calls_functions(key: str) -> bool:
 
 
 def admits_text(hint: Any) -> bool:
-    """Tell whether a type hint admits text."""
     return any(member is str or AUTO in typing.get_args(member) for member in members_of(hint))
 
 

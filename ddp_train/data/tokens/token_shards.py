@@ -203,10 +203,7 @@ class TokenShards:
 
 
 class TokenDocuments(TokenShards):
-    """The documents of one split, in the order of the shards.
-
-    Args: as for `TokenShards`.
-    """
+    """The documents of one split, in the order of the shards. Args: as for `TokenShards`."""
 
     def __init__(self, root: str | Path, split: str = "train") -> None:
         super().__init__(root, split)

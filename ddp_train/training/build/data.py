@@ -189,15 +189,8 @@ def _pins_memory(loader: LoaderConfig, world: World) -> bool:
 
 def _require_plain(loader: LoaderConfig) -> None:
     """Refuse for a stream what needs positions: samples to choose from, and one to name when it cannot be read."""
-    for key, plain in {
-        "on_bad_sample": "raise",
-        "sampling": "shuffled",
-        "bucket_batches": None,
-        "sampler": None,
-        "mixup_alpha": None,
-        "cutmix_alpha": None,
-        "on_device": False,
-    }.items():
+    unset = dict.fromkeys(("bucket_batches", "sampler", "mixup_alpha", "cutmix_alpha"))
+    for key, plain in {"on_bad_sample": "raise", "sampling": "shuffled", **unset, "on_device": False}.items():
         if getattr(loader, key) != plain:
             expected = f"{'null' if plain is None else str(plain).lower()}: samples of a stream have no positions"
             if key == "on_bad_sample":

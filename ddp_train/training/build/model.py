@@ -179,8 +179,7 @@ def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
             model = make()
         state_ids = {id(tensor) for tensor in _own(model)}
         drawn = torch.get_rng_state()
-        seed = torch.initial_seed()
-        torch.manual_seed(seed)
+        torch.manual_seed(torch.initial_seed())
         if not torch.equal(drawn, torch.get_rng_state()):
             raise ValueError("its constructor draws random numbers itself")
         if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):

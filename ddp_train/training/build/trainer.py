@@ -62,13 +62,12 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
     if every_steps := config.health.check_replicas_every_steps:
         from ddp_train.training.loop.replica_check import ReplicaCheck
 
-        others = partial(hashes, components, trainer.state)
         replicas = ReplicaCheck(
             model=components.trained,
             world=world,
             every_steps=every_steps,
             optimizer=components.optimizer,
-            others=others,
+            others=partial(hashes, components, trainer.state),
             local_weights=local_weights,
         )
     _before_first_step(trainer, sanity_check=config.sanity_check)
@@ -89,9 +88,8 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
     if replicas is not None:
         hooks.before_save.append(replicas.before_save)
     if isinstance(scheduler, Plateau):
-        plateau = scheduler
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
-        hooks.after_evaluation.append(lambda metrics: plateau.follow(world.from_main(lambda: metrics)))
+        hooks.after_evaluation.append(lambda metrics: scheduler.follow(world.from_main(lambda: metrics)))
     _add_to_record(trainer)
     _print_memory_use_once(trainer)
 

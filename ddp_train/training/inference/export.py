@@ -58,8 +58,7 @@ def export(run: Path, *, format: str, to: Path) -> list[str]:
     """
     _, checkpoint = find(run)
     with appears_whole(to) as partial:
-        lines = _WRITE[format](checkpoint, partial)
-    return [f"weights  of {checkpoint}", *lines]
+        return [f"weights  of {checkpoint}", *_WRITE[format](checkpoint, partial)]
 
 
 def _safetensors(checkpoint: Path, path: Path) -> list[str]:
@@ -215,8 +214,7 @@ def _onnx(checkpoint: Path, path: Path) -> list[str]:
 
 def _traceable(checkpoint: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
     """Return a run's model, example arguments for it, and their dynamic dimensions: that of the samples."""
-    folder = checkpoint.parent.parent
-    config = answered_config(folder)
+    config = answered_config(checkpoint.parent.parent)
     changes = {
         "evaluation": {**config["evaluation"], "batch_size": _EXAMPLES, "save_predictions": False, "sets": {}},
         "loader": {**config["loader"], "num_workers": 0, "on_device": False},

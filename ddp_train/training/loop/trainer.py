@@ -100,12 +100,10 @@ class Trainer:
     A `Rewind` that `monitor` raises leads back to a checkpoint.
     """
 
-    # What is trained, from where on, and on which rank.
     components: Components
     state: TrainState  # advanced in place
     world: World
 
-    # How it is trained.
     train_step: TrainStep
     log_every_steps: int
     evaluate_every_steps: int | None  # None: at the end of every epoch

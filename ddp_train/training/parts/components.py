@@ -111,24 +111,20 @@ def wrap(trained: nn.Module, objective: AnyObjective, strategy: Strategy, world:
 class Components(EvaluationComponents):
     """Everything that the loop works with."""
 
-    # What computes the loss, as the strategy wraps it (`wrap`).
-    module: nn.Module
+    module: nn.Module  # computes the loss, as the strategy wraps it (`wrap`)
     turns: Mapping[str, Turn]  # of an objective whose parts take turns
     strategy: Strategy
 
-    # What steps.
     optimizer: Optimizer
     optimizer_shards: Mapping[Tensor, Tensor] = field(default_factory=dict)  # parameter -> its shard here, which the optimizer steps
     scheduler: Scheduler
     scaler: torch.amp.GradScaler
     steps_in_backward: bool  # the optimizer steps in backward, and not after it (`loop/other_steps.py`)
 
-    # The training data.
     train_loader: Loader
     length_plan: LengthPlan | None  # of windows of tokens, by the step; None: they are not cut
     data_identity: Mapping[str, Mapping[str, Any]]  # what the data is; a resume compares it (`state/data_identity.py`)
 
-    # The run.
     total_steps: int
     throughput: Throughput
     fresh_states: dict[str, Any] = field(init=False)  # of the callbacks that have a state: as they were made
