@@ -42,7 +42,7 @@ def main() -> None:
         del sys.argv[1:]  # no words of what is to be forked
         exit_with(lambda: run_fork_server(partial(run_request, loaded_with=dict(os.environ)), imports))
     if is_torchrun_worker():
-        _run_fresh_rank()
+        _become_rank_under_torchrun()
     sys.exit(_run_command())
 
 
@@ -55,38 +55,38 @@ def run_request(request: AgentRequest | RankRequest | CheckRequest, *, loaded_wi
         case AgentRequest():
             from ddp_train.launch.agent.main import run_agent_here
 
-            return run_agent_here(request, loaded_with=loaded_with, run_rank=_run_forked_rank)
+            return run_agent_here(request, loaded_with=loaded_with, become_rank=_become_forked_rank)
         case RankRequest():
-            return _run_forked_rank(request)
+            return _become_forked_rank(request)
         case CheckRequest():
             from ddp_train.cli.check_process import serve_check
 
             return serve_check(request)
 
 
-def _run_forked_rank(request: RankRequest) -> NoReturn:
+def _become_forked_rank(request: RankRequest) -> NoReturn:
     from ddp_train.rank.forked import setup_forked_rank
 
     setup_forked_rank(request)
     terminal.protect_streams()
-    _run_rank(request.words)
+    _become_rank(request.words)
 
 
-def _run_fresh_rank() -> NoReturn:
-    """Be a rank that torchrun has started."""
+def _become_rank_under_torchrun() -> NoReturn:
+    """Become a rank in an interpreter that torchrun, or an agent of ours that could not fork, has started."""
     terminal.protect_streams()
     # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
     die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
     # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     import_for_good(["ddp_train.rank.main", *([COMPILER] if world_size() > 1 else [])])  # which DDP imports
-    _run_rank(sys.argv[1:])
+    _become_rank(sys.argv[1:])
 
 
-def _run_rank(words: Sequence[str]) -> NoReturn:
-    from ddp_train.rank import main as rank
+def _become_rank(words: Sequence[str]) -> NoReturn:
+    from ddp_train.rank.main import main as rank_main
 
-    exit_at_once(rank.main(_load_cli, words))
+    exit_at_once(rank_main(_load_cli, words))
 
 
 def _run_command() -> int:

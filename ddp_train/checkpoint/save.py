@@ -209,7 +209,7 @@ def write_together(pending: PendingSave, mailbox: Store, world: World) -> str:
     if world.is_main:
         wait_for(mailbox, f"{number}/all")
         reports = dict(lines_of(mailbox, f"{number}/reports"))
-        mailbox.set(f"{number}/outcome", _conclude(pending, [_Report(**reports[rank]) for rank in range(world.size)]))
+        mailbox.set(f"{number}/outcome", _publish_or_discard(pending, [_Report(**reports[rank]) for rank in range(world.size)]))
         for key in _KEYS:
             mailbox.delete_key(f"{number - 1}/{key}")  # a rank that reports on this save has read the outcome of the one before
     return wait_for(mailbox, f"{number}/outcome")
@@ -224,7 +224,7 @@ def _write_share(pending: PendingSave, rank: int) -> _Report:
     return _Report(staged.num_bytes, "".join(digests), problem, needs_room=bool(problem), layout=staged.layout())
 
 
-def _conclude(pending: PendingSave, reports: list[_Report]) -> str:
+def _publish_or_discard(pending: PendingSave, reports: list[_Report]) -> str:
     """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong (rank 0)."""
     problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem]
     problems = problems or _other_tensors(reports)

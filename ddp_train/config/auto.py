@@ -42,8 +42,8 @@ def find_unanswerable(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Ite
             own = f" ({', '.join(BY_RUN[section])})" if section in BY_RUN else ""
             expected = f"a value; auto takes facts of the data in model and objective, of the run in scheduler and metrics{own}"
             happened = "is auto, and nothing provides a value" + ("" if name else ": in a list it has no name")
-            is_plain = default is None or isinstance(default, (bool, int, float, str, list, tuple))
-            fix = override(key, plain(default)) if is_plain else f"{key}=VALUE"
+            can_be_typed = default is None or isinstance(default, (bool, int, float, str, list, tuple))
+            fix = override(key, yaml_value(default)) if can_be_typed else f"{key}=VALUE"
             yield ConfigError(key=key, happened=happened, expected=expected, fix=fix)
 
 
@@ -77,15 +77,15 @@ def keys(tree: Mapping[str, Any]) -> list[str]:
     return [key for section in sections for key, _, _ in _autos(value_at(tree, section), section, "", None)]
 
 
-def plain(value: Any) -> Any:
+def yaml_value(value: Any) -> Any:
     """Return a fact as config.yaml can hold it."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): yaml_value(item) for name, item in value.items()}
     if hasattr(value, "tolist"):  # of numpy and torch
         return value.tolist()
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
+    return [yaml_value(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
 
 
 def refuse_changed(answers: Mapping[str, Any], before: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Refuse to evaluate a model, with the `answers` of its run, on data of another kind. Facts that the data lacks are not compared."""
     for key, value in answers.items():
         name = key.rpartition(".")[2]
-        fact = plain(facts.get(_ALSO_CALLED.get(name, name)))
+        fact = yaml_value(facts.get(_ALSO_CALLED.get(name, name)))
         if key.split(".")[0] in BY_DATA and fact is not None and value is not None and fact != value:
             happened = f"it has {name} {_shown(fact)}, and the model was made for {_shown(value)} ({key})"
             raise ConfigError(key="data", happened=happened, expected="data of the kind that the run was trained on")
@@ -110,7 +110,7 @@ def require_kind(answers: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
 def _unanswered(unanswered: Mapping[str, str], facts: Mapping[str, Any]) -> ConfigError:
     known = ", ".join(f"{name}={_shown(value)}" for name, value in facts.items())
     values = {key: nearest(name, facts) for key, name in unanswered.items()}
-    typed = " ".join(override(key, plain(facts[near])) if near else f"{key}=VALUE" for key, near in values.items())
+    typed = " ".join(override(key, yaml_value(facts[near])) if near else f"{key}=VALUE" for key, near in values.items())
     is_text = not {*unanswered.values()}.isdisjoint(_TEXT)
     giver = "the run" if next(iter(unanswered)).partition(".")[0] in BY_RUN else "the data"
     happened = f"{'is' if len(unanswered) == 1 else 'are'} auto, and {giver} does not provide {'it' if len(unanswered) == 1 else 'them'}"
@@ -120,7 +120,7 @@ def _unanswered(unanswered: Mapping[str, str], facts: Mapping[str, Any]) -> Conf
 
 
 def _shown(value: Any) -> str:
-    text = text_of(plain(value))
+    text = text_of(yaml_value(value))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

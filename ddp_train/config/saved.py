@@ -53,10 +53,10 @@ def record_answers(file: Path, checked: RunConfig, answers: Mapping[str, Any]) -
 
     Raises ConfigError: the answers differ from those when the run began.
     """
-    plain = {key: auto.plain(value) for key, value in answers.items()}
-    written, text = file.read_text(), checked.yaml(plain)
+    values = {key: auto.yaml_value(value) for key, value in answers.items()}
+    written, text = file.read_text(), checked.yaml(values)
     if f"\n{ANSWERED}:" in written:  # it has earlier answers
-        auto.refuse_changed(plain, answers_before(checked, file.parent))
+        auto.refuse_changed(values, answers_before(checked, file.parent))
     if written != text:
         write_atomic(file, text)  # nothing but answers differs: it replaces no other config
 

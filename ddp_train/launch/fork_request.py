@@ -16,7 +16,7 @@ class AgentOptions:
     group: Path | None = None  # of the members of a sweep (`handover.GROUP`)
     log: Path | None = None  # where torch's own lines go; None: into the run folder
     restarts: int | None = None  # how often the ranks of several machines were started again; None: this agent counts
-    is_plain: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
+    uses_torch_agent: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
 
     @property
     def is_one_attempt(self) -> bool:

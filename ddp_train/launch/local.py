@@ -9,7 +9,7 @@ from ddp_train.launch.agent_process import agent_arguments, rank_environment, ru
 from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import close_last_attempt
-from ddp_train.run_folder.verdict import conclude
+from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import handover
 from ddp_train.traits import OptimizerConstants
 
@@ -24,7 +24,7 @@ def run_on_this_machine(job: Job) -> int:
     if reports_no_progress(job):
         return NO_PROGRESS
     before = job.run_folder.read_result()
-    return conclude(job.run_folder, _run_agent(job), before=before)
+    return exit_code_after_agent(job.run_folder, _run_agent(job), before=before)
 
 
 def reports_no_progress(job: Job) -> bool:
@@ -45,7 +45,8 @@ def _run_agent(job: Job) -> int:
     config, cluster = job.config, job.config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     # DDP and torch's own optimizers import the compiler.
-    is_plain = config.batch.world_size == 1 and config.compile.mode is None
-    is_spared = is_plain and constants_of_ours(config.optimizer, OptimizerConstants).spares_compiler
-    options = AgentOptions(grace_s=cluster.grace_s, run_folder=job.run_folder if job.is_run else None, is_plain=cluster.agent == "torch")
-    return run_agent(options, arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=not is_spared)
+    uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None
+    uses_compiler = uses_compiler or not constants_of_ours(config.optimizer, OptimizerConstants).spares_compiler
+    run_folder, uses_torch_agent = job.run_folder if job.is_run else None, cluster.agent == "torch"
+    options = AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, uses_torch_agent=uses_torch_agent)
+    return run_agent(options, arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)

@@ -11,7 +11,7 @@ import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -242,7 +242,7 @@ class _Reader:
         if not request.keeps_position or not self._stream.has_state:
             return batch, None
         state = self._shard.dataset.state_dict()
-        return batch, pickle.dumps({"pass": self._pass, "dataset": state}) if _is_plain(state) else None
+        return batch, pickle.dumps({"pass": self._pass, "dataset": state}) if _fits_checkpoint(state) else None
 
     def _all_samples(self) -> Iterator[Any]:
         dataset, position = self._shard.dataset, self._position
@@ -264,10 +264,11 @@ class _Reader:
             self._pass, position = self._pass + 1, None
 
 
-def _is_plain(state: Any) -> bool:
+def _fits_checkpoint(state: Any) -> bool:
     """Tell whether a checkpoint can hold it: reading one executes nothing, so it has tensors and plain containers only."""
     if type(state) in (dict, list, tuple):
-        return all(_is_plain(item) for item in state) and (type(state) is not dict or all(_is_plain(item) for item in state.values()))
+        parts = chain(state, state.values()) if type(state) is dict else state
+        return all(_fits_checkpoint(part) for part in parts)
     return type(state) in (int, float, bool, str, bytes, type(None), Tensor)
 
 

@@ -22,7 +22,7 @@ from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import final_code_before, make_way
-from ddp_train.rank.stop import end_agent
+from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_last_attempt
@@ -51,7 +51,7 @@ class CommandGroup:
         """Do what the command line asks for, to its end, and return the exit code."""
         code = self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
         if code in EXIT_CODE_OF_STOP.values() and (member := self._member) is not None and self._is_users_torchrun:
-            end_agent(lambda: member.is_stopping)
+            end_users_agent(lambda: member.is_stopping)
         return code
 
     def _lead(self, load_cli: Callable[[], ModuleType]) -> int:

@@ -37,9 +37,9 @@ def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
     if handover.FRESH_RANK in os.environ:
-        from ddp_train.rank.sweep_member import run_fresh_rank
+        from ddp_train.rank.sweep_member import replace_forked_rank
 
-        run_fresh_rank()
+        replace_forked_rank()
     job = Job.from_json(os.environ[handover.JOB]) if handover.JOB in os.environ else None
     try:
         attempt = _meet(job)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE
 from ddp_train.launch.job import Job, Training
-from ddp_train.rank.run_job import conclude, end_training, not_saved, prepare_run, train
+from ddp_train.rank.run_job import end_training, finish_run, not_saved, prepare_run, train
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import count_attempt, end_attempt
@@ -21,11 +21,11 @@ def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases
         return DONE
     run.trainer.evaluate_every_steps = last_step
     if last_step is None or last_step <= state.step:
-        return conclude(run, stop, *train(run, stop))
+        return finish_run(run, stop, *train(run, stop))
     run.trainer.services.begin_next_step = lambda taken: stop.begin_next_step(taken) and state.step != last_step
     is_done, unsaved = train(run, stop)
     if is_done or state.step != last_step or stop.is_last(state.steps_taken):
-        return conclude(run, stop, is_done, unsaved)
+        return finish_run(run, stop, is_done, unsaved)
     if unsaved:
         raise not_saved("half of the", unsaved)
     end_training(run, Status.PREEMPTED)

@@ -53,7 +53,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phase
     `state` is advanced in place, so that a caller can say how far a failed run got.
     """
     run = prepare_run(job, world, state, stop, phases)
-    return DONE if run is None else conclude(run, stop, *train(run, stop))
+    return DONE if run is None else finish_run(run, stop, *train(run, stop))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
     config, sweep = job.config, sweep_of(job.run_folder.root)
     facts = WriterFacts(
         run_dir=str(job.run_folder.root),
-        config=auto.with_answers(config.tree, "", {key: auto.plain(value) for key, value in components.answers.items()}),
+        config=auto.with_answers(config.tree, "", {key: auto.yaml_value(value) for key, value in components.answers.items()}),
         hyper_parameters=job.hyper_parameters(),
         run_name=Sweep.load(sweep).name(job.run_folder.root) if sweep is not None else "",
         step=state.step,
@@ -257,7 +257,7 @@ def end_training(run: PreparedRun, status: Status) -> None:
     run.trainer.end(status)
 
 
-def conclude(run: PreparedRun, stop: Stop, is_done: bool, unsaved: str) -> int:
+def finish_run(run: PreparedRun, stop: Stop, is_done: bool, unsaved: str) -> int:
     """Write result.json, say how the run ended, and return the exit code. Collective."""
     status, world = Status.COMPLETED if is_done else status_of(stop.cause()), run.trainer.world
     end_training(run, status)

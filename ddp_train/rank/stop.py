@@ -263,10 +263,10 @@ class Stop:
     def end_agent(self) -> None:
         """End the agent, if it is a user's, after a stop: the last thing that this rank does."""
         if self.ends_agent:
-            end_agent(lambda: self._was_signalled_here)
+            end_users_agent(lambda: self._was_signalled_here)
 
 
-def end_agent(was_signalled_here: Callable[[], bool]) -> None:
+def end_users_agent(was_signalled_here: Callable[[], bool]) -> None:
     """End a user's torchrun after a stop: the last thing that the first rank of each machine does.
 
     torchrun takes its ranks' exit code 0 for a run that is finished, and waits minutes for those of other machines, which may be gone;

@@ -178,14 +178,14 @@ def serve(leader: Leader, group: Path) -> int:
     return PREEMPTED if leader.is_stopping else DONE
 
 
-def run_fresh_rank() -> NoReturn:
-    """Run a job in a fresh interpreter, which took the place of a forked rank."""
+def replace_forked_rank() -> NoReturn:
+    """Be the rank of a job in a fresh interpreter, which has taken the place of a forked process."""
     descriptor, _, place = os.environ.pop(handover.FRESH_RANK).partition(" ")
     os.set_inheritable(int(descriptor), False)
-    _run_rank_for(connection.Connection(int(descriptor)), place, remark=_FRESH)
+    _be_rank_of_job(connection.Connection(int(descriptor)), place, remark=_FRESH)
 
 
-def _run_rank_for(member: connection.Connection, place: str, *, remark: str | None = None) -> NoReturn:
+def _be_rank_of_job(member: connection.Connection, place: str, *, remark: str | None = None) -> NoReturn:
     """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
     job = Job.from_json(member.recv_bytes().decode())
     code = run_rank(job, join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
@@ -205,16 +205,16 @@ class _Child:
     def __init__(self, job: str, place: str) -> None:
         self._connection, far_end = connection.Pipe()
 
-        def run_forked_rank() -> NoReturn:
+        def become_rank() -> NoReturn:
             self._connection.close()
             release()  # the folders are the member's, whose life is longer
             if has_used_gpu():
                 os.set_inheritable(far_end.fileno(), True)
                 environment = {**os.environ, handover.FRESH_RANK: f"{far_end.fileno()} {place}"}
                 os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
-            _run_rank_for(far_end, place)
+            _be_rank_of_job(far_end, place)
 
-        self.process = fork(run_forked_rank)
+        self.process = fork(become_rank)
         far_end.close()
         with suppress(ConnectionError):  # it has died already; the next poll says so
             self._connection.send_bytes(job.encode())

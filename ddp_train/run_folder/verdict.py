@@ -111,8 +111,8 @@ def _is_saved(run_folder: RunFolder, result: Result) -> bool:
     return result.step is not None or any(run_folder.saved_steps())
 
 
-def conclude(run_folder: RunFolder, agent_code: int, *, before: Result | None) -> int:
-    """Conclude a run that has ended: write result.json if no process was left to do so, and return the exit code of the command.
+def exit_code_after_agent(run_folder: RunFolder, agent_code: int, *, before: Result | None) -> int:
+    """Return the exit code of a command whose agent has ended, and write result.json if no process was left to do so.
 
     `agent_code` says how its agent ended (130 and 143 after a stop signal), `before` is what result.json held when the run began.
     """

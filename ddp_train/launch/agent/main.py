@@ -29,25 +29,25 @@ from ddp_train.system.fork_server import RequestHandler
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 from ddp_train.system.redaction import Redacting
 
-_PLAIN = (
+_TORCH_AGENT = (
     "agent    torchrun's own: ranks have 30 s after a stop signal and none after a second one, whatever cluster.grace_s says;"
     " each failure is started again, up to cluster.max_restarts"
 )
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 
 
-def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], run_rank: RequestHandler) -> int:
+def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], become_rank: RequestHandler) -> int:
     """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
 
     Args:
         loaded_with: the environment in which this process has imported.
-        run_rank: what each process does that is forked as a rank.
+        become_rank: what each process does that is forked as a rank.
     """
     environment = {**request.environment, handover.AGENT: str(os.getpid())}
     for name in loaded_with.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment)  # beside what torch has set while it was imported
-    ranks = Ranks(run_rank, files=request.files, imports=request.imports, is_forked=loads_alike(environment, loaded_with))
+    ranks = Ranks(become_rank, files=request.files, imports=request.imports, is_forked=loads_alike(environment, loaded_with))
     try:
         return run_torchrun(request.options, request.arguments, ranks)
     finally:
@@ -58,19 +58,19 @@ def run_torchrun(options: AgentOptions, arguments: list[str], ranks: Ranks) -> i
     """Run the agent, with torchrun's arguments, to its end and return the exit code of the run."""
     signals = ",".join(number.name for number in _PASSED_ON)
     lacks = torch_internals.missing(torch_internals.OF_AGENT)
-    is_plain = options.is_plain or bool(lacks)
-    interval = "0.1" if is_plain else "0.001"  # `elastic` waits itself
+    uses_torch_agent = options.uses_torch_agent or bool(lacks)
+    interval = "0.1" if uses_torch_agent else "0.001"  # `elastic` waits itself
     torchrun_args = torchrun.parse_args([f"--signals-to-handle={signals}", f"--monitor-interval={interval}", *arguments])
     node_rank = next((int(part.removeprefix("rank=")) for part in torchrun_args.rdzv_conf.split(",") if part.startswith("rank=")), 0)
     _quieten(options.log or (options.run_folder.agent_log(node_rank) if options.run_folder is not None else None))
     elastic.register_rendezvous()
     failures = Failures(options, is_last_attempt=options.restarts == torchrun_args.max_restarts)
-    if is_plain and options.is_one_attempt:
+    if uses_torch_agent and options.is_one_attempt:
         print(f"\n{UserError(key='cluster', happened=lacks[0], fix='torchrun --nnodes=N -m ddp_train on each machine')}", file=sys.stderr)
         return ENVIRONMENT_REFUSES
     try:
-        if is_plain:
-            print(*lacks, _PLAIN, sep="\n", flush=True)
+        if uses_torch_agent:
+            print(*lacks, _TORCH_AGENT, sep="\n", flush=True)
             torchrun.run(torchrun_args)
         else:
             elastic.run_elastic_agent(

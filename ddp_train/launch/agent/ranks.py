@@ -35,20 +35,20 @@ class Ranks:
     """The ranks of one agent. Made before the agent has any thread.
 
     Args:
-        run_rank: what each process does that is forked as a rank.
+        become_rank: what each process does that is forked as a rank.
         files: descriptors that are the agent's, and no rank's.
         imports: what ranks need.
         is_forked: this process has imported that, in their environment (`loads_alike`).
     """
 
-    def __init__(self, run_rank: RequestHandler, *, files: Sequence[int], imports: Sequence[str], is_forked: bool) -> None:
+    def __init__(self, become_rank: RequestHandler, *, files: Sequence[int], imports: Sequence[str], is_forked: bool) -> None:
         self.to_start: int | None = None
         """How many ranks it starts in all, where that is known: the last one leaves nothing that waits."""
         self._server: ForkServer | None = None
         if num_threads() > 1:  # the interpreter's own start has begun one (sitecustomize): each rank is a fresh one then
             return
         if is_forked:
-            self._server = fork_as_server(run_rank, without=files)
+            self._server = fork_as_server(become_rank, without=files)
         else:  # with one thread: OpenBLAS would start its own when it is loaded; each rank sets its number afterwards (`rank/forked.py`)
             one = {NUM_THREADS: "1"} if os.environ.get(NUM_THREADS, "1").isdigit() else {}
             self._server = spawn_fork_server({**os.environ, **one}, imports)

@@ -23,7 +23,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPT
 from ddp_train.launch.engine.ssh_remote import MARK, READY
 from ddp_train.launch.signals import LISTENED
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.verdict import conclude
+from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import handover, torchrun_env
 
 _BROKEN = 255  # what ssh ends with when it cannot reach a machine, or loses it
@@ -91,7 +91,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
         return ENVIRONMENT_REFUSES
     if code == DONE and received:
         code = INTERRUPTED if signal.SIGINT in received else TERMINATED  # where the folder has nothing better
-    return conclude(run_folder, code, before=before)
+    return exit_code_after_agent(run_folder, code, before=before)
 
 
 def preamble(environment: Mapping[str, str], launch_id: str) -> bytes:

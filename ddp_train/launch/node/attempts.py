@@ -24,7 +24,7 @@ from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.starts import close_last_attempt
-from ddp_train.run_folder.verdict import conclude
+from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system.network import listen
 from ddp_train.system.process import STOP_SIGNALS
 
@@ -256,7 +256,7 @@ class Attempts:
                 folder.archive_failure()  # it says `preempted`
             return None
         if not is_failed:
-            return DONE if folder is None else conclude(folder, code, before=self.before)
+            return DONE if folder is None else exit_code_after_agent(folder, code, before=self.before)
         code = code or FAILED
         if code in FINAL:
             return code
@@ -276,7 +276,7 @@ class Attempts:
         code = INTERRUPTED if self._stop_signal == signal.SIGINT else TERMINATED
         if self._this_node.run_folder is None:
             return PREEMPTED if code == TERMINATED else code
-        return conclude(self._this_node.run_folder, code, before=self.before)
+        return exit_code_after_agent(self._this_node.run_folder, code, before=self.before)
 
     def _refuse(self, why: str) -> NoReturn:
         """Say in the run's folder that it cannot run on these machines, and end."""

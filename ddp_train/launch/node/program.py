@@ -25,7 +25,7 @@ from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import MAX_BYTES, SILENT_S, Line, LineLost, LineSilent, Message, of_socket
 from ddp_train.launch.signals import LISTENED, announce_stop, is_final_stop
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.verdict import conclude
+from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system.network import WAITING
 from ddp_train.system.process import STOP_SIGNALS
 
@@ -187,7 +187,7 @@ class _Program:
         if agent is not None and (folder := agent.folder) is not None:
             if folder.has_ended_since(agent.before):
                 print(f"{text}; the run itself ended normally", file=sys.stderr, flush=True)
-                raise ProgramEnd(conclude(folder, FAILED, before=agent.before))
+                raise ProgramEnd(exit_code_after_agent(folder, FAILED, before=agent.before))
             report = failure.from_machine(host=self._client.first_host, ranks=agent.ranks_of_first, why=why)
             if report.record(folder):
                 text = report.screen(folder)

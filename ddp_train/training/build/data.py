@@ -94,7 +94,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
     loader, batch = config.loader, config.batch
     drop_last = loader.drop_last or config.debug.overfit
     if isinstance(source, Stream):
-        _require_plain(loader)
+        _refuse_positions(loader)
         _require_one_pass(config, source)
         return StreamLoader(
             source,
@@ -168,7 +168,7 @@ def make_eval_loader(source: Source, config: RunConfig, world: World, *, key: st
     limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
     max_samples = min(limits, default=None)
     if isinstance(source, Stream):
-        _require_plain(loader)
+        _refuse_positions(loader)
         return StreamEvaluationLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, max_samples=max_samples)
     require_samples(source, key=key)
     return PositionedEvaluationLoader(
@@ -187,12 +187,12 @@ def _pins_memory(loader: LoaderConfig, world: World) -> bool:
     return world.device.type == "cuda" and not loader.on_device
 
 
-def _require_plain(loader: LoaderConfig) -> None:
+def _refuse_positions(loader: LoaderConfig) -> None:
     """Refuse for a stream what needs positions: samples to choose from, and one to name when it cannot be read."""
     unset = dict.fromkeys(("bucket_batches", "sampler", "mixup_alpha", "cutmix_alpha"))
-    for key, plain in {"on_bad_sample": "raise", "sampling": "shuffled", **unset, "on_device": False}.items():
-        if getattr(loader, key) != plain:
-            expected = f"{'null' if plain is None else str(plain).lower()}: samples of a stream have no positions"
+    for key, allowed in {"on_bad_sample": "raise", "sampling": "shuffled", **unset, "on_device": False}.items():
+        if getattr(loader, key) != allowed:
+            expected = f"{'null' if allowed is None else str(allowed).lower()}: samples of a stream have no positions"
             if key == "on_bad_sample":
                 expected += "; it has to skip by itself (WebDataset: handler=warn_and_continue)"
             raise ConfigError(key=f"loader.{key}", happened=f"is {getattr(loader, key)}, and the data is a stream", expected=expected)

@@ -18,7 +18,7 @@ import xxhash
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.read import read_shared
-from ddp_train.config.auto import plain
+from ddp_train.config.auto import yaml_value
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
 from ddp_train.config.tree import value_at
@@ -51,13 +51,13 @@ def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
     # A mixture says the number of samples of each source, a stream says its own where it knows it.
     known = source.fingerprint if isinstance(source, (MixtureSource, Stream)) else {"samples": len(source), **source.fingerprint}
     data = {f"data.{name}": value for name, value in known.items()}
-    return {name: plain(part) for name, part in {"order": order, "data": data, "meaning": source.meaning}.items()}
+    return {name: yaml_value(part) for name, part in {"order": order, "data": data, "meaning": source.meaning}.items()}
 
 
 def accepted_meaning_changes(meaning: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
     """Refuse data whose numbers mean something else than a model knows, as far as both say it (UserError); return accepted differences."""
     names = meaning.keys() & known.keys()
-    saved, present = ({"meaning": {name: plain(values[name]) for name in names}} for values in (known, meaning))
+    saved, present = ({"meaning": {name: yaml_value(values[name]) for name in names}} for values in (known, meaning))
     happened = "the classes or tokens of the data do not mean what the model was trained with"
     return _accepted(saved, present, accepted=accepted, key=key, happened=happened)
 

@@ -18,7 +18,7 @@ def finished(folder: Path, *overrides: str, step: int = 7, base: list[str] = TIN
     config = checked(*overrides, base=base)
     parts = build(config, alone())
     folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(config.yaml({key: auto.plain(value) for key, value in parts.answers.items()}))
+    (folder / "config.yaml").write_text(config.yaml({key: auto.yaml_value(value) for key, value in parts.answers.items()}))
     (folder / "checkpoints").mkdir()
     saved(folder / "checkpoints", step, parts)
     records = [{"split": "train", "step": 5, "loss": 2.5}, {"split": "eval", "step": step, "loss": 2.0, "accuracy": 0.5}]

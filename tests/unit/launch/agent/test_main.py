@@ -18,7 +18,7 @@ from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.verdict import conclude
+from ddp_train.run_folder.verdict import exit_code_after_agent
 
 NO_RANKS: Any = None  # where nothing is started
 
@@ -68,7 +68,7 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
     assert "rank 1 on" in (said := capfd.readouterr().err) and "died after the run had ended: the process was ended by SIGSEGV" in said
     result = run_folder.read_result()
     assert result is not None and (result.status, result.step) == (status, 8) and not run_folder.starts.exists()
-    assert conclude(run_folder, code, before=before) == (0 if status is Status.COMPLETED else 75)
+    assert exit_code_after_agent(run_folder, code, before=before) == (0 if status is Status.COMPLETED else 75)
 
 
 def test_ranks_have_their_time_after_a_stop_where_torch_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
