@@ -6,7 +6,7 @@ from dataclasses import replace
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE
 from ddp_train.launch.job import Job, Training
-from ddp_train.rank.run_job import end_training, finish_run, not_saved, prepare_run, train
+from ddp_train.rank.run_job import end_training, finish_run, not_saved, prepare_run, run_job, train
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import count_attempt, end_attempt
@@ -16,18 +16,16 @@ from ddp_train.training.train_state import TrainState
 
 def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
     """Run one job as `run_job` does, with that pause where its step is still to come. Collective."""
-    last_step, run = job.config.debug.resume_after_steps, prepare_run(job, world, state, stop, phases)
+    last_step = job.config.debug.resume_after_steps
+    run = prepare_run(job, world, state, stop, phases, pause=last_step)
     if run is None:
         return DONE
-    run.trainer.evaluate_every_steps = last_step
-    if last_step is None or last_step <= state.step:
-        return finish_run(run, stop, *train(run, stop))
-    run.trainer.services.begin_next_step = lambda taken: stop.begin_next_step(taken) and state.step != last_step
-    is_done, unsaved = train(run, stop)
-    if is_done or state.step != last_step or stop.is_last(state.steps_taken):
-        return finish_run(run, stop, is_done, unsaved)
-    if unsaved:
-        raise not_saved("half of the", unsaved)
+    has_paused = last_step is None or state.step >= last_step
+    trained = train(run, stop)
+    if has_paused or trained.is_done or state.step != last_step or stop.is_last(state.steps_taken):
+        return finish_run(run, stop, trained)
+    if trained.unsaved:
+        raise not_saved("half of the", trained.unsaved)
     end_training(run, Status.PREEMPTED)
     if world.is_main:
         run.records.close()
@@ -37,4 +35,4 @@ def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases
     world.barrier()
     state.reset()
     phases.enter(Phase.START, 0)
-    return run_with_pause(replace(job, work=Training()), world, state, stop, phases)
+    return run_job(replace(job, work=Training()), world, state, stop, phases)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.schedule import Retention
@@ -37,7 +37,6 @@ from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
-from ddp_train.training.profile import Profiler
 from ddp_train.training.record import predictions
 from ddp_train.training.record.records import Records
 from ddp_train.training.seeding import seed_all
@@ -53,7 +52,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phase
     `state` is advanced in place, so that a caller can say how far a failed run got.
     """
     run = prepare_run(job, world, state, stop, phases)
-    return DONE if run is None else finish_run(run, stop, *train(run, stop))
+    return DONE if run is None else finish_run(run, stop, train(run, stop))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +66,11 @@ class PreparedRun:
     started: float  # by the monotonic clock
 
 
-def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> PreparedRun | None:
-    """Build a job, and go to where it begins or goes on; None: it has been completed before. Collective."""
+def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, pause: int | None = None) -> PreparedRun | None:
+    """Build a job, and go to where it begins or goes on; None: it has been completed before. Collective.
+
+    `pause`: the number of steps after which `train` ends as at a stop, if they are still to come.
+    """
     started = time.monotonic()
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
@@ -98,6 +100,10 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
         phases=phases,
         agree_to_save=lambda wanted: stop.agree_to_save(state.steps_taken, wanted=wanted),  # which only grows, also over a rewind
     )
+
+    def begin_or_pause(taken: int) -> bool:
+        return stop.begin_next_step(taken) and state.step != pause
+
     services = RunServices(
         run_folder=job.run_folder,
         phases=phases,
@@ -107,7 +113,7 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
         save=checkpoints.save,
         decide_save=checkpoints.decide_save,
         rewind=checkpoints.rewind,
-        begin_next_step=stop.begin_next_step,
+        begin_next_step=begin_or_pause if pause is not None and state.step < pause else stop.begin_next_step,
         is_stopping=stop.is_asked,
     )
     trainer = build_trainer(job.config, components, state, world, services)
@@ -226,21 +232,26 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
     return build_writers(config.metrics, facts)
 
 
-def train(run: PreparedRun, stop: Stop) -> tuple[bool, str]:
-    """Train until all steps are done, or to a stop; return which (True: done), and why the last save has failed, or "". Collective."""
+class Trained(NamedTuple):
+    """How training has ended."""
+
+    is_done: bool  # all steps are; False: it was stopped
+    unsaved: str  # why the last save has failed, or ""
+
+
+def train(run: PreparedRun, stop: Stop) -> Trained:
+    """Train until all steps are done, or to a stop. Collective."""
     job, trainer = run.job, run.trainer
-    profiler = Profiler(job.config.profile, trainer)
     if faults := job.config.debug.faults:
         from ddp_train.rank.fault_injection import inject
 
         inject(faults, trainer.services.phases, trainer.components, trainer.world, job.run_folder)
     stop.begin_training(trainer.state.steps_taken)
     is_done = trainer.train()
-    unsaved = run.checkpoints.finish()
-    profiler.close()  # what it writes may take a while, and a stop leaves little time to save
+    unsaved = run.checkpoints.finish()  # before `end`, in which a profile is written: a stop leaves little time to save
     if unsaved and is_done:
         raise not_saved("all", unsaved)
-    return is_done, unsaved
+    return Trained(is_done, unsaved)
 
 
 def not_saved(steps: str, unsaved: str) -> RunError:
@@ -257,12 +268,12 @@ def end_training(run: PreparedRun, status: Status) -> None:
     run.trainer.end(status)
 
 
-def finish_run(run: PreparedRun, stop: Stop, is_done: bool, unsaved: str) -> int:
+def finish_run(run: PreparedRun, stop: Stop, trained: Trained) -> int:
     """Write result.json, say how the run ended, and return the exit code. Collective."""
-    status, world = Status.COMPLETED if is_done else status_of(stop.cause()), run.trainer.world
+    status, world = Status.COMPLETED if trained.is_done else status_of(stop.cause()), run.trainer.world
     end_training(run, status)
     if world.is_main:
-        _write_result(run, stop, status, unsaved=unsaved)
+        _write_result(run, stop, status, unsaved=trained.unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return EXIT_CODE_OF_STOP.get(status, DONE)
 

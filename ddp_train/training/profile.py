@@ -24,7 +24,7 @@ from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.loop.train_step import TrainStep
-from ddp_train.training.loop.trainer import RunRequest, Trainer
+from ddp_train.training.loop.trainer import Hooks, RunRequest, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -57,20 +57,24 @@ class Profiler:
 
     Args:
         config: the section `profile`; also the defaults of a request.
-        trainer: calls this profiler, in each step only while a window is to come.
+        trainer: calls this profiler once it is registered, in each step only while a window is to come.
     """
 
     def __init__(self, config: ProfileConfig, trainer: Trainer) -> None:
         self._config, self._world = config, trainer.world
         self._run_folder, self._phases = trainer.services.run_folder, trainer.services.phases
         self._marks = Marks(trainer.train_step, self._phases)
-        self._before_step = trainer.hooks.before_step
         self._steps_taken = 0  # since this start, or since the request, while a window is to come
         self._recording: Trace | Allocations | None = None
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
-        trainer.hooks.requests.append(RunRequest(self.is_requested, self.start_window))
+
+    def register(self, hooks: Hooks) -> None:
+        """Hang what the run asks for, and the look for requests, on the loop."""
+        self._hooks = hooks
+        hooks.requests.append(RunRequest(self.is_requested, self.start_window))
+        hooks.at_end.append(lambda status: self.close())
         if self._window is not None:
-            self._before_step.append(self.begin_step)
+            hooks.before_step.append(self.begin_step)
 
     def begin_step(self, step: int) -> None:
         """Called before a step, with the number of steps taken; may take a while where a window ends."""
@@ -103,7 +107,7 @@ class Profiler:
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
         self._steps_taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
-        self._before_step.append(self.begin_step)
+        self._hooks.before_step.append(self.begin_step)
         steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
         self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
 
@@ -164,8 +168,7 @@ class Profiler:
     def _reset(self) -> None:
         self._marks.uninstall()
         self._recording = self._window = None
-        if self.begin_step in self._before_step:
-            self._before_step.remove(self.begin_step)
+        self._hooks.before_step = [hook for hook in self._hooks.before_step if hook != self.begin_step]  # the loop may be in the old list
 
 
 class Marks:

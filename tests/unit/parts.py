@@ -16,6 +16,7 @@ from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking
 from ddp_train.checkpoint.save import Saver
 from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
+from ddp_train.config.schema import ProfileConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
@@ -58,6 +59,7 @@ def trainer(
     check_replicas_every_steps: int | None = None,
     sanity_check: bool = False,
     settings: dict[str, Any] | None = None,
+    profile: ProfileConfig | None = None,
     **services: Any,
 ) -> Trainer:
     """Return what trains the components, with what their features add; by default it writes nothing and saves nothing."""
@@ -66,6 +68,7 @@ def trainer(
         plain,
         sanity_check=sanity_check,
         callbacks=settings or {},
+        profile=profile or plain.profile,
         trainer=replace(plain.trainer, log_every_steps=log_every_steps, clip_grad_norm=clip_grad_norm),
         evaluation=replace(plain.evaluation, every_steps=evaluate_every_steps),
         health=replace(plain.health, on_nonfinite=on_nonfinite, check_replicas_every_steps=check_replicas_every_steps),

@@ -15,6 +15,7 @@ from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
+from ddp_train.training.profile import Profiler
 from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.state.saved_state import hashes
@@ -32,7 +33,7 @@ def build_trainer(config: RunConfig, components: Components, state: TrainState, 
         world=world,
         train_step=_train_step(config, components, state, world),
         log_every_steps=log_every if cut_off is None else min(log_every, -(-cut_off // 20)),
-        evaluate_every_steps=config.evaluation.every_steps,
+        evaluate_every_steps=config.debug.resume_after_steps or config.evaluation.every_steps,
         saves_predictions=config.evaluation.save_predictions,
         monitor=LossMonitor(
             on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=services.log_event
@@ -81,6 +82,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
         hooks.after_step.append(DeviceQueue(trainer.services.phases).after_step)
     if replicas is not None:
         hooks.after_step.append(replicas.after_step)
+    Profiler(config.profile, trainer).register(hooks)
     if components.callbacks:
         from ddp_train.training.loop.callbacks import Callbacks
 
@@ -91,7 +93,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
         hooks.after_evaluation.append(lambda metrics: scheduler.follow(world.from_main(lambda: metrics)))
     _add_to_record(trainer)
-    _print_memory_use_once(trainer)
+    hooks.after_first_step.append(lambda: memory.print_memory_use(components, world))
 
 
 def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:
@@ -153,12 +155,9 @@ def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
 
 
 def _add_to_record(trainer: Trainer) -> None:
-    components, state, guard = trainer.components, trainer.state, trainer.train_step.guard
-    lengths, loader = components.length_plan, components.train_loader
+    components, state, guard, loader = trainer.components, trainer.state, trainer.train_step.guard, trainer.components.train_loader
 
     def add(values: dict[str, float], reading: Reading) -> None:
-        if lengths is not None and lengths.at(state.step - 1) < lengths.whole:
-            values.pop("mfu", None)  # its operations are those of whole windows
         values |= {f"samples/{name}": count for name, count in loader.used(state.samples).items()}
         values |= components.compiled.values()
         if loader.skips:
@@ -168,14 +167,3 @@ def _add_to_record(trainer: Trainer) -> None:
         values |= trainer.window.turn_means(reading)
 
     trainer.hooks.at_record.append(add)
-
-
-def _print_memory_use_once(trainer: Trainer) -> None:
-    """Print the memory after the first step that this process takes, from the last of the hooks, which then leaves."""
-    after_step = trainer.hooks.after_step
-
-    def print_and_leave(step: int) -> None:
-        after_step.remove(print_and_leave)
-        memory.print_memory_use(trainer.components, trainer.world)
-
-    after_step.append(print_and_leave)

@@ -55,6 +55,7 @@ class Hooks:
     when_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # again after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
+    after_first_step: list[Callable[[], None]] = field(default_factory=list)  # of this process; each is taken off the list and called
     requests: list[RunRequest] = field(default_factory=list)  # looked for at each record
     at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
     after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
@@ -168,7 +169,7 @@ class Trainer:
         while not self._is_over():
             if hooks.before_step:
                 started = time.perf_counter()
-                for before_step in [*hooks.before_step]:  # a copy: a hook may remove itself
+                for before_step in hooks.before_step:
                     before_step(state.step)
                 self.window.exclude_since(started)
             batch = order.batch_at(state.samples)
@@ -176,8 +177,10 @@ class Trainer:
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
             state.samples += batch.size
-            for after_step in [*hooks.after_step]:  # a copy: a hook may remove itself
+            for after_step in hooks.after_step:
                 after_step(state.step)
+            while hooks.after_first_step:
+                hooks.after_first_step.pop(0)()
             if is_log_step:
                 self._log(grad_norm)  # the ranks agree in it on a callback's stop, as they do in an evaluation
 
@@ -284,7 +287,9 @@ class Trainer:
             "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
         }
         num_units = reading.num_units[-window.steps :]  # by this process, whose clock it is
-        values |= components.throughput.values(samples=window.samples, num_units=num_units, seconds=elapsed, memory=reading.sums["memory"])
+        values |= components.throughput.values(
+            step=self.state.step, samples=window.samples, num_units=num_units, seconds=elapsed, memory=reading.sums["memory"]
+        )
         for add_to in hooks.at_record:
             add_to(values, reading)
         self._write("train", values | self.logged.reduce_and_reset(reading.sums, self.world))

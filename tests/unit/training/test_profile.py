@@ -16,6 +16,7 @@ import torch
 from ddp_train.distributed.world import World, alone
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.run_folder.result import Status
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.profile import Profiler, Trace, covered_ms, table
 from ddp_train.training.record.records import Record
@@ -30,10 +31,9 @@ def run(
     words = ["trainer.max_steps=12", "trainer.max_epochs=null", "data.num_samples=64", *overrides]
     records: list[Record] = []
     settings: dict[str, Any] = {"log_every_steps": 4, "write": records.append, **changes}
-    one_run = trainer(components(*words), state, world, run_folder=RunFolder(folder), **settings)
-    profiler = Profiler(checked(*words).profile, one_run)
+    one_run = trainer(components(*words), state, world, profile=checked(*words).profile, run_folder=RunFolder(folder), **settings)
     one_run.train()
-    profiler.close()
+    one_run.end(Status.COMPLETED)
     return one_run, records
 
 
@@ -93,11 +93,10 @@ def test_the_first_step_can_be_recorded(tmp_path: Path) -> None:
 def test_ranks_that_are_not_chosen_record_nothing(tmp_path: Path) -> None:
     other = replace(alone(), rank=1)
     config = checked("profile=trace", "profile.start_step=0", "profile.steps=1")
-    one_run = trainer(components(), world=other, run_folder=RunFolder(tmp_path))
-    profiler, hooks = Profiler(config.profile, one_run), one_run.hooks
-    assert hooks.before_step == [profiler.begin_step]
+    hooks = trainer(components(), world=other, profile=config.profile, run_folder=RunFolder(tmp_path)).hooks
+    [begin_step] = hooks.before_step
     for step in range(3):
-        profiler.begin_step(step)
+        begin_step(step)
     assert files(tmp_path) == [] and hooks.before_step == []
 
 
@@ -171,7 +170,7 @@ def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp
     run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", begin_next_step=lambda step: step != 2)
     assert "nothing was recorded: the run took 2 steps, and 9 come before the window" in capsys.readouterr().out
     (tmp_path / "profile.request").touch()
-    Profiler(checked().profile, trainer(components(), run_folder=RunFolder(tmp_path))).close()
+    trainer(components(), run_folder=RunFolder(tmp_path)).end(Status.COMPLETED)
     assert "came too late" in capsys.readouterr().out and not (tmp_path / "profile.request").exists()
 
 
