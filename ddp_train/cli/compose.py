@@ -1,6 +1,6 @@
 """From the words of a command line to its run. Hydra composes here, in one process per job, and nowhere else.
 
-`compose` gives the command to Hydra as a `HydraSession`. What Hydra calls, in this order:
+`compose_and_run` gives the command to Hydra as a `HydraSession`. What Hydra calls, in this order:
 
     a single run   `claim_run`, before it makes the folder; then `run_composed`, whose job the `JobRunner` runs
     a sweep        `claim_sweep`; then `launch` with each batch of jobs that the sweeper asks for
@@ -36,17 +36,18 @@ from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.job import Job, Training
-from ddp_train.launch.job_runner import JobRunner
+from ddp_train.launch.job_runner import JobRunner, meet, take_part
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
+    from ddp_train.launch.node.this_node import NodeRendezvous
     from ddp_train.sweep.hydra_jobs import Multirun
 
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
 
 
-def compose(words: list[str], runner: JobRunner, *, change: Callable[[Job], Job] = lambda job: job) -> int:
+def compose_and_run(words: list[str], runner: JobRunner, *, change: Callable[[Job], Job] = lambda job: job) -> int:
     """Let Hydra compose a command line, run what comes of it, and return the exit code; `change`: makes of the job the one that is run."""
     refuse_unknown_options(words)
     sys.argv[1:] = words  # Hydra reads them there alone
@@ -80,14 +81,15 @@ class HydraSession:
     def claim_run(self, composed: DictConfig) -> None:
         """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
         checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-        self._leave_with(self._runner.take_part(checked, run=typed_run_folder(composed)))
+        rendezvous = meet(checked, run_identity=typed_run_folder(composed))
+        self._leave_with(take_part(rendezvous, checked))
         location = location_of(composed, checked)
         folder = location.take_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.run.dir = str(folder)
             if location.is_continued:
                 composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-        self._claimed = _ClaimedRun(_without_hydra(composed), checked)
+        self._claimed = _ClaimedRun(_without_hydra(composed), checked, rendezvous)
 
     def _leave_with(self, exit_code: int | None) -> None:
         """Leave Hydra where this machine has taken part in what another one composes and claims; None: it has not."""
@@ -109,7 +111,7 @@ class HydraSession:
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-        self.exit_code = self._runner.begin(self._change(job))
+        self.exit_code = self._runner.run_to_end(self._change(job), claimed.rendezvous if claimed is not None else None)
 
     def claim_sweep(self, composed: DictConfig) -> None:
         """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed."""
@@ -166,6 +168,7 @@ class _ClaimedRun(NamedTuple):
 
     config: Any  # as it was checked (`_without_hydra`)
     checked: RunConfig
+    rendezvous: NodeRendezvous | None  # where the other machines come that this one leads
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 
-from ddp_train.cli.compose import compose
+from ddp_train.cli.compose import compose_and_run
 from ddp_train.config.command.command_line import options_first
 from ddp_train.config.run_config import RunConfig
 from ddp_train.doctor.machine import most_minutes
@@ -42,10 +42,10 @@ def examine(arguments: list[str], runner: JobRunner) -> int:
 
     words = options_first([*words, "resume=never"])  # a folder that was typed and holds a run is refused, not continued
     try:
-        code = compose(words, runner, change=examination_of)
-        if runner.begun is None:  # refused; or this machine has taken part in what the first one leads
+        code = compose_and_run(words, runner, change=examination_of)
+        if runner.begun_folder is None:  # refused; or this machine has taken part in what the first one leads
             return code
-        report = RunFolder(runner.begun).doctor
+        report = RunFolder(runner.begun_folder).doctor
         is_there = wait_until(report.exists, within_s=_SEEN_WITHIN_S if code == DONE else 0.0, every_s=0.1)
         if is_there and _JSON in arguments:
             print(report.read_text())
@@ -53,8 +53,8 @@ def examine(arguments: list[str], runner: JobRunner) -> int:
             return code
         return int(read_json(report)["exit_code"]) if is_there else ENVIRONMENT_REFUSES  # an engine's code does not have the doctor's
     finally:
-        if runner.begun is not None:
-            clear(runner.begun)
+        if runner.begun_folder is not None:
+            clear(runner.begun_folder)
 
 
 def _as_short_job(config: RunConfig, *, is_full: bool) -> RunConfig:

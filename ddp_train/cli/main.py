@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ddp_train import __version__
-from ddp_train.cli.compose import compose
+from ddp_train.cli.compose import compose_and_run
 from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.cluster import ENGINES
 from ddp_train.config.command.command_line import options_first, refuse_unsafe_overrides, with_conf
@@ -38,7 +38,7 @@ from ddp_train.system.process import die_with_parent
 
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
-    runner = JobRunner(run=_run_job, slots=_slots_here, tell_caller=_find_caller())
+    runner = JobRunner(run_job=_run_job, slots=_slots_here, tell_caller=_find_caller())
     try:
         _require_readable_names()
     except EnvironmentRefuses as error:
@@ -57,7 +57,7 @@ def run(words: Sequence[str], runner: JobRunner) -> int:
         print(f"ddp_train {__version__}")
         return DONE
     if not words or words[0] not in COMMANDS:
-        return _exit_code_of(lambda: compose(options_first(with_conf(words)), runner), words, runner)
+        return _exit_code_of(lambda: compose_and_run(options_first(with_conf(words)), runner), words, runner)
     command, arguments = COMMANDS[words[0]], [*words[1:]]
     module = importlib.import_module(f"{__package__}.{command.module}")  # alone: all together take longer than a run is composed
     if {"--help", "-h"} & set(arguments):
@@ -76,7 +76,7 @@ def resume(folder: Path, runner: JobRunner) -> int:
 
 def _run_job(job: Job) -> int:
     """Run a job on this machine, or give it to the engine that its section `cluster` names."""
-    if job.config.cluster.launcher not in ENGINES:  # several machines have met before the job began (`JobRunner.begin`)
+    if job.config.cluster.launcher not in ENGINES:  # several machines have met before the job began (`launch.job_runner.meet`)
         return local.run_on_this_machine(job)
     from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
 
@@ -98,8 +98,8 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobR
     except SystemExit as error:  # a sweep's that ends here, or Hydra's own
         return error.code if isinstance(error.code, int) else DONE
     except (UserError, ConfigErrors, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
-        if (mistake := _mistake(error, has_begun=runner.begun is not None)) is None:
-            return _show_failure(error, runner.begun)
+        if (mistake := _mistake(error, has_begun=runner.begun_folder is not None)) is None:
+            return _show_failure(error, runner.begun_folder)
         text, code = mistake
         if not runner.tell_caller("error", text):  # a program that has started this command by `ddp_train.run` raises it
             print(text, file=sys.stderr)

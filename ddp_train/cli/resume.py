@@ -6,14 +6,14 @@ from contextlib import closing
 from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
-from ddp_train.cli.compose import check_composed, compose
+from ddp_train.cli.compose import check_composed, compose_and_run
 from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, refuse_without_effect, require_more, run_of
 from ddp_train.config.cluster import ENGINES
 from ddp_train.config.saved import config_text
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
 from ddp_train.launch.job import Evaluation
-from ddp_train.launch.job_runner import JobRunner
+from ddp_train.launch.job_runner import JobRunner, meet, take_part
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import is_sweep
@@ -44,9 +44,11 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, runner, is_restart=is_restart)
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
+    rendezvous = None
     if not is_torchrun_worker():
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
-        if (code := runner.take_part(config, run=checkpoint or str(folder.absolute()))) is not None:
+        rendezvous = meet(config, run_identity=checkpoint or str(folder.absolute()))
+        if (code := take_part(rendezvous, config)) is not None:
             return code  # the first machine holds the folder
         require_ended(folder)
     # A running sweep may start this job at any time.
@@ -63,7 +65,7 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
         job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()
     job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-    code = runner.begin(job)
+    code = runner.run_to_end(job, rendezvous)
     if code == WRONG_INPUT:  # the ranks have refused the overrides, and trained nothing: the run keeps its config
         job.run_folder.record_config(saved)
     return code
@@ -83,7 +85,7 @@ def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_r
     hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
         release()  # `compose` locks it again
-        return compose([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], runner)
+        return compose_and_run([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], runner)
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with a config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, sweep=folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -40,36 +40,41 @@ MakeSlots = Callable[[Path, int], Sequence[Slot]]  # gives so many slots; the pa
 class JobRunner:
     """Where jobs run: on this machine, or in the group of ranks that torchrun started."""
 
-    run: Callable[[Job], int]  # one job, to its end; returns the exit code
+    run_job: Callable[[Job], int]  # one job, to its end; returns the exit code
     slots: MakeSlots  # for the jobs of a sweep
     tell_caller: Callable[[str, str], bool] = lambda name, value: False  # "folder" of a run that begins, or "error"; False: there is none
-    begun: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
-    _rendezvous: NodeRendezvous | None = field(default=None, init=False)  # where the other machines come that this one leads
+    begun_folder: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
 
-    def take_part(self, config: RunConfig, *, run: str) -> int | None:
-        """Meet the other machines of a run (`run`: `NodeFacts.run`), take part where another one leads, and return the exit code then.
-
-        None: this machine is alone, or is the first one, which claims the folder and leads (`begin`).
-        """
-        if config.cluster.launcher != "machines":
-            return None
+    def run_to_end(self, job: Job, rendezvous: NodeRendezvous | None = None) -> int:
+        """Run a job to its end, with the machines that come to `rendezvous` (`meet`), and return its exit code."""
+        self.begun_folder = job.run_folder.root
+        self.tell_caller("folder", str(self.begun_folder))
+        if rendezvous is None:
+            return self.run_job(job)
         from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
 
-        rendezvous = self._rendezvous = machines.meet(config.cluster, run=run)
-        return None if rendezvous is None or rendezvous.is_first else machines.take_part(rendezvous, config)
-
-    def begin(self, job: Job) -> int:
-        """Run a job to its end, and return its exit code."""
-        self.begun = job.run_folder.root
-        self.tell_caller("folder", str(self.begun))
-        if self._rendezvous is None:
-            return self.run(job)
-        from ddp_train.launch import machines  # as above
-
-        return machines.lead(self._rendezvous, job)
+        return machines.lead(rendezvous, job)
 
     def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
         """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the runner's own."""
         slots = (make or self.slots)(folder, count)
-        self.begun = folder
+        self.begun_folder = folder
         return slots
+
+
+def meet(config: RunConfig, *, run_identity: str) -> NodeRendezvous | None:
+    """Meet the other machines of a run (`run_identity`: `NodeFacts.run`); the first one claims the folder. None: this machine is alone."""
+    if config.cluster.launcher != "machines":
+        return None
+    from ddp_train.launch import machines  # as above
+
+    return machines.meet(config.cluster, run=run_identity)
+
+
+def take_part(rendezvous: NodeRendezvous | None, config: RunConfig) -> int | None:
+    """Take part in a run that another machine leads, to its end, and return the exit code. None: this one is alone, or the first."""
+    if rendezvous is None or rendezvous.is_first:
+        return None
+    from ddp_train.launch import machines  # as above
+
+    return machines.take_part(rendezvous, config)

@@ -267,8 +267,7 @@ class _Reader:
 def _fits_checkpoint(state: Any) -> bool:
     """Tell whether a checkpoint can hold it: reading one executes nothing, so it has tensors and plain containers only."""
     if type(state) in (dict, list, tuple):
-        parts = chain(state, state.values()) if type(state) is dict else state
-        return all(_fits_checkpoint(part) for part in parts)
+        return all(_fits_checkpoint(part) for part in (chain(state, state.values()) if type(state) is dict else state))
     return type(state) in (int, float, bool, str, bytes, type(None), Tensor)
 
 

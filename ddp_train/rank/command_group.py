@@ -62,7 +62,7 @@ class CommandGroup:
                 self._announce({"exit_code": final_code})
                 return final_code
             make_way(begins_at, self._attempt.size)
-        runner = JobRunner(run=self._run, slots=self._slots)
+        runner = JobRunner(run_job=self._run, slots=self._slots)
         try:
             return int(load_cli().resume(begins_at, runner) if begins_at else load_cli().run(self._words, runner))
         finally:

@@ -21,11 +21,11 @@ def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases
     if run is None:
         return DONE
     has_paused = last_step is None or state.step >= last_step
-    trained = train(run, stop)
-    if has_paused or trained.is_done or state.step != last_step or stop.is_last(state.steps_taken):
-        return finish_run(run, stop, trained)
-    if trained.unsaved:
-        raise not_saved("half of the", trained.unsaved)
+    is_done = train(run, stop)
+    if has_paused or is_done or state.step != last_step or stop.is_last(state.steps_taken):
+        return finish_run(run, stop, is_done=is_done)
+    if unsaved := run.checkpoints.finish():
+        raise not_saved("half of the", unsaved)
     end_training(run, Status.PREEMPTED)
     if world.is_main:
         run.records.close()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.schedule import Retention
@@ -52,7 +52,7 @@ def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phase
     `state` is advanced in place, so that a caller can say how far a failed run got.
     """
     run = prepare_run(job, world, state, stop, phases)
-    return DONE if run is None else finish_run(run, stop, train(run, stop))
+    return DONE if run is None else finish_run(run, stop, is_done=train(run, stop))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,7 @@ class PreparedRun:
 
 
 def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, pause: int | None = None) -> PreparedRun | None:
-    """Build a job, and go to where it begins or goes on; None: it has been completed before. Collective.
-
-    `pause`: the number of steps after which `train` ends as at a stop, if they are still to come.
-    """
+    """Build a job, and go to where it begins or goes on; None: it has been completed before. Collective."""
     started = time.monotonic()
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
@@ -101,7 +98,7 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
         agree_to_save=lambda wanted: stop.agree_to_save(state.steps_taken, wanted=wanted),  # which only grows, also over a rewind
     )
 
-    def begin_or_pause(taken: int) -> bool:
+    def begin_or_pause(taken: int) -> bool:  # at a pause, `train` ends as at a stop
         return stop.begin_next_step(taken) and state.step != pause
 
     services = RunServices(
@@ -232,15 +229,8 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
     return build_writers(config.metrics, facts)
 
 
-class Trained(NamedTuple):
-    """How training has ended."""
-
-    is_done: bool  # all steps are; False: it was stopped
-    unsaved: str  # why the last save has failed, or ""
-
-
-def train(run: PreparedRun, stop: Stop) -> Trained:
-    """Train until all steps are done, or to a stop. Collective."""
+def train(run: PreparedRun, stop: Stop) -> bool:
+    """Train until all steps are done (True), or to a stop; the last save is finished, and `run.checkpoints` knows how. Collective."""
     job, trainer = run.job, run.trainer
     if faults := job.config.debug.faults:
         from ddp_train.rank.fault_injection import inject
@@ -248,10 +238,9 @@ def train(run: PreparedRun, stop: Stop) -> Trained:
         inject(faults, trainer.services.phases, trainer.components, trainer.world, job.run_folder)
     stop.begin_training(trainer.state.steps_taken)
     is_done = trainer.train()
-    unsaved = run.checkpoints.finish()  # before `end`, in which a profile is written: a stop leaves little time to save
-    if unsaved and is_done:
+    if (unsaved := run.checkpoints.finish()) and is_done:  # before `end`, which writes a profile: a stop leaves little time to save
         raise not_saved("all", unsaved)
-    return Trained(is_done, unsaved)
+    return is_done
 
 
 def not_saved(steps: str, unsaved: str) -> RunError:
@@ -268,12 +257,13 @@ def end_training(run: PreparedRun, status: Status) -> None:
     run.trainer.end(status)
 
 
-def finish_run(run: PreparedRun, stop: Stop, trained: Trained) -> int:
+def finish_run(run: PreparedRun, stop: Stop, *, is_done: bool) -> int:
     """Write result.json, say how the run ended, and return the exit code. Collective."""
-    status, world = Status.COMPLETED if trained.is_done else status_of(stop.cause()), run.trainer.world
+    status, world = Status.COMPLETED if is_done else status_of(stop.cause()), run.trainer.world
+    unsaved = run.checkpoints.finish()  # as in `train`: there is no later save
     end_training(run, status)
     if world.is_main:
-        _write_result(run, stop, status, unsaved=trained.unsaved)
+        _write_result(run, stop, status, unsaved=unsaved)
     world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
     return EXIT_CODE_OF_STOP.get(status, DONE)
 

@@ -115,8 +115,7 @@ class WarmSlot:
         self._listener.listen()
         self._connection, self._is_ending = None, False
         self._stop_signals = set[int]()  # sent to the agent
-        uses_torch_agent = cluster.agent == "torch"
-        options = AgentOptions(grace_s=cluster.grace_s, group=self._folder, log=self._agent_log, uses_torch_agent=uses_torch_agent)
+        options = AgentOptions(grace_s=cluster.grace_s, group=self._folder, log=self._agent_log, uses_torch_agent=cluster.agent == "torch")
         arguments = agent_arguments(processes, f"--log-dir={self._folder}/torch")
         self._agent = start_agent(options, arguments, environment={**environment, handover.GROUP: str(self._folder)})
         self._serves = processes, environment

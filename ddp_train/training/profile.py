@@ -24,7 +24,7 @@ from ddp_train.run_folder.profile_request import ProfileRequest
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.loop.train_step import TrainStep
-from ddp_train.training.loop.trainer import Hooks, RunRequest, Trainer
+from ddp_train.training.loop.trainer import RunRequest, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -61,20 +61,19 @@ class Profiler:
     """
 
     def __init__(self, config: ProfileConfig, trainer: Trainer) -> None:
-        self._config, self._world = config, trainer.world
+        self._config, self._world, self._hooks = config, trainer.world, trainer.hooks
         self._run_folder, self._phases = trainer.services.run_folder, trainer.services.phases
         self._marks = Marks(trainer.train_step, self._phases)
         self._steps_taken = 0  # since this start, or since the request, while a window is to come
         self._recording: Trace | Allocations | None = None
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
 
-    def register(self, hooks: Hooks) -> None:
-        """Hang what the run asks for, and the look for requests, on the loop."""
-        self._hooks = hooks
-        hooks.requests.append(RunRequest(self.is_requested, self.start_window))
-        hooks.at_end.append(lambda status: self.close())
+    def register(self) -> None:
+        """Hang what the config and later requests ask for on the trainer's loop."""
+        self._hooks.requests.append(RunRequest(self.is_requested, self.start_window))
+        self._hooks.at_end.append(lambda status: self.close())
         if self._window is not None:
-            hooks.before_step.append(self.begin_step)
+            self._hooks.before_step.append(self.begin_step)
 
     def begin_step(self, step: int) -> None:
         """Called before a step, with the number of steps taken; may take a while where a window ends."""

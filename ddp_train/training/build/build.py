@@ -59,8 +59,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     if not any(parameter.requires_grad for parameter in trained.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
     peak = peak_of(world.device, amp, trained, cast=strategy.param_dtype if world.has_group else None)
-    length_plan = data.make_length_plan(source, config.trainer)
-    throughput = make_throughput(world, objective, trained, source=source, length_plan=length_plan, peak=peak)
+    throughput = make_throughput(world, objective, trained, source=source, peak=peak)
     notes = [note_methods_not_called(model), _checkpoint_activations(model, config)]
     called = [*model.children()] if isinstance(objective, TurnObjective) else [model]
     compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
@@ -93,7 +92,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         scaler=amp.scaler(world.device, world.size),
         steps_in_backward=config.trainer.optimizer_in_backward,
         train_loader=train_loader,
-        length_plan=length_plan,
+        length_plan=data.make_length_plan(source, config.trainer),
         data_identity=identity_of(source, train_loader, config),
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         throughput=throughput,

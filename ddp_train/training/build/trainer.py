@@ -24,9 +24,7 @@ from ddp_train.training.train_state import TrainState
 
 def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
     """Return the trainer of a run, with all its features. Call it when the state is where the run begins or goes on. Collective."""
-    log_every = config.trainer.log_every_steps
-    cut_off = config.debug.max_steps
-    health = config.health
+    log_every, cut_off, health = config.trainer.log_every_steps, config.debug.max_steps, config.health
     trainer = Trainer(
         components=components,
         state=state,
@@ -82,7 +80,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
         hooks.after_step.append(DeviceQueue(trainer.services.phases).after_step)
     if replicas is not None:
         hooks.after_step.append(replicas.after_step)
-    Profiler(config.profile, trainer).register(hooks)
+    Profiler(config.profile, trainer).register()
     if components.callbacks:
         from ddp_train.training.loop.callbacks import Callbacks
 
@@ -112,6 +110,7 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:
 
     def cut(micro_batch: MicroBatch) -> MicroBatch:
         assert lengths is not None
+        throughput.has_cut_windows = lengths.at(state.step) < lengths.whole
         return lengths.cut(micro_batch, state.step)
 
     if throughput.wants_batch:

@@ -287,9 +287,7 @@ class Trainer:
             "data_wait_ms": 1e3 * window.data_wait_s / window.steps,
         }
         num_units = reading.num_units[-window.steps :]  # by this process, whose clock it is
-        values |= components.throughput.values(
-            step=self.state.step, samples=window.samples, num_units=num_units, seconds=elapsed, memory=reading.sums["memory"]
-        )
+        values |= components.throughput.values(samples=window.samples, num_units=num_units, seconds=elapsed, memory=reading.sums["memory"])
         for add_to in hooks.at_record:
             add_to(values, reading)
         self._write("train", values | self.logged.reduce_and_reset(reading.sums, self.world))

@@ -19,7 +19,6 @@ from ddp_train import model_log
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import AnyObjective, Batch, HasUnit, Joint, TurnObjective, batch_size, counted_as, map_tensors
-from ddp_train.loader.reader import LengthPlan
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -83,8 +82,8 @@ class Throughput:
     objective: Any = None  # its units may be tokens (its `unit`)
     tokens_per_sample: int | None = None  # of data that is windows of tokens; None: of other data
     peak: float | None = None  # FLOP/s of the device; None: not known, and there is no `mfu`
-    length_plan: LengthPlan | None = None  # of windows of tokens that are cut
     shapes: ShapeCopy | None = None  # model and objective, to count the operations of a step; None: they could not be copied
+    has_cut_windows: bool = False  # the last step had: operations are counted of whole ones, and there is no `mfu`
 
     def __post_init__(self) -> None:
         self._counts_tokens = isinstance(self.objective, HasUnit) and self.objective.unit in ("token", "next_token")
@@ -118,8 +117,8 @@ class Throughput:
         torch.cuda.reset_peak_memory_stats(self.world.device)
         return [stats.get("allocated_bytes.all.peak", 0) / _GIB, stats.get("reserved_bytes.all.current", 0) / _GIB, *host_gib]
 
-    def values(self, *, step: int, samples: int, num_units: Sequence[float], seconds: float, memory: Sequence[float]) -> dict[str, float]:
-        """Return a record's values after `step` steps, from samples of all ranks, the last steps' units, and the ranks' sum of `memory`."""
+    def values(self, *, samples: int, num_units: Sequence[float], seconds: float, memory: Sequence[float]) -> dict[str, float]:
+        """Return a record's values of the last steps, from samples of all ranks, the steps' units, and the ranks' sum of `memory`."""
         size = self.world.size
         values = {"samples_per_s": samples / seconds, "samples_per_s_per_device": samples / seconds / size}
         tokens = sum(num_units) if self._counts_tokens else None
@@ -130,8 +129,7 @@ class Throughput:
             values |= {"tokens_per_s": tokens / seconds, "tokens_per_s_per_device": tokens / seconds / size}
         if self.shapes is not None and self._batch is not None:
             self._count_flops(self.shapes)
-        is_whole = self.length_plan is None or self.length_plan.at(step - 1) == self.length_plan.whole  # as operations are counted
-        if self._flops_per_unit is not None and self.peak is not None and is_whole:
+        if self._flops_per_unit is not None and self.peak is not None and not self.has_cut_windows:
             values["mfu"] = units * self._flops_per_unit / seconds / (size * self.peak)
         return values | dict(zip(_MEMORY[-len(memory) :], (total / size for total in memory), strict=True))
 
@@ -189,9 +187,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
     return nn.Parameter(shape, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
-def make_throughput(
-    world: World, objective: AnyObjective, trained: nn.Module, *, source: Any, length_plan: LengthPlan | None, peak: float | None
-) -> Throughput:
+def make_throughput(world: World, objective: AnyObjective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
     """Return the throughput meter of a run, before the model is compiled or wrapped; `peak` is the device's, in FLOP/s."""
     has_lengths = getattr(source, "lengths", None) is not None  # a sample may be shorter than the longest
     window = None if has_lengths else source.facts.get("context_length")
@@ -201,7 +197,7 @@ def make_throughput(
             shapes = ShapeCopy(trained, objective)
         except Exception as error:
             _report_no_mfu(error, world)
-    return Throughput(world=world, objective=objective, tokens_per_sample=window, peak=peak, length_plan=length_plan, shapes=shapes)
+    return Throughput(world=world, objective=objective, tokens_per_sample=window, peak=peak, shapes=shapes)
 
 
 def _report_no_mfu(error: Exception, world: World) -> None:

@@ -23,7 +23,7 @@ from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.folder_lock import HOLDER
 from tests.unit.cli.runs import a_run, works_in
 
-RUNNER = JobRunner(run=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ def run(words):
     said, jobs = io.StringIO(), []
     sys.argv = ["ddp-train", "cluster=cpu", *words]
     with contextlib.redirect_stderr(said):
-        code = app.run(sys.argv[1:], JobRunner(run=lambda job: jobs.append(job) or 0, slots=lambda *given: []))
+        code = app.run(sys.argv[1:], JobRunner(run_job=lambda job: jobs.append(job) or 0, slots=lambda *given: []))
     return [code, said.getvalue(), [job.config.hash() for job in jobs]]
 
 cases, results, ask = json.loads(sys.argv[1]), [], check_process._ask

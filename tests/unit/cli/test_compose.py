@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> list[Job]
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *words])
-    assert app.run(sys.argv[1:], JobRunner(run=take, slots=lambda *given: [])) == 0
+    assert app.run(sys.argv[1:], JobRunner(run_job=take, slots=lambda *given: [])) == 0
     return jobs
 
 

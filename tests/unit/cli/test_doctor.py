@@ -21,7 +21,7 @@ from tests.unit.parts import checked
 
 
 def runner(run: Callable[[Job], int]) -> JobRunner:
-    return JobRunner(run=run, slots=lambda folder, count: [])
+    return JobRunner(run_job=run, slots=lambda folder, count: [])
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     job = Job(config=config, run_folder=RunFolder(tmp_path / "run"), command=[], overrides=[])
     job.run_folder.root.mkdir()
 
-    def compose(words: list[str], runner: JobRunner, *, change: Callable[[Job], Job]) -> int:
+    def compose_and_run(words: list[str], runner: JobRunner, *, change: Callable[[Job], Job]) -> int:
         job.overrides[:] = words
-        return runner.begin(change(job))
+        return runner.run_to_end(change(job))
 
-    monkeypatch.setattr(doctor, "compose", compose)
+    monkeypatch.setattr(doctor, "compose_and_run", compose_and_run)
     monkeypatch.setattr(doctor, "_SEEN_WITHIN_S", 0.0)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "doctor"])
     return job

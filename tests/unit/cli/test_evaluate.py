@@ -41,7 +41,7 @@ def let_go() -> Iterator[None]:
 def begun(command: Any, *words: str) -> Job:
     """Type a command, and return the job that would be started."""
     jobs: list[Job] = []
-    runner = JobRunner(run=lambda job: jobs.append(Job.from_json(job.to_json())) or 0, slots=lambda folder, count: [])
+    runner = JobRunner(run_job=lambda job: jobs.append(Job.from_json(job.to_json())) or 0, slots=lambda folder, count: [])
     assert command([*words], runner) == 0
     return jobs[0]
 

@@ -17,7 +17,7 @@ from ddp_train.launch.job_runner import JobRunner
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert explain([*words], JobRunner(run=lambda job: 0, slots=lambda folder, count: [])) == 0
+    assert explain([*words], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: [])) == 0
     return capsys.readouterr().out
 
 
@@ -65,7 +65,7 @@ def test_ones_own_folder_is_explained_too(tmp_path: Path, capsys: pytest.Capture
 )
 def test_what_is_not_there_gets_the_nearest_name(asked: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):
-        explain([asked], JobRunner(run=lambda job: 0, slots=lambda folder, count: []))
+        explain([asked], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
 
 
 def test_the_type_of_a_class_is_read_and_torch_is_not_imported_for_it() -> None:

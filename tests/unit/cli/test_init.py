@@ -24,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(*words: str) -> int:
-    runner: Any = JobRunner(run=lambda job: 0, slots=lambda folder, count: [])
+    runner: Any = JobRunner(run_job=lambda job: 0, slots=lambda folder, count: [])
     return init(list(words), runner)
 
 

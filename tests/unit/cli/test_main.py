@@ -27,7 +27,7 @@ def must_not_run(*given: object) -> int:
 
 @pytest.fixture
 def runner() -> JobRunner:
-    return JobRunner(run=must_not_run, slots=must_not_run)  # type: ignore[arg-type]
+    return JobRunner(run_job=must_not_run, slots=must_not_run)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -37,7 +37,7 @@ def test_every_command_says_how_it_is_typed(
     monkeypatch.setattr(sys, "argv", ["ddp-train", name, "--help"])
     assert main.run(sys.argv[1:], runner) == 0
     assert capsys.readouterr().out.startswith(f"ddp-train {name} ")
-    assert runner.begun is None
+    assert runner.begun_folder is None
 
 
 @pytest.mark.parametrize("name", ["resume", "runs"])

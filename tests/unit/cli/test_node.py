@@ -46,7 +46,7 @@ def node(spec: Spec, *words: str) -> int:
     def run(job: Job) -> int:
         raise AssertionError(job)
 
-    return module.node([str(spec.write()), *words], JobRunner(run=run, slots=lambda folder, count: []))
+    return module.node([str(spec.write()), *words], JobRunner(run_job=run, slots=lambda folder, count: []))
 
 
 def report(spec: Spec) -> failure.Failure | None:

@@ -42,7 +42,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def show(*words: str, code: int = DONE, base: list[str] = TINY) -> str:
         monkeypatch.setattr(sys, "argv", ["ddp-train", "plan", *base, *words])
         before = tree(tmp_path)
-        assert app.run(sys.argv[1:], JobRunner(run=lambda job: 99, slots=lambda folder, count: [])) == code
+        assert app.run(sys.argv[1:], JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])) == code
         assert tree(tmp_path) == before
         said = capsys.readouterr()
         return said.out if code == DONE else said.err
@@ -205,7 +205,7 @@ def test_a_users_model_is_imported_and_nothing_is_written_beside_it(plan: Plan, 
 
 def test_help_says_what_it_is_for(plan: Plan, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", "plan", "--help"])
-    assert app.run(sys.argv[1:], JobRunner(run=lambda job: 99, slots=lambda folder, count: [])) == DONE
+    assert app.run(sys.argv[1:], JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])) == DONE
     assert capsys.readouterr().out.startswith("ddp-train plan key=value")
     assert os.listdir() == []
 

@@ -62,7 +62,7 @@ def prepare_words(words: list[str]) -> int:
     """Type `ddp-train prepare WORDS`, and return the exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ddp-train", "prepare", *words])
-        return app.run(sys.argv[1:], JobRunner(run=lambda job: 0, slots=lambda folder, count: []))
+        return app.run(sys.argv[1:], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
 
 
 def made(*arguments: object) -> None:

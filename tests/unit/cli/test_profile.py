@@ -18,7 +18,7 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from tests.unit.cli.runs import a_run, works_in
 
-RUNNER = JobRunner(run=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ddp_train.launch.job_runner import JobRunner
 
 jsonschema = pytest.importorskip("jsonschema", reason="needs a validator: make train installs it")
 STARTER = starter() / "conf"
-RUNNER: Any = JobRunner(run=lambda job: 0, slots=lambda folder, count: [])
+RUNNER: Any = JobRunner(run_job=lambda job: 0, slots=lambda folder, count: [])
 FILES = [path for folder in (CONF, STARTER) for path in sorted(folder.rglob("*.yaml")) if "hydra" not in path.relative_to(folder).parts]
 
 

@@ -25,7 +25,7 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import mark_cancelled
 from tests.unit.cli.runs import a_run, works_in
 
-RUNNER = JobRunner(run=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
 
 
 def status(root: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -19,7 +19,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from tests.unit.launch.engine.specs import spec
 
-RUNNER = JobRunner(run=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
 
 
 @pytest.fixture

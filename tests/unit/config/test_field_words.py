@@ -66,7 +66,7 @@ def version_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]) -> dict[str, str]:
     """Return what is advised for each key, of one command with all of the words."""
     monkeypatch.setattr(sys, "argv", ["ddp-train", *words])
-    code = command_line.run(words, JobRunner(run=lambda job: 0, slots=lambda folder, count: []))
+    code = command_line.run(words, JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
     shown = capsys.readouterr().err
     assert code == 2, shown
     problems = (block.splitlines() for block in shown.split("\n\n")[1:])

@@ -58,7 +58,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
 def type_(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["ddp-train", *words])
-        return app.run(sys.argv[1:], JobRunner(run=lambda job: 99, slots=lambda folder, count: []))
+        return app.run(sys.argv[1:], JobRunner(run_job=lambda job: 99, slots=lambda folder, count: []))
 
     return run
 

@@ -29,7 +29,7 @@ from tests.unit.training.finished import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-RUNNER = JobRunner(run=lambda job: 1, slots=lambda folder, count: [])
+RUNNER = JobRunner(run_job=lambda job: 1, slots=lambda folder, count: [])
 
 
 class Tied(nn.Module):
