@@ -44,8 +44,7 @@ def arguments_for(job: Job) -> list[str]:
 def _run_agent(job: Job) -> int:
     config, cluster = job.config, job.config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
-    # DDP and torch's own optimizers import the compiler.
-    uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None
+    uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None  # DDP and torch's own optimizers import it
     uses_compiler = uses_compiler or not constants_of_ours(config.optimizer, OptimizerConstants).spares_compiler
     run_folder, uses_torch_agent = job.run_folder if job.is_run else None, cluster.agent == "torch"
     options = AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, uses_torch_agent=uses_torch_agent)

@@ -83,9 +83,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
         is_users_agent: the agent is a user's torchrun, which knows nothing of runs.
         remark: for the job's log.
     """
-    started = time.monotonic()
-    state = TrainState()
-    phases = Phases()
+    started, state, phases = time.monotonic(), TrainState(), Phases()
     write_heartbeats(phases)
     peers: Peers | None = None
     with rank_log(job.run_folder, rank, shows=not job.in_sweep) as terminal:

@@ -231,11 +231,11 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
 
 def train(run: PreparedRun, stop: Stop) -> bool:
     """Train until all steps are done (True), or to a stop; the last save is finished, and `run.checkpoints` knows how. Collective."""
-    job, trainer = run.job, run.trainer
-    if faults := job.config.debug.faults:
+    trainer = run.trainer
+    if faults := run.job.config.debug.faults:
         from ddp_train.rank.fault_injection import inject
 
-        inject(faults, trainer.services.phases, trainer.components, trainer.world, job.run_folder)
+        inject(faults, trainer.services.phases, trainer.components, trainer.world, run.job.run_folder)
     stop.begin_training(trainer.state.steps_taken)
     is_done = trainer.train()
     if (unsaved := run.checkpoints.finish()) and is_done:  # before `end`, which writes a profile: a stop leaves little time to save

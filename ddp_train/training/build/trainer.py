@@ -49,8 +49,7 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
         from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
 
         kind = TurnsStep if components.turns else EarlyStep
-    skips = config.health.on_nonfinite == "skip"
-    guard = SkippingGuard(components.trained, components.optimizer) if skips else StepGuard()
+    guard = SkippingGuard(components.trained, components.optimizer) if config.health.on_nonfinite == "skip" else StepGuard()
     return kind(components=components, state=state, world=world, clip_grad_norm=config.trainer.clip_grad_norm, guard=guard)
 
 
