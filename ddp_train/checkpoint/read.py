@@ -108,7 +108,7 @@ class _Shared:
                 self._files(wanted.rank).read(wanted)
                 on_progress()
             for reader in range(world.size if world.size > 1 else 0):
-                _send([wanted.values for wanted in by_rank[reader]], world, reader)
+                _send([wanted.target for wanted in by_rank[reader]], world, reader)
                 on_progress()
         return tensors
 
@@ -164,20 +164,20 @@ class _Slice:
 
     rank: int
     piece: Piece
-    start: int  # in bytes from the piece's beginning
-    values: Tensor  # uint8, where they go to
+    byte_offset: int  # from the piece's beginning
+    target: Tensor  # uint8: the memory that they are read into
 
 
 def _rounds(pieces: Iterable[tuple[int, Piece]], tensors: Mapping[str, Tensor]) -> Iterator[list[_Slice]]:
     """Cut the pieces that one rank reads into rounds, each sent to the others at once; with a piece comes the rank whose file has it."""
     slices, room = list[_Slice](), _ROUND
     for rank, piece in pieces:
-        values, start = tensors[piece.leaf.name].view(-1)[piece.start : piece.stop].view(torch.uint8), 0
-        while start < piece.num_bytes:
-            values_of_round = values[start : start + room]
-            slices.append(_Slice(rank, piece, start, values_of_round))
-            start += len(values_of_round)
-            room -= len(values_of_round)
+        target, byte_offset = tensors[piece.leaf.name].view(-1)[piece.start : piece.stop].view(torch.uint8), 0
+        while byte_offset < piece.num_bytes:
+            target_of_round = target[byte_offset : byte_offset + room]
+            slices.append(_Slice(rank, piece, byte_offset, target_of_round))
+            byte_offset += len(target_of_round)
+            room -= len(target_of_round)
             if not room:
                 yield slices
                 slices, room = [], _ROUND
@@ -222,7 +222,7 @@ class _File:
             raise CheckpointError(happened=f"{self._name}: {piece.name} has {size:,} bytes instead of {piece.num_bytes:,}")
 
     def read(self, wanted: _Slice) -> None:
-        tensor_file.read_into(self._descriptor, self._entry(wanted.piece.name).begin + wanted.start, wanted.values)
+        tensor_file.read_into(self._descriptor, self._entry(wanted.piece.name).begin + wanted.byte_offset, wanted.target)
 
     def _entry(self, name: str) -> tensor_file.Entry:
         if name not in self._entries:
