@@ -82,7 +82,7 @@ def _evaluate_set(
     for metric_object in components.metrics.values():
         metric_object.reset()
     totals: dict[str, Tensor] = {}
-    gave_up, skipped = False, 0
+    gives_up, num_skipped = False, 0
     begins_batch()
     batches = copied_ahead(iter(loader), world.device)
     if components.forward_is_collective:
@@ -95,24 +95,21 @@ def _evaluate_set(
             files.add({name: row[:0] for name, row in scored.rows.items()} if micro_batch.is_stand_in else scored.rows, skips=skips)
         if scored.compared is not None and not micro_batch.is_stand_in:
             metric.update(components.metrics, scored.compared)
-        skipped += len(micro_batch.skipped)
+        num_skipped += len(micro_batch.skipped)
         for name, value in scored.sums.items():
             value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
             totals[name] = totals.get(name, torch.zeros_like(value)) + (0 if micro_batch.is_stand_in else value)
-        gave_up = is_stopping()
-        if gave_up:
+        if gives_up := is_stopping():
             break  # only after the first batch: all ranks need the same names for the reduction
         begins_batch()
-    totals["gave_up"] = torch.tensor(gave_up, dtype=torch.int64, device=world.device)
-    totals["skipped_samples"] = torch.tensor(skipped, device=world.device)
+    num_giving_up, num_skipped = world.sum(torch.tensor([gives_up, num_skipped])).tolist()
     sums = _sum_over_ranks(totals, world)
-    skipped, gave_up = int(sums.pop("skipped_samples")), sums.pop("gave_up") > 0
     if files is not None:
-        files.close(keep=not gave_up)
-    if gave_up:
+        files.close(keep=not num_giving_up)
+    if num_giving_up:
         return None
     metrics = objective.metrics(sums) | metric.results(components.metrics, world)
-    return metrics | ({"skipped_samples": skipped} if loader.skips else {})
+    return metrics | ({"skipped_samples": num_skipped} if loader.skips else {})
 
 
 @contextmanager

@@ -158,3 +158,11 @@ def test_a_rank_with_more_goes_on_when_the_others_are_through() -> None:
 def test_all_stop_when_one_is_asked_to() -> None:
     is_asked = on_any_rank(lambda: False, world(0, 1))
     assert [is_asked(), is_asked()] == [False, True]
+
+
+def test_sums_may_have_any_name() -> None:
+    parts = components()
+    score = parts.objective.score
+    parts.objective.score = lambda model, batch: score(model, batch) | {name: torch.tensor(2.0) for name in ("gave_up", "skipped_samples")}
+    parts.objective.metrics = lambda sums: {name: sums[name] for name in ("gave_up", "skipped_samples")}
+    assert evaluate(parts, alone()) == dict.fromkeys(("gave_up", "skipped_samples"), 2.0 * len(list(parts.eval_loaders[""])))
