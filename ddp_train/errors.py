@@ -27,7 +27,8 @@ class UserError(Exception):
         happened: what was found.
         expected: what should have been there.
         fix: what to type or change.
-        key: the config key to look at, when there is one (`data.root`).
+        key: the config key to look at, when there is one (`data.root`). A component gives `.decay` for its argument: who calls it knows
+            under which key it is (`put_under`).
     """
 
     exit_code = WRONG_INPUT
@@ -39,6 +40,11 @@ class UserError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:  # for loader workers; without it the fields would be passed by position
         return partial(type(self), happened=self.happened, expected=self.expected, fix=self.fix, key=self.key), ()
+
+    def put_under(self, key: str) -> None:
+        """Put the config key of the component that raised the error before the argument that it names; a whole key stays."""
+        if not self.key or self.key.startswith("."):
+            self.key = f"{key}{self.key}"
 
     def __str__(self) -> str:
         head = f"{self.key}: {self.happened}" if self.key else self.happened
@@ -53,13 +59,6 @@ class ConfigError(UserError):
 def conflict(key: str, happened: str, to: object, *, expected: str = "one of the two") -> ConfigError:
     """Return what is wrong with a key whose value excludes another one: `key=to` would do."""
     return ConfigError(key=key, happened=happened, expected=expected, fix=f"{key}={to}")
-
-
-def require_positive(**sizes: int) -> None:
-    """Refuse arguments of a data set, by their names, that are below 1."""
-    for name, value in sizes.items():
-        if value < 1:
-            raise ConfigError(key=f"data.{name}", happened=f"{value} is too small", expected="at least 1")
 
 
 class DataError(UserError):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Run
@@ -19,12 +19,11 @@ class EarlyStopping:
     """
 
     needs_evaluation = True
+    argument_ranges: ClassVar = {"patience": {"min": 1}}
 
     def __init__(
         self, metric: str | None = None, *, goal: Literal["min", "max"] | None = None, patience: int = 5, min_delta: float = 0.0
     ) -> None:
-        if patience < 1:
-            raise ConfigError(key="callbacks.early_stopping.patience", happened=f"is {patience}", expected="at least 1")
         self._metric = metric.removeprefix("eval/") if metric is not None else None
         self._goal, self._patience, self._min_delta = goal, patience, min_delta
         self._best: float | None = None
@@ -35,15 +34,15 @@ class EarlyStopping:
         self._goal = self._goal or run.goals.get(self._metric)
         if self._goal is None:
             happened = f"is {self._metric!r}, and the run does not know whether a higher value is better"
-            expected = f"one of {', '.join(run.goals)}, or callbacks.early_stopping.goal=min or max"
-            raise ConfigError(key="callbacks.early_stopping.metric", happened=happened, expected=expected)
+            expected = f"one of {', '.join(run.goals)}, or a `goal`: min or max"
+            raise ConfigError(key=".metric", happened=happened, expected=expected)
         self._judge(run)
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         assert self._metric is not None
         if self._metric not in metrics:
             happened = f"is {self._metric!r}, which the evaluation does not measure"
-            raise ConfigError(key="callbacks.early_stopping.metric", happened=happened, expected=f"one of {', '.join(metrics)}")
+            raise ConfigError(key=".metric", happened=happened, expected=f"one of {', '.join(metrics)}")
         value = metrics[self._metric]
         if self._is_better(value):
             self._best, self._best_step, self._num_bad = value, run.step, 0

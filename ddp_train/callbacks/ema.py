@@ -1,13 +1,12 @@
 """An exponential moving average of the weights, which is often better than the weights themselves."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Run, local_rows, plain_name, shard_like
 
 
@@ -25,11 +24,9 @@ class EMA:
     Source: Polyak & Juditsky 1992; the warm-up as in TensorFlow's ExponentialMovingAverage with `num_updates`.
     """
 
+    argument_ranges: ClassVar = {"decay": {"above": 0, "below": 1}, "every_steps": {"min": 1}}
+
     def __init__(self, decay: float = 0.999, *, every_steps: int = 1, for_evaluation: bool = True) -> None:
-        if not 0 < decay < 1:
-            raise ConfigError(key="callbacks.ema.decay", happened=f"is {decay}", expected="between 0 and 1, as 0.999")
-        if every_steps < 1:
-            raise ConfigError(key="callbacks.ema.every_steps", happened=f"is {every_steps}", expected="at least 1")
         self._decay, self._every_steps, self._for_evaluation = decay, every_steps, for_evaluation
         self._averages: dict[str, Tensor] = {}
         self._live: list[Tensor] = []  # the model's own tensors, in the same order

@@ -1,6 +1,7 @@
 """Train only a part of a model, for the whole run, until a step or from a step on."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Run, matching, named_parameters
@@ -17,12 +18,13 @@ class Freeze:
         from_step: steps taken before they are frozen.
     """
 
+    argument_ranges: ClassVar = {"from_step": {"min": 0}}
+
     def __init__(self, patterns: Sequence[str], *, until_step: int | None = None, from_step: int = 0) -> None:
         if isinstance(patterns, str) or not patterns:
-            raise ConfigError(key="callbacks.freeze.patterns", happened=f"is {patterns!r}", expected="a list of names, as [backbone]")
-        if from_step < 0 or (until_step is not None and from_step >= until_step > 0):
-            expected = "at least 0" + ("" if until_step is None else f", and below until_step={until_step}")
-            raise ConfigError(key="callbacks.freeze.from_step", happened=f"is {from_step}", expected=expected)
+            raise ConfigError(key=".patterns", happened=f"is {patterns!r}", expected="a list of names, as [backbone]")
+        if until_step is not None and from_step >= until_step > 0:
+            raise ConfigError(key=".from_step", happened=f"is {from_step}", expected=f"less than until_step={until_step}")
         self._patterns, self._until_step, self._from_step = list(patterns), until_step, from_step
 
     def start(self, run: Run) -> None:
@@ -44,6 +46,6 @@ class Freeze:
             print(f"{'all frozen parameters are trained' if is_trained else 'frozen'} after step {run.step}", flush=True)
 
     def _set_trained(self, run: Run, is_trained: bool) -> set[str]:
-        names = matching(named_parameters(run.model), self._patterns, key="callbacks.freeze.patterns")
+        names = matching(named_parameters(run.model), self._patterns, key=".patterns")
         run.set_trained(names, is_trained)
         return names

@@ -44,9 +44,8 @@ class GeneratedText:
         self._decode = getattr(self._tokenizer or run.data, "decode", None)
         if self._decode is None:
             happened = "is null, and the data cannot turn tokens into text (it has no method `decode`)"
-            expected = "the tokenizer that made the tokens"
-            fix = "'callbacks.generated_text.tokenizer={_target_: tiktoken.get_encoding, encoding_name: gpt2}'"
-            raise ConfigError(key="callbacks.generated_text.tokenizer", happened=happened, expected=expected, fix=fix)
+            expected = "the tokenizer that made the tokens, as {_target_: tiktoken.get_encoding, encoding_name: gpt2}"
+            raise ConfigError(key=".tokenizer", happened=happened, expected=expected)
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         if run.rank != 0 and not run.forward_is_collective:

@@ -25,7 +25,7 @@ class Webhook:
 
     def __init__(self, url: str) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(key="callbacks.webhook.url", happened="is not a web address", expected="http://... or https://...")
+            raise ConfigError(key=".url", happened="is not a web address", expected="http://... or https://...")
         self._url = url
         self._thread: Thread | None = None
         self._num_lost = 0
@@ -46,7 +46,7 @@ class Webhook:
             self._thread.join(_LAST_WAIT_S)
             self._num_lost += self._thread.is_alive()
         if self._num_lost:
-            print(f"callbacks.webhook: {self._num_lost} messages did not reach the server", flush=True)
+            print(f"webhook: {self._num_lost} messages did not reach the server", flush=True)
 
     def _post(self, run: Run, event: str, text: str, metrics: Mapping[str, float] | None = None) -> None:
         if run.rank != 0:
@@ -67,4 +67,4 @@ class Webhook:
         except Exception as error:  # no error may stop the run; its text may hold the address, which may be a secret
             self._num_lost += 1
             if self._num_lost == 1:
-                print(f"callbacks.webhook: the server does not answer ({type(error).__name__}); the run continues", flush=True)
+                print(f"webhook: the server does not answer ({type(error).__name__}); the run continues", flush=True)

@@ -6,14 +6,14 @@ Shapes: B samples, T tokens, V vocabulary.
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
 
-from ddp_train.errors import ConfigError, DataError, require_positive
+from ddp_train.errors import DataError
 from ddp_train.hashing import fingerprint_of
 from ddp_train.interfaces import DataSource, Indices
 
@@ -35,6 +35,7 @@ class CharText(DataSource):
     """
 
     gives_pairs = True
+    argument_ranges: ClassVar = {"context_length": {"min": 1}, "stride": {"min": 1}, "val_fraction": {"above": 0, "below": 1}}
 
     def __init__(
         self,
@@ -45,9 +46,6 @@ class CharText(DataSource):
         stride: int = 1,
         val_fraction: float = 0.1,
     ) -> None:
-        require_positive(context_length=context_length, stride=stride)
-        if not 0 < val_fraction < 1:
-            raise ConfigError(key="data.val_fraction", happened=f"{val_fraction} is not a fraction", expected="between 0 and 1, as 0.1")
         self._path, self._context_length, self._stride = Path(path), context_length, stride
         text = _map_bytes(self._path)
         val_start = int(len(text) * (1 - val_fraction))

@@ -6,7 +6,7 @@ Shapes: N documents, P pieces (documents, the long ones cut), B windows in a bat
 import logging
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ddp_train.data.token_files import TokenSource
 from ddp_train.data.tokens.token_shards import TokenDocuments
-from ddp_train.errors import DataError, require_positive
+from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices
 
 IGNORE_INDEX = -100
@@ -39,10 +39,10 @@ class PackedTokens(TokenSource):
     Source: Ding et al. 2024, "Fewer truncations improve language modeling", arXiv:2404.10830 (best-fit packing).
     """
 
+    argument_ranges: ClassVar = {"context_length": {"min": 1}}
     _tokens: TokenDocuments
 
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:
-        require_positive(context_length=context_length)
         self._tokens, self._context_length = TokenDocuments(root, split), context_length
         lengths = TokenDocuments(root, split).lengths  # of another instance: this one would keep them
         require_targets(lengths, root, split)

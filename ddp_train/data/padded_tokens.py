@@ -5,7 +5,7 @@ Shapes: N documents, B documents in a batch, T tokens.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ddp_train.data.packed_tokens import IGNORE_INDEX, require_targets
 from ddp_train.data.token_files import TokenSource
 from ddp_train.data.tokens.token_shards import TokenDocuments
-from ddp_train.errors import require_positive
 from ddp_train.interfaces import Indices
 
 
@@ -28,10 +27,10 @@ class PaddedTokens(TokenSource):
     Args: as for `PackedTokens`.
     """
 
+    argument_ranges: ClassVar = {"context_length": {"min": 1}}
     _tokens: TokenDocuments
 
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:
-        require_positive(context_length=context_length)
         self._tokens, self._context_length = TokenDocuments(root, split), context_length
         require_targets(self.lengths, root, split)
 

@@ -6,13 +6,12 @@ Shapes: B samples, C channels, H height, W width.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.errors import ConfigError, require_positive
 from ddp_train.hashing import Keys, random_bits
 from ddp_train.interfaces import DataSource, Indices
 
@@ -36,6 +35,13 @@ class SyntheticImages(DataSource):
     """
 
     gives_pairs = True
+    argument_ranges: ClassVar = {
+        "num_samples": {"min": 1},
+        "image_size": {"min": 1},
+        "channels": {"min": 1},
+        "num_classes": {"min": 1},
+        "noise": {"min": 0},
+    }
 
     def __init__(
         self,
@@ -48,9 +54,6 @@ class SyntheticImages(DataSource):
         noise: float = 0.5,
         seed: int = 0,
     ) -> None:
-        require_positive(num_samples=num_samples, image_size=image_size, channels=channels, num_classes=num_classes)
-        if noise < 0:
-            raise ConfigError(key="data.noise", happened=f"{noise} is negative", expected="a standard deviation, 0 or more")
         self._num_samples, self._image_size, self._channels, self._num_classes = num_samples, image_size, channels, num_classes
         self._noise = noise
         # The split is the counter's highest bit, and all that follows is a bijection: the splits cannot share a key.

@@ -4,13 +4,13 @@ Shapes: B samples, T tokens, V vocabulary.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from ddp_train.data.tokens.token_shards import TokenShards
-from ddp_train.errors import DataError, require_positive
+from ddp_train.errors import DataError
 from ddp_train.interfaces import DataSource, Indices
 
 
@@ -50,9 +50,10 @@ class TokenFiles(TokenSource):
         stride: tokens from one window's start to the next; None is `context_length`, every token once; 1 is every window.
     """
 
+    argument_ranges: ClassVar = {"context_length": {"min": 1}, "stride": {"min": 1}}
+
     def __init__(self, root: str, split: str = "train", *, context_length: int, stride: int | None = None) -> None:
         stride = context_length if stride is None else stride
-        require_positive(context_length=context_length, stride=stride)
         self._tokens, self._context_length, self._stride = TokenShards(root, split), context_length, stride
         if self._tokens.num_tokens == 0:
             fix = "data.eval=null, or prepare it again with val_fraction=0.01" if split == "val" else "prepare it again"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,7 @@ class LanguageModeling(CountsTargets):
     goals: Mapping[str, Goal] = {"loss": "min", "perplexity": "min"}
     unit = "token"  # that `weight` counts
     binds_without_values = True
+    argument_ranges: ClassVar = {"chunk_tokens": {"min": 1}}
 
     def __init__(
         self,
@@ -53,8 +54,6 @@ class LanguageModeling(CountsTargets):
         chunk_tokens: int | None = None,
         head: str = "auto",
     ) -> None:
-        if chunk_tokens is not None and chunk_tokens < 1:
-            raise ConfigError(key="objective.chunk_tokens", happened=f"is {chunk_tokens}", expected="at least 1, or null: all at once")
         self.chunk_tokens, self.head, self.aux_weight = chunk_tokens, head, aux_weight
         self.ignore_index, self.bytes_per_token = ignore_index, bytes_per_token
         self._chunked: ChunkedHead | None = None

@@ -76,7 +76,8 @@ def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any]
     is_complete = run_object is None or next(iter(parameters_of(make.func) or ()), "") in given_names
     try:
         return make(*([] if is_complete else [run_object]), **filled)
-    except UserError:
+    except UserError as error:
+        error.put_under(key)
         raise
     except Exception as error:
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:

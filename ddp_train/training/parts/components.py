@@ -213,11 +213,11 @@ def load_callback_states(components: Components, saved: Mapping[str, Any]) -> li
 
 @contextmanager
 def callback_errors(name: str, method: str) -> Iterator[None]:
-    """Add the name of the callback and of its method to an error of the block."""
+    """Add the config key of the callback, and its method, to an error of the block."""
     try:
         yield
     except UserError as error:
-        error.key = error.key or f"callbacks.{name}"
+        error.put_under(f"callbacks.{name}")
         raise
     except Exception as error:
         error.add_note(f"config key: callbacks.{name} (in its `{method}`)")

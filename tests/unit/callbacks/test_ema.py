@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import ddp_train
 from ddp_train.callbacks.ema import EMA
 from ddp_train.checkpoint.read import read_shared
+from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.training.loop.evaluation import evaluate
@@ -122,8 +123,8 @@ def test_of_another_model_they_are_refused() -> None:
     ema.load_state_dict({"num_updates": 1, "averages": {"other": torch.zeros(1)}})
     with pytest.raises(ValueError, match="another model"):
         ema.start(FakeRun())
-    for arguments in ({"decay": 1.0}, {"every_steps": 0}):
-        with pytest.raises(ConfigError):
-            EMA(**arguments)
+    for wrong in ("decay=1.0", "every_steps=0"):
+        with pytest.raises(ConfigErrors, match=rf"callbacks\.slow\.{wrong.replace('=', ': is ')}"):
+            components("+callbacks.slow._target_=ddp_train.callbacks.ema.EMA", f"+callbacks.slow.{wrong}")
     with pytest.raises(ConfigError, match=r"callbacks\.second"):
         components("callbacks=ema", "+callbacks.second._target_=ddp_train.callbacks.ema.EMA")

@@ -59,11 +59,11 @@ def test_parameters_are_trained_until_they_are_frozen_from_a_step_on() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    for wrong in ({"from_step": -1}, {"from_step": 5, "until_step": 5}):
-        with pytest.raises(ConfigError, match=r"callbacks\.freeze\.from_step"):
-            Freeze(["0"], **wrong)
-    with pytest.raises(ConfigError, match="matches no parameter"):
-        Freeze(["nothing"]).start(FakeRun())
+    mine = "+callbacks.mine={_target_: ddp_train.callbacks.freeze.Freeze, patterns: [nothing]}"
+    with pytest.raises(ConfigError, match=r"callbacks\.mine\.from_step: is 5\n *expected: less than until_step=5"):
+        components(mine, "+callbacks.mine.from_step=5", "+callbacks.mine.until_step=5")
+    with pytest.raises(ConfigError, match=r"callbacks\.mine\.patterns: 'nothing' matches no parameter"):
+        trainer(components(mine, "trainer.max_steps=1")).train()
     with pytest.raises(ConfigError, match="a list of names"):
         Freeze("head")
     parts = components("callbacks=freeze", "callbacks.freeze.patterns=['*']", "trainer.max_steps=1")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.data.packed_tokens import IGNORE_INDEX, PackedTokens, best_fit_decreasing, cut
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import DataError
 from ddp_train.interfaces import DataSource
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.order import SampleOrder
@@ -133,5 +133,3 @@ def test_what_cannot_be_packed_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the 0 documents of the split val") as caught:
         PackedTokens(str(tmp_path), "val", context_length=4)
     assert "data.eval=null" in caught.value.fix
-    with pytest.raises(ConfigError, match=r"data\.context_length"):
-        PackedTokens(str(tmp_path), context_length=0)

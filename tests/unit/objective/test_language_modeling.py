@@ -165,11 +165,6 @@ def test_the_head_is_found_by_its_name_and_a_wrong_one_is_named() -> None:
     assert find_head(said, "auto")[0] == "decoder"
 
 
-def test_a_chunk_has_a_token_at_least() -> None:
-    with pytest.raises(ConfigError, match=r"objective\.chunk_tokens: is 0"):
-        LanguageModeling(chunk_tokens=0)
-
-
 def test_a_run_meets_its_model() -> None:
     text = ["data=char_text", "model=gpt", "objective=language_modeling", "data.path=README.md", "data.context_length=8"]
     small = ["model.num_layers=1", "model.num_heads=2", "model.width=8", "optimizer=sgd", "trainer.max_steps=1", "scheduler=constant"]
