@@ -5,7 +5,6 @@ which one is `best`, also after a restart and to another run.
 """
 
 import difflib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -14,11 +13,10 @@ from typing import Any
 
 from ddp_train.checkpoint.manifest import CheckpointError, Manifest, Ranking, opened, read_text
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.run_folder.paths import COMPLETE, MANIFEST, STEP_FOLDERS, RunFolder, step_of
+from ddp_train.run_folder.paths import COMPLETE, MANIFEST, RunFolder, step_folders
 from ddp_train.system.files import remove
 
 BEST, LAST = "best", "last"  # names for a checkpoint: RUN/checkpoints/best. No such folder exists
-_FOLDER = re.compile(r"step_\d{8,12}")
 _DEBRIS = (".partial_*", ".removed_*")  # left by a process that was killed while it saved, or while it removed
 
 
@@ -57,8 +55,8 @@ def saved_checkpoints(folder: Path) -> list[CatalogEntry]:
 def all_entries(folder: Path) -> list[CatalogEntry]:
     """Return the checkpoints below a run's folder, of other runs too, the oldest first; those without a readable manifest are left out."""
     run_id = RunFolder(folder.parent).run_id()
-    paths = [path for path in folder.glob(STEP_FOLDERS) if _FOLDER.fullmatch(path.name) and (path / COMPLETE).exists()]
-    return sorted((entry for path in paths if (entry := _read(path, run_id)) is not None), key=lambda entry: entry.step)
+    complete = [(step, path) for step, path in step_folders(folder) if (path / COMPLETE).exists()]
+    return [entry for step, path in complete if (entry := _read(step, path, run_id)) is not None]
 
 
 def candidates(name: Path) -> list[Path]:
@@ -106,10 +104,10 @@ def require_candidates(name: Path, *, key: str) -> list[Path]:
     )
 
 
-def set_aside_after(folder: Path, chosen: Path | None) -> list[str]:
-    """Rename the checkpoints after `chosen` (None: all), which a run leaves behind, and those of other runs; return the new names."""
+def set_aside(folder: Path, *, from_step: int, chosen: Path | None) -> list[str]:
+    """Rename the checkpoints that a run leaves behind, from a step on but for the chosen one, and other runs'; return the new names."""
     renamed, others = [], [entry.path for entry in all_entries(folder) if entry.is_foreign]
-    for later in sorted(path for path in folder.glob(STEP_FOLDERS) if chosen is None or path.name > chosen.name or path in others):
+    for later in [path for step, path in step_folders(folder) if path in others or (step >= from_step and path != chosen)]:
         free = (later.with_name(f"aside_{number}_{later.name}") for number in count())
         renamed.append(later.rename(next(path for path in free if not path.exists())).name)
     return renamed
@@ -139,7 +137,7 @@ def best_first(saved: Sequence[CatalogEntry], ranking: Ranking) -> list[CatalogE
     return [entry for _, _, entry in sorted(ranked, key=lambda item: item[:2])]
 
 
-def _read(path: Path, run_id: str | None) -> CatalogEntry | None:
+def _read(step: int, path: Path, run_id: str | None) -> CatalogEntry | None:
     """Read a manifest, which may be forged, in the folder of the run with this id."""
     try:
         with opened(path, MANIFEST) as descriptor:
@@ -147,6 +145,4 @@ def _read(path: Path, run_id: str | None) -> CatalogEntry | None:
     except (CheckpointError, OSError):
         return None
     is_foreign = run_id is not None and manifest.run != run_id
-    return CatalogEntry(
-        path=path, step=step_of(path), metrics=manifest.metrics, ranking=manifest.ranked_by, run=manifest.run, is_foreign=is_foreign
-    )
+    return CatalogEntry(path=path, step=step, metrics=manifest.metrics, ranking=manifest.ranked_by, run=manifest.run, is_foreign=is_foreign)

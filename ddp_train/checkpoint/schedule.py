@@ -11,7 +11,7 @@ from typing import Any
 from ddp_train.checkpoint.catalog import CatalogEntry, best_first, saved_checkpoints
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.errors import EnvironmentRefuses
-from ddp_train.run_folder.paths import STEP_FOLDERS
+from ddp_train.run_folder.paths import step_folders
 from ddp_train.system.files import write_atomic
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
@@ -116,7 +116,7 @@ def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
         expected = "a folder in which files can be written, synchronised, renamed and removed"
         fix = "repair it, or use hydra.run.dir=FOLDER on another disk"
         raise EnvironmentRefuses(key="hydra.run.dir", happened=happened, expected=expected, fix=fix) from None
-    num_saved = sum(1 for _ in folder.glob(STEP_FOLDERS))
+    num_saved = len(step_folders(folder))
     needed = max(1, 2 - num_saved) * checkpoint_bytes
     estimate = f"one takes {in_units(checkpoint_bytes)} (weights and optimizer, estimated)"
     if free < needed:

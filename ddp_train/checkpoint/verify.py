@@ -10,7 +10,7 @@ import xxhash
 
 from ddp_train.checkpoint.manifest import CheckpointError, FileEntry, Manifest, opened_file, opened_folder, read_text
 from ddp_train.distributed.world import World, alone
-from ddp_train.run_folder.paths import COMPLETE, MANIFEST, STEP_FOLDERS, RunFolder, step_folder
+from ddp_train.run_folder.paths import COMPLETE, MANIFEST, RunFolder, step_folder, step_folders
 
 _CHUNK = 8 << 20
 _ANY = object()
@@ -31,7 +31,7 @@ def newest_good(folder: Path, world: World | None = None, *, on_progress: Callab
     Each rank reads some of the files (no world: this process reads them all), and meanwhile calls `on_progress`.
     """
     world = world or alone()
-    for candidate in world.from_main(lambda: sorted(folder.glob(STEP_FOLDERS), reverse=True)):
+    for _, candidate in reversed(world.from_main(lambda: step_folders(folder))):
         problem = verify(candidate, world, on_progress=on_progress)
         if not problem:
             return candidate

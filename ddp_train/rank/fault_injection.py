@@ -27,7 +27,7 @@ from ddp_train.config.values import EVERY_ATTEMPT
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
 from ddp_train.interfaces import Indices, local_rows
-from ddp_train.run_folder.paths import STEP_FOLDERS, RunFolder
+from ddp_train.run_folder.paths import RunFolder, step_folders
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.torchrun_env import restart_count
 from ddp_train.training.parts.components import Components
@@ -154,10 +154,9 @@ def damage(checkpoints: Path, kind: str) -> Path:
 
     Kinds are truncate (half of it stays), bit_flip (one bit, in its middle) and missing_file.
     """
-    newest = max(checkpoints.glob(STEP_FOLDERS), default=None)
-    if newest is None:
+    if not (saved := step_folders(checkpoints)):
         raise UserError(key="debug.faults", happened=f"{kind}: {checkpoints} has no checkpoint yet", fix="a later step")
-    file = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    file = max((path for path in saved[-1][1].rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     middle = file.stat().st_size // 2
     if kind == "missing_file":
         file.unlink()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status
 from ddp_train.system.files import earlier_copy, write_atomic
 
 MANIFEST, COMPLETE = "manifest.json", "COMPLETE"  # in the folder of a checkpoint
-STEP_FOLDERS = "step_*"
+_STEP_FOLDER = re.compile(r"step_\d{8,12}")
 
 
 def step_folder(step: int) -> str:
@@ -23,6 +24,11 @@ def step_folder(step: int) -> str:
 def step_of(folder: Path) -> int:
     """Return the step of such a folder (ValueError: it has another name)."""
     return int(folder.name.removeprefix("step_"))
+
+
+def step_folders(folder: Path) -> list[tuple[int, Path]]:
+    """Return each such folder in another one, after its step: the folder of the earliest step first."""
+    return sorted((step_of(path), path) for path in folder.glob("step_*") if _STEP_FOLDER.fullmatch(path.name))
 
 
 def is_sweep(folder: Path) -> bool:
@@ -83,13 +89,13 @@ class RunFolder:
         return self.launch / f"meeting_{launch_id}.json"
 
     def saved_steps(self) -> list[int]:
-        """Return the steps of the complete checkpoints."""
-        return [step_of(path.parent) for path in self.checkpoints.glob(f"{STEP_FOLDERS}/{COMPLETE}")]
+        """Return the steps of the complete checkpoints, in order."""
+        return [step for step, path in step_folders(self.checkpoints) if (path / COMPLETE).exists()]
 
     def continues(self) -> str:
         """Say from which step the run continues; the newest checkpoint may still turn out damaged."""
         steps = self.saved_steps()
-        return f"from step {max(steps)}" if steps else "from the start"
+        return f"from step {steps[-1]}" if steps else "from the start"
 
     def predictions_of(self, step: int, set_name: str = "") -> Path:
         """Return the folder of the per-sample outputs of the evaluation after a step (`evaluation.save_predictions=true`)."""

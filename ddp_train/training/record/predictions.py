@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
-from ddp_train.run_folder.paths import STEP_FOLDERS, step_folder
+from ddp_train.run_folder.paths import step_folders
 
 
 class PredictionFiles:
@@ -122,8 +122,8 @@ class PredictionFiles:
 
 def forget_after(folder: Path, step: int) -> None:
     """Remove half-written predictions and those of steps after `step`, of an attempt that got further than its last checkpoint."""
-    for path in [path for below in ("", ".*_", "*/", "*/.*_") for path in folder.glob(f"{below}{STEP_FOLDERS}") if path.is_dir()]:
-        if path.name.startswith(".") or path.name > step_folder(step):
+    for of_set in (folder, *folder.glob("*/")):
+        for path in (*of_set.glob(".partial_*"), *(later for number, later in step_folders(of_set) if number > step)):
             shutil.rmtree(path)
 
 

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debris, set_aside_after
+from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debris, set_aside
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, probe_room, remove_old
-from ddp_train.checkpoint.verify import newest_good, verify
+from ddp_train.checkpoint.verify import newest_good, read_manifest, verify
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
@@ -121,7 +121,7 @@ class Checkpoints:
         state.samples, state.jumps = samples, [*jumps, jump]
         state.evaluation_pending = False  # it was done when this attempt began
         if self.world.is_main:
-            set_aside_after(chosen.parent, chosen)
+            set_aside(chosen.parent, from_step=state.step, chosen=chosen)
             predictions.forget_after(self.run_folder.predictions, state.step)
         self.records.log_event(
             {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
@@ -159,7 +159,8 @@ def find_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on
 def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:
     """Set aside what was saved after the chosen checkpoint, and remove what is incomplete (rank 0)."""
     remove_debris(run_folder.checkpoints)
-    moved = set_aside_after(chosen.parent if chosen else run_folder.checkpoints, chosen)
+    folder, from_step = (chosen.parent, read_manifest(chosen).step) if chosen else (run_folder.checkpoints, 0)
+    moved = set_aside(folder, from_step=from_step, chosen=chosen)
     world.print(*(f"a checkpoint of a later step, or of another run, was renamed to {name}" for name in moved))
     if chosen is None and run_folder.metrics.exists():
         print("resumed  from the start: there is no good checkpoint", flush=True)

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from ddp_train.checkpoint import catalog
-from ddp_train.checkpoint.catalog import set_aside_after
+from ddp_train.checkpoint.catalog import set_aside
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.read import read_own, read_shared
 from ddp_train.checkpoint.save import Saver
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_another_run_is_named_passed_over_and_set_aside(tmp_path
     assert "step_00000003 is not used: it is of another run" in read(capsys)
     with pytest.raises(UserError, match="it is of another run"):  # also where somebody types it
         catalog.find(copy, verify, key="resume")
-    assert len(set_aside_after(ours, good)) == 2 and not copy.exists() and not earlier.exists()
+    assert len(set_aside(ours, from_step=2, chosen=good)) == 2 and not copy.exists() and not earlier.exists()
     assert newest_good((tmp_path / "ours").rename(tmp_path / "moved") / "checkpoints") is not None  # the number travels with the folder
 
 

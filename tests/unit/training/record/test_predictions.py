@@ -144,6 +144,13 @@ def test_what_an_attempt_left_beyond_its_last_checkpoint_goes(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step_00000004"]
 
 
+def test_predictions_of_a_step_with_more_digits_are_later_ones(tmp_path: Path) -> None:
+    for name in ("step_99999999", "step_100000000"):
+        (tmp_path / name).mkdir()
+    forget_after(tmp_path, 99_999_999)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_99999999"]
+
+
 class Mute:
     """An objective that cannot tell of single samples."""
 
