@@ -71,18 +71,18 @@ def candidates(name: Path) -> list[Path]:
     return [entry.path for entry in best_first(entries, ranking)] if ranking is not None else []
 
 
-def find(path: Path, verify: Callable[[Path], str], *, key: str) -> Path:
+def find(path: Path, problem_of: Callable[[Path], str], *, key: str) -> Path:
     """Return the undamaged checkpoint that `path` is, or that its name RUN/checkpoints/best or last names; say which were passed over.
 
-    `verify` returns what is wrong with a checkpoint, or ""; `key` is the config key that has the path. Raises UserError: there is none.
+    `problem_of` returns what is wrong with a checkpoint, or ""; `key` is the config key that has the path. Raises UserError: there is none.
     """
     if not is_name(path):
-        if problem := verify(path):
+        if problem := problem_of(path):
             raise UserError(key=key, happened=f"{path}: {problem}", expected="a checkpoint that is complete and undamaged")
         return path
     foreign = [entry.path for entry in all_entries(path.parent) if entry.is_foreign]  # they are named, and passed over
     for checkpoint in [*foreign, *require_candidates(path, key=key)]:
-        problem = verify(checkpoint)
+        problem = problem_of(checkpoint)
         if not problem:
             return checkpoint
         print(f"checkpoint {checkpoint.name} is not used: {problem}", flush=True)

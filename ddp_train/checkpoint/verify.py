@@ -32,14 +32,14 @@ def newest_good(folder: Path, world: World | None = None, *, on_progress: Callab
     """
     world = world or alone()
     for _, candidate in reversed(world.from_main(lambda: step_folders(folder))):
-        problem = verify(candidate, world, on_progress=on_progress)
+        problem = problem_of(candidate, world, on_progress=on_progress)
         if not problem:
             return candidate
         world.print(f"checkpoint {candidate.name} is not used: {problem}")
     return None
 
 
-def verify(checkpoint: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> str:
+def problem_of(checkpoint: Path, world: World | None = None, *, on_progress: Callable[[], None] = lambda: None) -> str:
     """Compare every file with the manifest, and that with its mark; return what is wrong, or "", the same on all ranks. Collective.
 
     Each rank reads some of the files (no world: this process reads them all), and calls `on_progress` every 8 MiB. Rank 0 alone reads the

@@ -81,7 +81,7 @@ def _take_part(spec: Spec, rendezvous: NodeRendezvous, runner: JobRunner) -> int
 def _enter_environment(spec: Spec) -> None:
     """Change into the folder where the command was typed, and let the ranks import the source copy."""
     if spec.code is not None:
-        source_copy.verify(spec.code)
+        source_copy.require_unchanged(spec.code)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [spec.code.python_path(), os.environ.get("PYTHONPATH", "")]))
         os.environ["PYTHONSAFEPATH"] = "1"  # else modules in the working directory would be imported first
     try:

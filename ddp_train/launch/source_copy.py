@@ -75,8 +75,8 @@ def copy_source_for_several(launch: Path, *, limit_mib: int) -> Code:
     return replace(code, folder=str(folder))
 
 
-def verify(code: Code) -> None:
-    """Check on a machine that it sees the code that was submitted; else name the files that differ (EnvironmentRefuses)."""
+def require_unchanged(code: Code) -> None:
+    """Refuse a machine that does not see the code that was submitted: name the files that differ (EnvironmentRefuses)."""
     folder, host = Path(code.folder), os.uname().nodename
     listing = _listing(folder)
     if _hash(listing) == code.hash:

@@ -11,7 +11,7 @@ from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debri
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, probe_room, remove_old
-from ddp_train.checkpoint.verify import newest_good, read_manifest, verify
+from ddp_train.checkpoint.verify import newest_good, problem_of, read_manifest
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
@@ -153,7 +153,7 @@ def find_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on
     """Return the checkpoint to resume from, verified: at `path`, or the newest good one of the run; None: there is none. Collective."""
     if path is None:
         return newest_good(run_folder.checkpoints, world, on_progress=on_progress)
-    return world.from_main(lambda: catalog.find(Path(path), partial(verify, on_progress=on_progress), key="resume"))
+    return world.from_main(lambda: catalog.find(Path(path), partial(problem_of, on_progress=on_progress), key="resume"))
 
 
 def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:

@@ -14,7 +14,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.layout import SHARED
 from ddp_train.checkpoint.read import read_shared
-from ddp_train.checkpoint.verify import verify
+from ddp_train.checkpoint.verify import problem_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import describe, is_sharded, local_rows, shard_like
@@ -41,7 +41,7 @@ def find(path: Path) -> tuple[Path, Path]:
     name = path / "checkpoints" / catalog.LAST if is_run else path
     if is_run:
         catalog.require_candidates(name, key=_KEY)
-    return folder, catalog.find(name, verify, key=_KEY)
+    return folder, catalog.find(name, problem_of, key=_KEY)
 
 
 def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.distributed import DistError, DistNetworkError
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import newest_good, verify
+from ddp_train.checkpoint.verify import newest_good, problem_of
 from ddp_train.distributed.world import alone
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import checkpoint_content, start_from
@@ -131,7 +131,7 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, 
         ranks.start(step)
     assert ranks.finish() == ""
     assert max(most) == 1 and len(most) == 1 + 3 * 5  # the rank's file, manifest and mark
-    assert all(not verify(tmp_path / f"step_{step:08d}") for step in range(1, 6))
+    assert all(not problem_of(tmp_path / f"step_{step:08d}") for step in range(1, 6))
 
 
 def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(

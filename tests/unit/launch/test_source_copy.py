@@ -63,7 +63,7 @@ def test_it_has_what_is_tracked_changed_or_new_and_not_what_git_ignores(project:
     assert names(code) == {".gitignore", "model.py", "data/words.txt", "src/new.py"}
     assert Path(code.folder, "model.py").read_text() == "changed = 1\n"
     write("model.py", "edited while it was queued\n")
-    source_copy.verify(code)
+    source_copy.require_unchanged(code)
     assert Path(code.folder, "model.py").read_text() == "changed = 1\n"
 
 
@@ -84,7 +84,7 @@ def test_python_finds_there_what_it_finds_here(project: Path, monkeypatch: pytes
         cwd=project / "experiments",
     )
     assert all(line.startswith(code.folder) for line in ran.stdout.split()), ran.stdout
-    source_copy.verify(code)  # what Python has compiled there is no difference
+    source_copy.require_unchanged(code)  # what Python has compiled there is no difference
 
 
 def test_without_a_repository_it_is_the_python_below(project: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_submodule_and_links_come_along(project: Path) -> None:
     assert names(code) == {"part/inner.py", "real.py", "link.py", "data"}
     assert Path(code.folder, "link.py").read_text() == "real = 1\n"
     assert Path(code.folder, "data").readlink() == project / "../elsewhere"
-    source_copy.verify(code)
+    source_copy.require_unchanged(code)
 
 
 @pytest.mark.parametrize("change", ["edit", "remove", "add"])
@@ -118,12 +118,12 @@ def test_a_changed_copy_is_refused_and_the_file_named(project: Path, change: str
     else:
         file.write_text("other = 1\n") if change == "add" else (file.chmod(0o600), file.write_text("other = 1\n"))
     with pytest.raises(EnvironmentRefuses, match=file.name):
-        source_copy.verify(code)
+        source_copy.require_unchanged(code)
 
 
 def test_a_machine_that_does_not_see_it_says_so(project: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentRefuses, match="every machine sees"):
-        source_copy.verify(Code(folder=str(tmp_path / "nowhere"), hash="0"))
+        source_copy.require_unchanged(Code(folder=str(tmp_path / "nowhere"), hash="0"))
 
 
 def test_too_much_is_refused_with_the_largest_files(project: Path) -> None:
@@ -143,13 +143,13 @@ def test_the_next_start_has_its_own_and_keeps_the_one_before(project: Path) -> N
     second = take()
     assert second.hash != first.hash
     assert Path(f"{first.folder}.1/mine.py").read_text() == "first = 1\n"
-    source_copy.verify(second)
+    source_copy.require_unchanged(second)
 
 
 def test_names_that_no_text_file_should_have_are_hashed_too(project: Path) -> None:
     for name in ("a\nb.py", "c\\d.py", "e  f.py", b"\xff.py".decode(errors="surrogateescape")):
         write(name)
-    source_copy.verify(take())
+    source_copy.require_unchanged(take())
 
 
 def test_our_own_package_comes_along_where_it_is_a_checkout(project: Path) -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from ddp_train.checkpoint.verify import verify
+from ddp_train.checkpoint.verify import problem_of
 from ddp_train.distributed.world import alone
 from ddp_train.rank import provenance
 from ddp_train.run_folder.paths import RunFolder
@@ -56,7 +56,7 @@ def test_a_run_has_a_number_of_its_own_and_keeps_it_when_the_file_is_lost(tmp_pa
     assert numbers[0] and numbers[1] and numbers[0] != numbers[1]
     checkpoint = saved(job.run_folder.checkpoints, 3, run=numbers[1])
     job.run_folder.environment.unlink()
-    assert verify(checkpoint) == ""  # nothing says whose it is not
+    assert problem_of(checkpoint) == ""  # nothing says whose it is not
     with provenance.recorded(job, alone()):
         pass
-    assert job.run_folder.run_id() == numbers[1] and verify(checkpoint) == ""
+    assert job.run_folder.run_id() == numbers[1] and problem_of(checkpoint) == ""

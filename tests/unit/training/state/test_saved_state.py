@@ -16,7 +16,7 @@ import xxhash
 from torch import nn
 
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import verify
+from ddp_train.checkpoint.verify import problem_of
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.strategy.ddp import DDP
@@ -118,7 +118,7 @@ def test_a_checkpoint_that_lies_in_its_plain_part_is_refused(tmp_path: Path) -> 
     content = content.replace(b'"$tensor"', b'"$import"')
     (path / FILE).write_bytes(content)
     forge(path, files={FILE: {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}})
-    assert verify(path) == ""
+    assert problem_of(path) == ""
     with pytest.raises(UserError, match=r"is missing|a checkpoint says"):
         saved_state.start_from(path, components(), TrainState(), alone())
 
