@@ -1,6 +1,7 @@
 """A rank's micro-batches, in the global order; and a rank's share of the evaluation set."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import cycle, islice
@@ -19,7 +20,7 @@ from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 logger = logging.getLogger(__name__)
 
 
-class Loader:
+class Loader(ABC):
     """What the loop needs of the training data of one rank, with positions or without."""
 
     order: BatchOrder
@@ -27,21 +28,21 @@ class Loader:
     skips = False  # samples that cannot be read
     source: DataSource | None = None  # of data with positions
 
+    @abstractmethod
     def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples."""
-        raise NotImplementedError
 
     def micro_steps(self, samples: int) -> int:
         """Return how many micro-batches the step that begins after `samples` samples has."""
         return self.grad_accum_steps
 
+    @abstractmethod
     def peek(self) -> MicroBatch:
         """Return this rank's very first micro-batch, read in this process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of_size(self, size: int) -> MicroBatch:
         """Return so many samples as one micro-batch, read in this process: the longest ones where the data tells lengths."""
-        raise NotImplementedError
 
     def sample_ids(self, samples: int, number: int) -> Indices | None:
         """Return what this rank's micro-batch `number` of the step after `samples` samples is made of; None: samples have no numbers."""
@@ -51,7 +52,7 @@ class Loader:
         """Return what this rank must know, beside `samples`, to go on after the step that ended there: plain containers and tensors."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (most have no state)
         """Go on from that state, on the same number of ranks."""
 
     def used(self, samples: int) -> dict[str, int]:
@@ -63,18 +64,18 @@ class Loader:
         return []
 
 
-class EvaluationLoader:
+class EvaluationLoader(ABC):
     """The evaluation data of one rank: iterated over once for each evaluation; at least one micro-batch."""
 
     skips = False  # samples that cannot be read
     source: DataSource | None = None  # of data with positions
 
-    def __iter__(self) -> Iterator[MicroBatch]:
-        raise NotImplementedError
+    @abstractmethod
+    def __iter__(self) -> Iterator[MicroBatch]: ...
 
+    @abstractmethod
     def peek(self) -> MicroBatch | None:
         """Return this rank's first micro-batch, and leave the next evaluation as it would be; None: that cannot be."""
-        raise NotImplementedError
 
     def sample_ids(self, number: int) -> Indices | None:
         """Return what this rank's micro-batch `number` is made of; None: samples have no numbers."""
