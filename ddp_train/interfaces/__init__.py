@@ -1,5 +1,6 @@
 """The seams on one screen: what users' code and ours import from here.
 
+adapted    an object whose class does not inherit from one of our base classes, used as one of that base
 data       a source of samples, and their order; a look into batches; images on their way to a device
 component  what objective and scheduler must offer
 strategy   how the ranks hold a model together; tensors of which each rank has some rows
@@ -9,6 +10,7 @@ trained    the module in which an objective with weights joins its model, the na
 Components import what is here and not each other.
 """
 
+from ddp_train.interfaces.adapted import Adapted, lacking
 from ddp_train.interfaces.component import (
     AnyObjective,
     BorrowsWeights,

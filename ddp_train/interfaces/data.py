@@ -118,7 +118,7 @@ class DataSource(ABC):
     @property
     def augments(self) -> bool:
         """Whether `augment` changes anything; False spares computing the keys."""
-        return type(self).augment is not DataSource.augment
+        return getattr(self.augment, "__func__", None) is not DataSource.augment
 
     def augment(self, batch: Batch, keys: NDArray[np.uint64]) -> Batch:
         """Return a batch of training samples with sample i changed at random as `keys[i]` says: 64 uniform random bits, shape [B].

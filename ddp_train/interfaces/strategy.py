@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddp_train.interfaces.adapted import Adapted
 from ddp_train.traits import StrategyConstants
 
 MemoryKey = tuple[int, torch.Size]
@@ -133,19 +134,12 @@ class Strategy(StrategyConstants, ABC):
         return {}
 
 
-class AdaptedStrategy(Strategy):
-    """A strategy whose class does not inherit from ours: what it has of a `Strategy` stands in the place of our defaults."""
+class AdaptedStrategy(Adapted, Strategy, base=Strategy):
+    """A strategy whose class does not inherit from ours."""
 
-    def __init__(self, own: Any) -> None:
-        if not hasattr(own, "prepare"):
-            raise TypeError(f"{type(own).__name__} lacks prepare (ddp_train.interfaces.Strategy)")
-        self._own = own
-        for name in dir(Strategy):
-            if not name.startswith("_") and hasattr(own, name):
-                setattr(self, name, getattr(own, name))
-
-    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> Any:
-        return self._own.prepare(model, device, world_size)
+    def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
+        module: nn.Module = self.own.prepare(model, device, world_size)
+        return module
 
 
 def is_sharded(value: Any) -> bool:

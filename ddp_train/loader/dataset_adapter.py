@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import Keys, mix
-from ddp_train.interfaces import Batch, DataSource, Indices, describe
+from ddp_train.interfaces import Adapted, Batch, DataSource, Indices, describe, lacking
 from ddp_train.loader.global_generators import GlobalGenerator, Watched
 from ddp_train.loader.stream_shard import comes_from
 
@@ -144,30 +144,24 @@ class DatasetSource(AdaptedDataset, DataSource):
         return [self.dataset[position] for position in positions]
 
 
-class AdaptedSource(DatasetSource):
-    """A data source whose class does not inherit from ours, read by its own `batch`: what it has stands in the place of our defaults."""
+class AdaptedSource(Adapted, AdaptedDataset, DataSource, base=DataSource):
+    """A data source whose class does not inherit from ours, read by its own `batch`."""
 
     def __init__(self, source: Any) -> None:
+        super().__init__(source)
         self.dataset = source
-        for name in ("batch", "augment", "augment_each", "seed_reads", "where", "to", "give_pixels"):
-            if hasattr(source, name):
-                setattr(self, name, getattr(source, name))
 
-    @property
-    def augments(self) -> bool:
-        return bool(getattr(self.dataset, "augments", hasattr(self.dataset, "augment")))
+    def __len__(self) -> int:
+        return len(self.own)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.dataset, name)  # what a `DataSource` does not have
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AdaptedSource, (self.dataset,)
+    def batch(self, indices: Indices) -> Batch:
+        return self.own.batch(indices)
 
 
 def as_source(candidate: Any, fields: Sequence[str] | None = None, collate_fn: Collate | None = None) -> DataSource:
     """Return a data source as one of ours, anything else as a `DatasetSource`."""
     is_ours = isinstance(candidate, DataSource)
-    if not is_ours and not all(hasattr(candidate, name) for name in ("facts", "__len__", "batch")):
+    if not is_ours and lacking(candidate, DataSource):
         return DatasetSource(candidate, fields, collate_fn)
     for key, value in {"loader.fields": fields, "loader.collate": collate_fn}.items():
         if value is not None:
@@ -176,7 +170,7 @@ def as_source(candidate: Any, fields: Sequence[str] | None = None, collate_fn: C
 
 
 def dataset_of(source: DataSource) -> Any:
-    return source.dataset if isinstance(source, DatasetSource) else source
+    return source.dataset if isinstance(source, AdaptedDataset) else source
 
 
 def label_of(dataset: Any) -> str | None:

@@ -82,7 +82,5 @@ def test_a_strategy_without_prepare_is_refused_by_that_name() -> None:
     class Unfinished(Strategy):
         pass
 
-    with pytest.raises(TypeError, match=r"object lacks prepare \(ddp_train.interfaces.Strategy\)"):
-        AdaptedStrategy(object())
     with pytest.raises(TypeError, match=r"Unfinished.*prepare"):
         Unfinished()  # type: ignore[abstract]

@@ -1,0 +1,84 @@
+"""An object of another class gives what it has at that moment, for every public member of our base, and our default for the others."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABCMeta
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_train.interfaces import Adapted, AdaptedStrategy, DataSource, Strategy
+from ddp_train.loader.dataset_adapter import AdaptedSource
+
+ADAPTED: list[tuple[type[Adapted], ABCMeta]] = [(AdaptedStrategy, Strategy), (AdaptedSource, DataSource)]
+OF_DATASETS = {"facts", "fingerprint", "meaning", "adopt"}  # read from any data set, by loader/dataset_adapter.py
+
+
+class Own:
+    """Has what both bases ask for, as somebody writes it who has never seen them."""
+
+    facts = {"num_classes": 2}  # noqa: RUF012
+
+    def prepare(self, model: Any, device: torch.device, world_size: int) -> Any:
+        return model
+
+    def __len__(self) -> int:
+        return 6
+
+    def batch(self, indices: Any) -> Any:
+        return indices
+
+
+def optional(base: ABCMeta) -> list[str]:
+    return [name for name in dir(base) if not name.startswith("_") and name not in base.__abstractmethods__ | OF_DATASETS]
+
+
+@pytest.mark.parametrize(("kind", "base"), ADAPTED)
+def test_every_member_is_the_objects_as_soon_as_it_has_it(kind: type[Adapted], base: ABCMeta) -> None:
+    own = Own()
+    adapted = kind(own)
+    assert isinstance(adapted, base) and len(optional(base)) > 10
+    for name in optional(base):
+        for value in (True, False):
+            setattr(own, name, value)
+            assert getattr(adapted, name) is value, name
+
+
+@pytest.mark.parametrize(("kind", "base"), ADAPTED)
+def test_what_the_object_lacks_is_our_default(kind: type[Adapted], base: ABCMeta) -> None:
+    adapted = kind(Own())
+    for name in optional(base):
+        default, found = getattr(base, name), getattr(adapted, name)
+        if not isinstance(default, property):
+            assert (found.__func__ if callable(default) else found) is default, name
+    if isinstance(adapted, DataSource):
+        assert (adapted.augments, adapted.labels, adapted.lengths, adapted.fingerprint, adapted.meaning) == (False, None, None, {}, {})
+
+
+@pytest.mark.parametrize(("kind", "base"), ADAPTED)
+def test_one_without_what_is_abstract_is_refused_by_name(kind: type[Adapted], base: ABCMeta) -> None:
+    missing = {Strategy: "prepare", DataSource: "facts, __len__, batch"}[base]
+    with pytest.raises(TypeError, match=rf"^object lacks {missing} \(ddp_train.interfaces.{base.__name__}\)$"):
+        kind(object())
+
+
+def test_its_other_attributes_are_reached_also_in_another_process() -> None:
+    source = pickle.loads(pickle.dumps(AdaptedSource(Own())))
+    source.own.vocabulary = "ab"
+    assert source.vocabulary == "ab"
+    with pytest.raises(AttributeError, match="decode"):
+        source.decode([0])
+
+
+def test_a_member_that_prepare_sets_is_seen() -> None:
+    class Late(Own):
+        def prepare(self, model: Any, device: torch.device, world_size: int) -> Any:
+            self.param_dtype, self.graph_is_static, self.shards_optimizer = torch.bfloat16, True, True
+            return model
+
+    strategy = AdaptedStrategy(Late())
+    assert (strategy.param_dtype, strategy.graph_is_static, strategy.shards_optimizer) == (None, False, False)
+    strategy.prepare(torch.nn.Identity(), torch.device("cpu"), 2)
+    assert (strategy.param_dtype, strategy.graph_is_static, strategy.shards_optimizer) == (torch.bfloat16, True, True)
