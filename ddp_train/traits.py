@@ -7,7 +7,7 @@ reads those of our classes from their source (`config/targets/locate.py`) and ne
 import inspect
 import re
 from collections.abc import Mapping
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypedDict, TypeVar
 
 from ddp_train.errors import ConfigError
 
@@ -23,6 +23,12 @@ class Constants:
     argument_ranges: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # argument -> its bounds: `min`, `above` and `below`
 
 
+class NeedsGpu(TypedDict):
+    value: object  # what GPUs alone allow
+    on_cpu: str  # what a CPU does: the value for it comes first
+    why: str  # goes on after "is VALUE, "
+
+
 class StrategyConstants(Constants):
     shards_parameters: bool = False  # each forward is a collective, backward gives final gradients; `prepare` takes rank 0's values
     shards_optimizer: bool = False  # the optimizer steps some rows of each parameter: it must not need whole matrices
@@ -32,7 +38,7 @@ class StrategyConstants(Constants):
     refuses_accumulation: tuple[str, ...] = ()  # arguments that must be false where a step has several micro-batches
     divides_ranks: tuple[str, ...] = ()  # arguments whose number must divide that of the ranks
     offloads: tuple[str, ...] = ()  # arguments that move what is trained to the host's memory: refused on a CPU and with steps in backward
-    needs_gpu: ClassVar[Mapping[str, tuple[object, str, str]]] = {}  # argument -> the value that GPUs alone allow, what a CPU does, why
+    needs_gpu: ClassVar[Mapping[str, NeedsGpu]] = {}  # argument -> the `value` that GPUs alone allow, the ones `on_cpu`, and `why`
     gradients_stay_with: ClassVar[Mapping[str, bool]] = {}  # argument -> the value with which gradients stay in place; {}: they never do
     period_argument: str = ""  # with `local_weights`: the argument for how many steps ranks take from one synchronisation to the next
 
@@ -63,10 +69,11 @@ class CallbackConstants(Constants):
 Declared = TypeVar("Declared", bound=Constants)
 
 
-def constants_of(component: object, declared: type[Declared]) -> type[Declared]:
+def constants_of(component: object, declared: type[Declared]) -> Declared:
     """Return the constants of a component or its class: its own, and the defaults in `declared` of those that it lacks."""
-    own = {name: getattr(component, name) for name in dir(declared) if not name.startswith("_") and hasattr(component, name)}
-    return type(declared.__name__, (declared,), own)
+    constants = declared()
+    vars(constants).update({name: getattr(component, name) for name in dir(declared) if name[0] != "_" and hasattr(component, name)})
+    return constants
 
 
 def needs_whole_matrices(kind: type) -> bool:

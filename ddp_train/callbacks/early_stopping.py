@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Run
+from ddp_train.interfaces import Callback, Run
 
 
-class EarlyStopping:
+class EarlyStopping(Callback):
     """Stops the run after `patience` evaluations in a row without an improvement. A metric that is not finite is none.
 
     Args:

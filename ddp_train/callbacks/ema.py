@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ddp_train.interfaces import Run, local_rows, plain_name, shard_like
+from ddp_train.interfaces import Callback, Run, local_rows, plain_name, shard_like
 
 
-class EMA:
+class EMA(Callback):
     """Averages the parameters of the model, and the running averages of its batch norms. Nothing waits for the device.
 
     After the n-th update the decay is `decay`, at first (1 + n) / (10 + n): the first weights are soon forgotten.

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Run, matching, named_parameters
+from ddp_train.interfaces import Callback, Run, matching, named_parameters
 
 
-class Freeze:
+class Freeze(Callback):
     """Keeps parameters as they are from a step on, until another one. They have no backward, no gradient and no optimizer step.
 
     Batch norms in a frozen part still update their averages. The learning-rate schedule goes on meanwhile.

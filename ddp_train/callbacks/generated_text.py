@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Run, tensors_of
+from ddp_train.interfaces import Callback, Run, tensors_of
 
 
-class GeneratedText:
+class GeneratedText(Callback):
     """Lets the model continue the beginnings of the first evaluation samples, and logs the texts.
 
     Rank 0's texts are logged. The draws use a separate generator, the same at every evaluation: other random streams stay as they were.

@@ -1,9 +1,9 @@
 """Log the learning rate of every parameter group; without this callback only the first one's is recorded."""
 
-from ddp_train.interfaces import Run
+from ddp_train.interfaces import Callback, Run
 
 
-class LearningRate:
+class LearningRate(Callback):
     """Logs `lr/NAME` for each of the optimizer's groups, by its name or its number. Groups of one name have one rate."""
 
     def step(self, run: Run) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_train.interfaces import Run, tensors_of
+from ddp_train.interfaces import Callback, Run, tensors_of
 
 
-class SampleImages:
+class SampleImages(Callback):
     """Logs the first evaluation images and the model's outputs for them: images as images, class scores as a text.
 
     Rank 0 alone does so, on its share of the evaluation data. Random streams stay as they were.

@@ -7,13 +7,13 @@ from threading import Thread
 from typing import Any
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Run
+from ddp_train.interfaces import Callback, Run
 
 _TIMEOUT_S = 10.0
 _LAST_WAIT_S = 5.0
 
 
-class Webhook:
+class Webhook(Callback):
     """Posts JSON when the run starts, after each evaluation, and when it has ended without a failure.
 
     Each post has `text` (and the same as `content`), which chats show, and `event`, `run`, `step`, `total_steps`, `status`, `metrics`.

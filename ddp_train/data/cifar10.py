@@ -33,7 +33,7 @@ class CIFAR10(ImageArray):
         crop_padding, crop_fill, flip: as for `ImageArray`.
     """
 
-    downloads: ClassVar[bool] = True  # what is missing; `ddp-train doctor` then does not miss it
+    downloads = True
     archive: ClassVar[RemoteFile] = RemoteFile(
         url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",

@@ -31,7 +31,7 @@ class MNIST(ImageArray):
     Source: LeCun, Cortes, Burges; the mirror is the one that torchvision uses.
     """
 
-    downloads: ClassVar[bool] = True  # what is missing; `ddp-train doctor` then does not miss it
+    downloads = True
     address: ClassVar[str] = "https://ossci-datasets.s3.amazonaws.com/mnist/"
     sha256: ClassVar[Mapping[str, str]] = {
         "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_train.errors import conflict, join_few
+from ddp_train.traits import DataConstants
 
 Batch = Any
 """Tensors nested in tuples, lists or dicts, as a rule with a leading dimension B; usually `(inputs, targets)`."""
@@ -95,7 +96,7 @@ def describe(value: Any) -> str:
     return "None" if value is None else f"a {name}"
 
 
-class DataSource(ABC):
+class DataSource(DataConstants, ABC):
     """Samples that are read by position, a batch at a time. A class without this base is taken, too, if it has what is abstract here."""
 
     @property

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from ddp_train.interfaces.component import Goal
 from ddp_train.interfaces.data import Batch
+from ddp_train.traits import CallbackConstants
 
 
 class MetricWriter(Protocol):
@@ -94,7 +95,7 @@ class Run(Protocol):
         """Return this rank's first batch of the evaluation data, on the device; None: there is none, or it cannot be read twice."""
 
 
-class Callback:
+class Callback(CallbackConstants):
     """The user's own code at five places of a run. A class has the methods that it needs; it may inherit from this one, and need not.
 
     Every rank makes the callback and calls all its events, in the order of the configuration, so each may use collectives if every rank

@@ -26,8 +26,6 @@ class Distillation(nn.Module, Classification):
     Source: Hinton et al. 2015, arXiv:1503.02531 (the divergence times temperature squared, section 2).
     """
 
-    needs_labels = True  # as its second base: the check reads the first one alone
-
     def __init__(
         self, *, teacher: nn.Module, teacher_from: str | None = None, temperature: float = 2.0, teacher_share: float = 0.5
     ) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Batch, Goal, batch_size, describe
+from ddp_train.traits import ObjectiveConstants
 
 TARGETS = ("target", "targets", "label", "labels")
 """Names of the targets in a batch that is a dict."""
@@ -31,7 +32,7 @@ _OUTPUTS = ("logits", "out")
 _AUXILIARY = ("aux", "aux_logits", "aux_loss")
 
 
-class ByCompare:
+class ByCompare(ObjectiveConstants):
     """An objective whose samples all weigh the same, and that measures with one method: `compare`."""
 
     needs_labels = True

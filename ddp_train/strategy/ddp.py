@@ -1,7 +1,7 @@
 """Data parallelism with a full copy of the model on every rank."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train.errors import conflict, join_few
 from ddp_train.interfaces import Strategy, named_parameters
+from ddp_train.traits import NeedsGpu
 
 
 class DDP(Strategy):
@@ -33,9 +34,9 @@ class DDP(Strategy):
     has_buckets = True
     refuses_accumulation = ("static_graph",)  # pytorch issue 143580
     gradients_stay_with: ClassVar = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
-    needs_gpu: ClassVar = {
-        "sync_batchnorm": (True, "false", "and torch's SyncBatchNorm computes on GPUs alone"),
-        "reduce_dtype": ("bfloat16", "null or float16", "in which torch's DDP reduces on GPUs alone"),
+    needs_gpu: ClassVar[Mapping[str, NeedsGpu]] = {
+        "sync_batchnorm": {"value": True, "on_cpu": "false", "why": "and torch's SyncBatchNorm computes on GPUs alone"},
+        "reduce_dtype": {"value": "bfloat16", "on_cpu": "null or float16", "why": "in which torch's DDP reduces on GPUs alone"},
     }
 
     def __init__(

@@ -127,7 +127,7 @@ def check_on_cpu(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse on a CPU what a strategy does between GPUs alone."""
     if config.batch.world_size == 1 or devices.resolve_device(config.cluster.device) != "cpu":
         return
-    for name, (value, allowed, why) in class_constants(config.strategy, StrategyConstants).needs_gpu.items():
-        if config.strategy.get(name) == value:
-            happened = f"is {'true' if value is True else value}, {why}"
-            yield conflict(f"strategy.{name}", happened, allowed.partition(" ")[0], expected=f"{allowed} on a CPU")
+    for name, refused in class_constants(config.strategy, StrategyConstants).needs_gpu.items():
+        if config.strategy.get(name) == (value := refused["value"]):
+            happened = f"is {'true' if value is True else value}, {refused['why']}"
+            yield conflict(f"strategy.{name}", happened, refused["on_cpu"].partition(" ")[0], expected=f"{refused['on_cpu']} on a CPU")

@@ -113,12 +113,12 @@ def class_of(path: str) -> type:
     return cls if inspect.isclass(cls) else object
 
 
-def class_constants(node: Mapping[str, Any], declared: type[Declared]) -> type[Declared]:
+def class_constants(node: Mapping[str, Any], declared: type[Declared]) -> Declared:
     """Return the constants of the class that a node names; a class that is not known has the defaults."""
     return constants_of(class_of(str(node.get("_target_"))), declared)
 
 
-def constants_of_ours(node: Mapping[str, Any], declared: type[Declared]) -> type[Declared]:
+def constants_of_ours(node: Mapping[str, Any], declared: type[Declared]) -> Declared:
     """Return the constants of a class of ours, which is read and never imported; another's class has the defaults."""
     return constants_of(read(str(node.get("_target_"))), declared)
 
@@ -166,6 +166,7 @@ class _Module(NamedTuple):
     name: str
     defined: dict[str, list[ast.stmt]]
     imported: dict[str, tuple[str, str]]  # name -> module, and the name in it ("": the module itself)
+    bases: dict[str, type]  # classes of it that others are derived from: one for all, also where two bases are derived from it
 
 
 @cache
@@ -192,7 +193,7 @@ def _module(name: str) -> _Module:
     file = file if package == name else top.joinpath(*parts).with_suffix(".py")
     if not file.is_file():
         raise _Unclear(name)
-    module = _Module(name, {}, {})
+    module = _Module(name, {}, {}, {})
     statements = ast.parse(file.read_bytes()).body
     if root == FOLDER.name and not all(map(_cannot_fail, statements)):
         raise _Unclear(name)
@@ -249,7 +250,7 @@ def _definition(module: _Module, name: str, *, reexports: int = 0) -> tuple[_Mod
 
 def _derived(module: _Module, node: ast.ClassDef, members: dict[str, Any]) -> type:
     """Return a class with its attributes that are literals, and its bases; bases of torch have none themselves: their names are enough."""
-    bases = tuple(_lineage(module, base) for base in node.bases[:1])  # only the first: others are mixins
+    bases = tuple(_lineage(module, base) for base in node.bases)
     attributes: dict[str, Any] = {}
     for line in node.body:
         if isinstance(line, (ast.Assign, ast.AnnAssign)) and line.value is not None:
@@ -263,7 +264,9 @@ def _lineage(module: _Module, node: ast.expr) -> type:
     first, _, rest = ast.unparse(node).partition(".")
     if (not rest and first in module.defined) or module.imported.get(first, ("",))[0].partition(".")[0] == FOLDER.name:
         home, definition = _definition(module, first)
-        return _derived(home, definition, {}) if isinstance(definition, ast.ClassDef) else object
+        if not isinstance(definition, ast.ClassDef):
+            raise _Unclear(f"{home.name}.{first}")
+        return home.bases.setdefault(definition.name, _derived(home, definition, {}))
     source, its_name = module.imported.get(first, ("builtins", first))
     *parts, name = ".".join(filter(None, (source, its_name, rest))).split(".")
     return type(name, (), {"__module__": ".".join(parts)})

@@ -17,7 +17,7 @@ import torch
 from ddp_train import FOLDER
 from ddp_train.config.check import CONF
 from ddp_train.config.targets import locate, target
-from ddp_train.traits import follows_a_metric, needs_whole_matrices
+from ddp_train.traits import Constants, constants_of, follows_a_metric, needs_whole_matrices
 
 
 def named() -> Iterator[str]:
@@ -106,6 +106,10 @@ def test_what_a_class_is_derived_from_is_read_as_importing_gives_it(monkeypatch:
         "strategy.fsdp.FSDP",
         "strategy.zero1.Zero1",
         "strategy.power_sgd.PowerSGD",
+        "objective.distillation.Distillation",
+        "objective.segmentation.Segmentation",
+        "callbacks.early_stopping.EarlyStopping",
+        "data.mnist.FashionMNIST",
     )
     paths = [*(f"ddp_train.{path}" for path in ours), "torch.optim.Muon", "torch.optim.LBFGS"]
     real = [locate.class_of(path) for path in paths]
@@ -114,8 +118,10 @@ def test_what_a_class_is_derived_from_is_read_as_importing_gives_it(monkeypatch:
         read = locate.class_of(path)
         assert read is not kind or path.startswith("torch."), f"{path} costs torch's import"
         assert needs_whole_matrices(read) == needs_whole_matrices(kind)
+        for declared in Constants.__subclasses__():
+            assert vars(constants_of(read, declared)) == vars(constants_of(kind, declared))
         assert [each.__qualname__ for each in read.__mro__ if each.__module__.startswith("ddp_train")] == [
             each.__qualname__ for each in kind.__mro__ if each.__module__.startswith("ddp_train")
         ]
-    assert [needs_whole_matrices(locate.class_of(path)) for path in paths] == [False, True, False, False, False, False, True, True]
+    assert [needs_whole_matrices(locate.class_of(path)) for path in paths] == [False, True, *[False] * 8, True, True]
     monkeypatch.undo()

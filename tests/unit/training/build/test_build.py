@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from ddp_train.config.check import ConfigErrors
 from ddp_train.interfaces import Strategy
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.local_sgd import LocalSGD
+from ddp_train.traits import NeedsGpu
 from tests.unit.parts import checked, components, trainer
 
 APART = ["strategy=local_sgd", "cluster.processes_per_node=2"]
@@ -36,7 +38,8 @@ class Meaning(Strategy):
 class Pairs(Strategy):
     """Another's, which says of its own arguments what it refuses."""
 
-    divides_ranks, refuses_accumulation, needs_gpu = ("pairs",), ("captures",), {"packs": (True, "false", "and a CPU has no packets")}
+    divides_ranks, refuses_accumulation = ("pairs",), ("captures",)
+    needs_gpu: ClassVar[Mapping[str, NeedsGpu]] = {"packs": {"value": True, "on_cpu": "false", "why": "and a CPU has no packets"}}
 
     def __init__(self, *, pairs: int = 1, captures: bool = False, packs: bool = False) -> None: ...
 
