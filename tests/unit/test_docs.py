@@ -187,3 +187,10 @@ def test_seconds_and_counts_are_those_of_the_code(doc: str, says: str, is_so: fl
 
 def test_the_first_page_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 1000
+
+
+@pytest.mark.parametrize("doc", [doc for doc in (*DOCS, ROOT / "CHANGELOG.md") if doc.name != "reference.md"], ids=lambda doc: doc.name)
+def test_prose_has_lines_of_at_most_140_characters(doc: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```", "", doc.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "    "))]
+    assert [line for line in lines if len(line) > 140] == []
