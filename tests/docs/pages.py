@@ -168,7 +168,7 @@ def inline(page: Path) -> Iterator[Command]:
     """Yield the commands of a page that stand within its text."""
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if not line.startswith("    "):
-            for text in re.findall(r"`((?:ddp-train|torchrun) [^`]+)`", line):
+            for text in re.findall(rf"`((?:{'|'.join(_PROGRAMS)}) [^`]+)`", line):
                 yield Command(page, number, _words(text))
 
 
