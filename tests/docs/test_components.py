@@ -35,5 +35,7 @@ def test_the_table_of_constants_is_that_of_the_code() -> None:
 def test_every_constant_is_declared_by_a_class_of_ours_and_read() -> None:
     texts = [file.read_text() for file in (ROOT / "ddp_train").rglob("*.py") if file.name != "traits.py"]
     for _, name, _, _ in declared():
-        assert any(re.search(rf"^    {name}(: ClassVar[^=]*)? = ", text, re.MULTILINE) for text in texts), f"no class of ours declares {name}"
+        assert any(re.search(rf"^    {name}(: ClassVar[^=]*)? = ", text, re.MULTILINE) for text in texts), (
+            f"no class of ours declares {name}"
+        )
         assert any(re.search(rf"\.{name}\b", text) for text in (*texts, _SOURCE)), f"nothing reads {name}"

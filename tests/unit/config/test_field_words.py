@@ -44,7 +44,8 @@ NEEDS_GPU = re.compile("this machine shows 0|fp16 was chosen for a run on CPU")
 
 def values_of(word: str) -> list[str]:
     by_value = list(field_words()[word])
-    return [TYPED.get(word, "2")] if by_value == [""] else [value or TYPED.get(word, "true") for value in by_value]
+    typed = TYPED.get(word.lower())  # variables of torchrun are in capitals
+    return [typed or "2"] if by_value == [""] else [value or typed or "true" for value in by_value]
 
 
 CASES = [(word, value) for word in field_words() for value in values_of(word)]

@@ -7,8 +7,8 @@ import torch._dynamo  # sets an environment variable when first imported (by opt
 from torch import nn
 
 from ddp_train.config.check import ConfigErrors
+from ddp_train.config.targets.target import check_target
 from ddp_train.data.synthetic_images import SyntheticImages
-from ddp_train.errors import ConfigError
 from ddp_train.interfaces import DataSource
 from tests.unit.parts import checked
 
@@ -103,8 +103,8 @@ def test_an_index_outside_is_refused():
 
 @pytest.mark.parametrize("changes", [{"num_samples": 0}, {"num_classes": 0}, {"noise": -0.1}])
 def test_a_senseless_argument_is_named(changes):
-    with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
-        SyntheticImages(**({"num_samples": 10} | changes))
+    (problem,) = check_target({"_target_": "ddp_train.data.synthetic_images.SyntheticImages", "num_samples": 10, **changes}, "data")
+    assert problem.key == f"data.{next(iter(changes))}"
 
 
 @pytest.mark.parametrize("name", ["data.split", "data.eval.split"])

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from ddp_train.config.targets.target import check_target
 from ddp_train.data.token_files import TokenFiles
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import DataError
 from ddp_train.interfaces import DataSource
 from tests.unit.data_files import write_tokens
 
@@ -65,6 +66,7 @@ def test_a_split_that_was_not_prepared_says_how_to_go_on(root):
 
 
 @pytest.mark.parametrize("changes", [{"context_length": 0}, {"stride": 0}])
-def test_a_senseless_argument_is_named(root, changes):
-    with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
-        TokenFiles(root, **{"context_length": 16, **changes})
+def test_a_senseless_argument_is_named(changes):
+    node = {"_target_": "ddp_train.data.token_files.TokenFiles", "root": "tokens", "context_length": 16, **changes}
+    (problem,) = check_target(node, "data")
+    assert problem.key == f"data.{next(iter(changes))}"
