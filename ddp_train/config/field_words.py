@@ -10,8 +10,7 @@ import yaml
 LEAVE_IT_OUT = "leave it out, "
 SECTIONS_HERE = {
     "callbacks": "checkpoint, evaluation, health and trainer, for what they do",
-    "logger": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
-    "loggers": "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter",
+    **dict.fromkeys(("logger", "loggers"), "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter"),
     "datamodule": "data",
     "net": "model",
     "criterion": "objective",

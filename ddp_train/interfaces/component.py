@@ -16,7 +16,7 @@ Goal = Literal["min", "max"]
 
 
 class BaseObjective(Protocol):
-    """What every objective has, beside its loss: what is measured, and in which units. Its class may declare `ObjectiveConstants`."""
+    """What every objective has apart from its loss: what is measured, and in which units. Its class may declare `ObjectiveConstants`."""
 
     goals: Mapping[str, Goal]
     """The metrics that `metrics` returns, the headline one first, and which way is better."""

@@ -90,7 +90,7 @@ def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainSta
         end_attempt(job.run_folder)
         lines = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
         print("", *lines, f"  {'evaluation':<20} {job.run_folder.as_typed()}", sep="\n", flush=True)
-    world.barrier()  # nobody leaves before it is written
+    world.barrier()  # no rank leaves before it is written
     return DONE
 
 

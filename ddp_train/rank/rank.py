@@ -117,7 +117,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
 
 def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: TextIO) -> subprocess.Popen[bytes] | None:
     """Start the watchdog of this machine, on local rank 0; it watches until its input is closed. None where there is none."""
-    stack_dump.dump_on_request()  # before anybody knows this process: whoever does may ask for its stacks
+    stack_dump.dump_on_request()  # before others know this process, and may ask for its stacks
     store.set(f"watch/{rank}", str(os.getpid()))
     if torchrun_env.local_rank() != 0 or not HAS_SHARED_MEMORY:  # else a process cannot see what another one does
         return None

@@ -264,7 +264,7 @@ def finish_run(run: PreparedRun, stop: Stop, *, is_done: bool) -> int:
     end_training(run, status)
     if world.is_main:
         _write_result(run, stop, status, unsaved=unsaved)
-    world.barrier()  # nobody leaves before it is written: a signal then would look like one after a failure
+    world.barrier()  # no rank leaves before it is written: a signal then would look like one after a failure
     return EXIT_CODE_OF_STOP.get(status, DONE)
 
 

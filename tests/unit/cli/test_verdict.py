@@ -117,4 +117,4 @@ def test_the_exit_code_of_the_machines_counts_where_they_leave_no_word(run_folde
     assert show_verdict([str(run_folder.root), "--ended=1"], RUNNER) == 75
     assert show_verdict([str(run_folder.root), "--ended=127"], RUNNER) == 78
     assert "never: a machine: MachineRefused: a machine refused (exit code 78)" in capsys.readouterr().out
-    assert show_verdict([str(run_folder.root)], RUNNER) == 78  # whoever asks later
+    assert show_verdict([str(run_folder.root)], RUNNER) == 78  # asked again, later
