@@ -6,14 +6,13 @@ from pathlib import Path
 from ddp_train.checkpoint import catalog
 from ddp_train.config.check import ConfigErrors
 from ddp_train.config.cluster import QUEUES
+from ddp_train.config.rules.training import missing_labels
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
-from ddp_train.config.targets.locate import constants_of_ours
-from ddp_train.errors import ConfigError, EnvironmentRefuses, conflict
+from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
 from ddp_train.system.torchrun_env import is_torchrun_worker
-from ddp_train.traits import DataConstants, ObjectiveConstants
 
 _BY_THE_SHELL = "`ddp-train ... && ddp-train ...`: the shell starts the second command when the first is done"
 
@@ -31,7 +30,7 @@ def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
         happened = f"{launcher} starts this run at once and waits for no other run"
         raise ConfigError(key="after", happened=happened, expected="null, or cluster=slurm: SLURM waits by itself", fix=_BY_THE_SHELL)
     weights = Path(config.init_from) if config.init_from is not None and begins else None
-    errors = [*_run_errors(waits_for), *(_weight_errors(weights, waits_for, launcher=launcher) if weights else ()), *_label_errors(config)]
+    errors = [*_run_errors(waits_for), *(_weight_errors(weights, waits_for, launcher=launcher) if weights else ()), *missing_labels(config)]
     if errors:
         raise ConfigErrors(errors)
     for folder in waits_for:
@@ -56,14 +55,6 @@ def _run_errors(folders: list[Path]) -> Iterator[ConfigError]:
             happened = f"{folder} is the folder of a sweep" if jobs else f"{folder} is not a run folder"
             fix = override("after", jobs) if jobs else ""
             yield ConfigError(key="after", happened=happened, expected="a folder with config.yaml, or several", fix=fix)
-
-
-def _label_errors(config: RunConfig) -> Iterator[ConfigError]:
-    """Refuse images without labels for an objective of this library: all of them need labels. A user's own may not."""
-    argument = constants_of_ours(config.data, DataConstants).labels_argument
-    if config.data.get(argument) is False and constants_of_ours(config.objective, ObjectiveConstants).needs_labels:
-        happened = "is false: a batch has images only, and the objective needs labels"
-        yield conflict(f"data.{argument}", happened, "true", expected="true; false is for `ddp-train predict`")
 
 
 def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Iterator[ConfigError]:

@@ -17,7 +17,9 @@ from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_bat
 from ddp_train.config.evaluation_sets import evaluation_sets
 from ddp_train.config.hydra_internals import get_omega_conf_dumper
 from ddp_train.config.schema import NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, typed
+from ddp_train.config.targets.locate import constants_of_ours
 from ddp_train.config.targets.target import own_keys
+from ddp_train.traits import OptimizerConstants
 
 ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`
 LR_SCALES: dict[Any, Callable[[float], float]] = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
@@ -89,6 +91,12 @@ class RunConfig(RootConfig, Sections):
         components = {name: tree[name] for name in (*TARGETS, *NAMED)}
         sections: dict[str, Any] = {name: typed(schema, tree[name]) for name, schema in SECTIONS.items()}
         return cls(**root, **sections, **components, tree=tree, batch=batch, left_out=left_out or [])
+
+    @property
+    def uses_compiler(self) -> bool:
+        """Whether a rank imports torch's compiler: DDP does, and so do torch's own optimizers."""
+        spares = constants_of_ours(self.optimizer, OptimizerConstants).spares_compiler
+        return self.batch.world_size > 1 or self.compile.mode is not None or not spares
 
     def rate_factor(self) -> float:
         """Return the factor of all the optimizer's rates (`optimizer.lr_scale`)."""

@@ -3,7 +3,6 @@
 import sys
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
-from ddp_train.config.targets.locate import constants_of_ours
 from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
 from ddp_train.launch.fork_request import AgentOptions
@@ -11,7 +10,6 @@ from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import close_last_attempt
 from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import handover
-from ddp_train.traits import OptimizerConstants
 
 
 def run_on_this_machine(job: Job) -> int:
@@ -44,8 +42,7 @@ def arguments_for(job: Job) -> list[str]:
 def _run_agent(job: Job) -> int:
     config, cluster = job.config, job.config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
-    uses_compiler = config.batch.world_size > 1 or config.compile.mode is not None  # DDP and torch's own optimizers import it
-    uses_compiler = uses_compiler or not constants_of_ours(config.optimizer, OptimizerConstants).spares_compiler
     run_folder, uses_torch_agent = job.run_folder if job.is_run else None, cluster.agent == "torch"
     options = AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, uses_torch_agent=uses_torch_agent)
-    return run_agent(options, arguments_for(job), environment={**environment, handover.JOB: job.to_json()}, uses_compiler=uses_compiler)
+    environment = {**environment, handover.JOB: job.to_json()}
+    return run_agent(options, arguments_for(job), environment=environment, uses_compiler=config.uses_compiler)

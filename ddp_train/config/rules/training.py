@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from ddp_train.config.run_config import PartialConfig
-from ddp_train.config.schema import EvaluationConfig, TrainerConfig
-from ddp_train.config.targets.locate import class_constants, class_of
+from ddp_train.config.schema import EvaluationConfig, Sections, TrainerConfig
+from ddp_train.config.targets.locate import class_constants, class_of, constants_of_ours
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.traits import DataConstants, ObjectiveConstants, loss_unit
 
@@ -41,6 +41,14 @@ def check_own_loss(config: PartialConfig) -> Iterator[ConfigError]:
     kind = class_of(path)
     if config.objective.get("unit") in (None, "auto") and kind.__name__ == path.rpartition(".")[2]:  # a function may give another class
         loss_unit(kind)
+
+
+def missing_labels(config: Sections) -> Iterator[ConfigError]:
+    """Refuse data without labels for an objective of this library that needs them: before a run begins, and not for `ddp-train predict`."""
+    argument = constants_of_ours(config.data, DataConstants).labels_argument
+    if config.data.get(argument) is False and constants_of_ours(config.objective, ObjectiveConstants).needs_labels:
+        happened = "is false: a batch has images only, and the objective needs labels"
+        yield conflict(f"data.{argument}", happened, "true", expected="true; false is for `ddp-train predict`")
 
 
 def check_batch_size_schedule(config: PartialConfig) -> Iterator[ConfigError]:
