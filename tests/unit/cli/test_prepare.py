@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +12,7 @@ import tiktoken
 from numpy.typing import NDArray
 
 from ddp_train.cli import main as app
-from ddp_train.cli import prepare
 from ddp_train.data.tokens.token_shards import TokenDocuments
-from ddp_train.data.tokens.token_writer import TiktokenTokenizer
 from ddp_train.launch.job_runner import JobRunner
 from tests.conftest import Project
 from tests.unit.data_files import TEXT
@@ -32,14 +28,6 @@ def tiny_encoding(pattern: str = GPT2_PATTERN, *, end_of_text: int | None = None
     ranks = {bytes([byte]): byte for byte in range(256)} | {merge: 256 + number for number, merge in enumerate(MERGES)}
     special = {"<|endoftext|>": end_of_text or len(ranks)}
     return tiktoken.Encoding("tiny", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
-    """Have tiktoken find an encoding of few tokens, without a network."""
-    encoding = tiny_encoding()
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
-    return encoding
 
 
 def documents(root: Path, split: str) -> list[NDArray[np.unsignedinteger]]:
@@ -67,65 +55,6 @@ def prepare_words(words: list[str]) -> int:
 
 def made(*arguments: object) -> None:
     assert prepare_words(["tokens", *map(str, arguments)]) == 0
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
-def test_a_text_is_one_document_and_its_end_is_val(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "_BLOCK_BYTES", 100)
-    content = (TEXT + "é no line end").encode() + b"\xff\x00"
-    path = tmp_path / f"a{suffix}"
-    path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
-    made(path, f"to={tmp_path / 'tokens'}", "val_fraction=0.1")
-    (train,), (val,) = texts(tmp_path / "tokens", "train"), texts(tmp_path / "tokens", "val")
-    assert train + val == content
-    assert train.endswith(b"\n")
-    assert 0.05 < len(val) / len(content) <= 0.1
-
-
-def test_lines_of_json_are_documents_and_val_gets_its_fraction_evenly(tmp_path: Path) -> None:
-    found = [f"document {number} é 你" for number in range(25)]
-    write_jsonl(tmp_path / "b.jsonl", found[10:])
-    with open(write_jsonl(tmp_path / "a.jsonl", found[:10]), "a") as file:
-        file.write("\n")
-    made(tmp_path / "a.jsonl", tmp_path / "b.jsonl", f"to={tmp_path / 'tokens'}", "val_fraction=0.2", "shard_tokens=60")
-    train, val = ([text.decode() for text in texts(tmp_path / "tokens", split)] for split in ("train", "val"))
-    assert val == found[4::5]
-    assert train == [text for number, text in enumerate(found) if number % 5 != 4]
-    assert len(list((tmp_path / "tokens").glob("train_*.bin"))) > 3
-
-
-def test_a_folder_stands_for_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
-    for name in ("b/2.txt", "a/3.txt", "a/1.txt", "a/readme.md"):
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_text(name)
-    made(tmp_path / "in", f"to={tmp_path / 'tokens'}", "val_fraction=0")
-    assert texts(tmp_path / "tokens", "train") == [b"a/1.txt", b"a/3.txt", b"b/2.txt"]
-    assert texts(tmp_path / "tokens", "val") == []
-
-
-def test_empty_documents_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty.txt").touch()
-    path = write_jsonl(tmp_path / "a.jsonl", ["a", "", "b"])
-    made(path, tmp_path / "empty.txt", f"to={tmp_path / 'tokens'}", "val_fraction=0")
-    assert texts(tmp_path / "tokens", "train") == [b"a", b"b"]
-    assert "2 empty documents left out" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("pattern", [GPT2_PATTERN, CL100K_PATTERN])
-def test_a_long_text_has_the_same_tokens_in_parts_as_in_one(tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoding = tiny_encoding(pattern)
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
-    pieces = ["the", " the", "\n", "\n\n", "\r\n", ",", ".", "'s", "  ", " ", "你好", "é", "12", "/", "<|endoftext|>", "\u3000", "e\u0301"]
-    random = np.random.default_rng(0)
-    text = "".join(random.choice(pieces, 4000))
-    monkeypatch.setattr(prepare, "_BLOCK_BYTES", 64)
-    monkeypatch.setattr("ddp_train.data.tokens.token_writer._SEARCH_BYTES", 32)
-    (tmp_path / "a.txt").write_bytes(text.encode())
-    made(tmp_path / "a.txt", f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0")
-    (document,) = documents(tmp_path / "tokens", "train")
-    assert document.tolist() == [*encoding.encode_ordinary(text), encoding.eot_token]
-    cuts = TiktokenTokenizer("tiny").cut(text.encode())
-    assert 0 < cuts < len(text.encode())
 
 
 def test_a_large_vocabulary_makes_uint32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,14 +90,6 @@ def test_what_cannot_be_prepared_is_said_and_leaves_nothing(
     assert prepare_words(["tokens", str(tmp_path / "a.jsonl"), f"to={tmp_path / 'tokens'}", *options]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("tokens/*"))
-
-
-def test_text_that_is_not_utf_8_is_named_where_the_tokenizer_needs_it(
-    tmp_path: Path, tiny: tiktoken.Encoding, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.txt").write_bytes("über".encode("latin1") * 10)
-    assert prepare_words(["tokens", str(tmp_path / "a.txt"), f"to={tmp_path / 'tokens'}", "tokenizer=tiktoken:tiny", "val_fraction=0"]) == 2
-    assert "a.txt is not UTF-8" in capsys.readouterr().err
 
 
 def test_a_missing_network_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,10 +129,3 @@ def test_the_real_command_says_what_it_made_and_what_to_type_next(project: Proje
     assert "val      12 tokens, 1 document, 1 file" in done.stdout
     assert "bytes    0.835 per token" in done.stdout
     assert "ddp-train data=token_files data.root=data/tokens model=gpt objective=language_modeling" in done.stdout
-
-
-@pytest.mark.data
-def test_real_text_survives(tmp_path: Path, data_folder: Callable[[str], Path]) -> None:
-    path = data_folder("text/tinyshakespeare.txt")
-    made(path, f"to={tmp_path / 'tokens'}")
-    assert texts(tmp_path / "tokens", "train")[0] + texts(tmp_path / "tokens", "val")[0] == path.read_bytes()
