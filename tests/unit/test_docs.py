@@ -97,6 +97,17 @@ def test_names_in_decisions_are_those_of_the_code() -> None:
     assert {decision.name: gone for decision in DECISIONS if (gone := {*named.findall(decision.read_text())} - known)} == {}
 
 
+def test_a_file_has_the_names_that_decisions_place_in_it() -> None:
+    placed = {
+        (name, path)
+        for decision in DECISIONS
+        for names, path in re.findall(r"((?:`\w+`(?:, | and )?)+) in\s+`((?:ddp_train|tests)/[\w/]+\.py)`", decision.read_text())
+        for name in re.findall(r"\w+", names)
+    }
+    assert placed
+    assert [(name, path) for name, path in sorted(placed) if name not in {each.rpartition(".")[2] for each in names_in(ROOT / path)}] == []
+
+
 OPTIONS = options(ROOT / "conf")
 KEYS = {key.name for option in OPTIONS for key in option.keys} | {
     key for name, each in schema.SECTIONS.items() for key in schema.keys_of(each, f"{name}.")
