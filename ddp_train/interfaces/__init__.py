@@ -10,7 +10,7 @@ trained    the module in which an objective with weights joins its model, the na
 Components import what is here and not each other.
 """
 
-from ddp_train.interfaces.adapted import Adapted, lacking
+from ddp_train.interfaces.adapted import Adapted, lacking, own_member
 from ddp_train.interfaces.component import (
     AnyObjective,
     BorrowsWeights,

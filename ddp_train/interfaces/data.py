@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_train.errors import conflict, join_few
+from ddp_train.interfaces.adapted import own_member
 from ddp_train.traits import DataConstants
 
 Batch = Any
@@ -151,7 +152,7 @@ class DataSource(DataConstants, ABC):
     @property
     def meaning(self) -> Mapping[str, Any]:
         """What the numbers mean: vocabulary, tokenizer, mean and std; plain values by name. By default the names in `classes`."""
-        classes = getattr(self, "classes", None)
+        classes = own_member(self, "classes")
         return {"classes": list(classes)} if isinstance(classes, (list, tuple)) and classes else {}
 
     def adopt(self, meaning: Mapping[str, Any]) -> None:

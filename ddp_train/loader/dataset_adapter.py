@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import Keys, mix
-from ddp_train.interfaces import Adapted, Batch, DataSource, Indices, describe, lacking
+from ddp_train.interfaces import Adapted, Batch, DataSource, Indices, describe, lacking, own_member
 from ddp_train.loader.global_generators import GlobalGenerator, Watched
 from ddp_train.loader.stream_shard import comes_from
 
@@ -38,17 +38,11 @@ class AdaptedDataset:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Its own `facts`, and `num_classes` where `classes` or one Hugging Face label in its `features` tells it."""
-        facts = dict(getattr(self.dataset, "facts", {}))
-        if getattr(self.dataset, "classes", None) is not None:
-            facts.setdefault("num_classes", len(self.dataset.classes))
-        if label := label_of(self.dataset):
-            facts.setdefault("num_classes", self.dataset.features[label].num_classes)
-        return facts
+        return facts_of(self.dataset)
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        if isinstance(fingerprint := getattr(self.dataset, "fingerprint", None), Mapping):
+        if isinstance(fingerprint := own_member(self.dataset, "fingerprint"), Mapping):
             return fingerprint
         if not isinstance(self.dataset, TensorDataset) or not len(self.dataset):
             return {}
@@ -57,16 +51,16 @@ class AdaptedDataset:
 
     @property
     def meaning(self) -> Mapping[str, Any]:
-        if isinstance(meaning := getattr(self.dataset, "meaning", None), Mapping) and meaning:
+        if isinstance(meaning := own_member(self.dataset, "meaning"), Mapping) and meaning:
             return meaning
-        classes = getattr(self.dataset, "classes", None)
+        classes = own_member(self.dataset, "classes")
         if classes is None and (label := label_of(self.dataset)):
             classes = getattr(self.dataset.features[label], "names", None)
         return {"classes": list(classes)} if isinstance(classes, (list, tuple)) else {}
 
     def adopt(self, meaning: Mapping[str, Any]) -> None:
-        if hasattr(self.dataset, "adopt"):
-            self.dataset.adopt(meaning)
+        if adopt := own_member(self.dataset, "adopt"):
+            adopt(meaning)
 
 
 class DatasetSource(AdaptedDataset, DataSource):
@@ -103,11 +97,11 @@ class DatasetSource(AdaptedDataset, DataSource):
 
     @property
     def labels(self) -> Any:
-        return getattr(self.dataset, "labels", None)
+        return own_member(self.dataset, "labels")
 
     @property
     def lengths(self) -> Any:
-        return getattr(self.dataset, "lengths", None)
+        return own_member(self.dataset, "lengths")
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -144,12 +138,16 @@ class DatasetSource(AdaptedDataset, DataSource):
         return [self.dataset[position] for position in positions]
 
 
-class AdaptedSource(Adapted, AdaptedDataset, DataSource, base=DataSource):
+class AdaptedSource(Adapted, DataSource, base=DataSource):
     """A data source whose class does not inherit from ours, read by its own `batch`."""
 
-    def __init__(self, source: Any) -> None:
-        super().__init__(source)
-        self.dataset = source
+    @property
+    def dataset(self) -> Any:
+        return self.own
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return facts_of(self.own)
 
     def __len__(self) -> int:
         return len(self.own)
@@ -170,12 +168,22 @@ def as_source(candidate: Any, fields: Sequence[str] | None = None, collate_fn: C
 
 
 def dataset_of(source: DataSource) -> Any:
-    return source.dataset if isinstance(source, AdaptedDataset) else source
+    return source.dataset if isinstance(source, (AdaptedDataset, AdaptedSource)) else source
+
+
+def facts_of(dataset: Any) -> Mapping[str, Any]:
+    """Return a dataset's own `facts`, and `num_classes` where `classes` or one Hugging Face label in its `features` tells it."""
+    facts = dict(own_member(dataset, "facts", {}))
+    if (classes := own_member(dataset, "classes")) is not None:
+        facts.setdefault("num_classes", len(classes))
+    if label := label_of(dataset):
+        facts.setdefault("num_classes", dataset.features[label].num_classes)
+    return facts
 
 
 def label_of(dataset: Any) -> str | None:
     """Return the one column of a Hugging Face dataset that is a label; None: there is none, or several."""
-    features = getattr(dataset, "features", None)
+    features = own_member(dataset, "features")
     names = [name for name, feature in features.items() if hasattr(feature, "num_classes")] if isinstance(features, Mapping) else []
     return names[0] if len(names) == 1 else None
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.interfaces import Adapted, AdaptedStrategy, DataSource, Strategy
-from ddp_train.loader.dataset_adapter import AdaptedSource
+from ddp_train.interfaces import Adapted, AdaptedStrategy, DataSource, Strategy, own_member
+from ddp_train.loader.dataset_adapter import AdaptedSource, as_source
 
 ADAPTED: list[tuple[type[Adapted], ABCMeta]] = [(AdaptedStrategy, Strategy), (AdaptedSource, DataSource)]
-OF_DATASETS = {"facts", "fingerprint", "meaning", "adopt"}  # read from any data set, by loader/dataset_adapter.py
 
 
 class Own:
@@ -32,7 +31,7 @@ class Own:
 
 
 def optional(base: ABCMeta) -> list[str]:
-    return [name for name in dir(base) if not name.startswith("_") and name not in base.__abstractmethods__ | OF_DATASETS]
+    return [name for name in dir(base) if not name.startswith("_") and name not in base.__abstractmethods__]
 
 
 @pytest.mark.parametrize(("kind", "base"), ADAPTED)
@@ -82,3 +81,56 @@ def test_a_member_that_prepare_sets_is_seen() -> None:
     assert (strategy.param_dtype, strategy.graph_is_static, strategy.shards_optimizer) == (None, False, False)
     strategy.prepare(torch.nn.Identity(), torch.device("cpu"), 2)
     assert (strategy.param_dtype, strategy.graph_is_static, strategy.shards_optimizer) == (torch.bfloat16, True, True)
+
+
+class Broken(Own):
+    """Its members have an error of their own."""
+
+    @property
+    def fingerprint(self) -> Any:
+        return {"size": self.no_such_size}  # type: ignore[attr-defined]
+
+    @property
+    def shards_parameters(self) -> Any:
+        raise AttributeError("no such size")
+
+    classes = labels = fingerprint
+
+
+class Around(Own):
+    """A wrapper that passes on what it does not have."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("own", [Broken(), Around(Broken()), Around(Around(Broken()))])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(AdaptedSource, name) for name in ("fingerprint", "labels", "facts", "meaning", "classes")] + [(AdaptedStrategy, "shards_parameters")],
+)
+def test_an_error_in_a_member_is_no_default_and_keeps_its_traceback(kind: type[Adapted], name: str, own: Any) -> None:
+    with pytest.raises(AttributeError, match=r"no.such.size") as caught:
+        getattr(kind(own), name)
+    assert caught.traceback[-1].path.name == "test_adapted.py" and caught.traceback[-1].name in ("fingerprint", "shards_parameters")
+
+
+def test_an_error_in_what_is_abstract_is_not_taken_for_a_missing_member() -> None:
+    class Unready(Own):
+        @property
+        def facts(self) -> Any:  # type: ignore[override]
+            return self.no_such_size  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="no_such_size"):
+        as_source(Unready())
+
+
+def test_a_wrapper_and_an_empty_slot_give_our_default_for_what_nobody_has() -> None:
+    class Slotted(Own):
+        __slots__ = ("lengths",)
+
+    assert (AdaptedSource(Around(Own())).labels, AdaptedSource(Slotted()).lengths) == (None, None)
+    assert (own_member(Around(Own()), "labels", 3), own_member(torch.nn.Identity(), "labels", 3)) == (3, 3)

@@ -53,6 +53,18 @@ def test_a_map_style_dataset_becomes_a_data_source():
     assert source.facts == {"num_classes": 2}
 
 
+@pytest.mark.parametrize("name", ["facts", "classes", "fingerprint", "meaning", "labels", "lengths", "features"])
+def test_an_error_in_a_datasets_own_member_is_not_taken_for_a_missing_one(name):
+    dataset = type("Broken", (Squares,), {name: property(lambda self: self.no_such_file)})()
+
+    def read_all():
+        source = as_source(dataset)
+        return source.facts, source.fingerprint, source.meaning, source.labels, source.lengths
+
+    with pytest.raises(AttributeError, match="no_such_file"):
+        read_all()
+
+
 def test_a_dataset_that_fetches_batches_is_asked_for_batches():
     assert as_source(BatchedSquares()).batch(np.asarray([4, 2]))["x"].tolist() == [[-1.0], [-1.0]]
 
