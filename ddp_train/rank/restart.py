@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.errors import FINAL
-from ddp_train.rank.rank import LOST
+from ddp_train.rank.blame import LOST
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system import torchrun_env

@@ -20,7 +20,7 @@ from ddp_train.config.command.commands import COMMANDS
 from ddp_train.errors import ConfigError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.node import attempts, wire
-from ddp_train.rank.rank import _PEER_REPORTS_S
+from ddp_train.rank.blame import _PEER_REPORTS_S
 from ddp_train.run_folder import starts
 from ddp_train.system import folder_lock
 from ddp_train.watchdog import __main__

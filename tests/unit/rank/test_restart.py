@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.rank.rank import LOST
+from ddp_train.rank.blame import LOST
 from ddp_train.rank.restart import restart_line
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
-from ddp_train.rank.rank import _comes_from_a_peer
+from ddp_train.rank.blame import _comes_from_a_peer
 
 GLOO = "third_party/gloo/gloo/transport/tcp"
 NCCL = "NCCL error in: torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {}, NCCL version 2.27.5\n{}\nLast error:\n{}"
