@@ -16,13 +16,14 @@ from ddp_train.training.train_state import TrainState
 
 def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
     """Run one job as `run_job` does, with that pause where its step is still to come. Collective."""
-    last_step = job.config.debug.resume_after_steps
-    run = prepare_run(job, world, state, stop, phases, pause=last_step)
+    run, last_step = prepare_run(job, world, state, stop, phases), job.config.debug.resume_after_steps
     if run is None:
         return DONE
-    has_paused = last_step is None or state.step >= last_step
+    pauses = last_step is not None and state.step < last_step
+    if pauses:  # there, `train` ends as at a stop
+        run.trainer.services.begin_next_step = lambda taken: stop.begin_next_step(taken) and state.step != last_step
     is_done = train(run, stop)
-    if has_paused or is_done or state.step != last_step or stop.is_last(state.steps_taken):
+    if not pauses or is_done or state.step != last_step or stop.is_last(state.steps_taken):
         return finish_run(run, stop, is_done=is_done)
     if unsaved := run.checkpoints.finish():
         raise not_saved("half of the", unsaved)

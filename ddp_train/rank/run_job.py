@@ -66,12 +66,15 @@ class PreparedRun:
     started: float  # by the monotonic clock
 
 
-def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases, pause: int | None = None) -> PreparedRun | None:
+def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> PreparedRun | None:
     """Build a job, and go to where it begins or goes on; None: it has been completed before. Collective."""
     started = time.monotonic()
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
-    checkpoint, data_changes = _choose_checkpoint(job, components, world, phases)
+    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
+    data_changes = accepted_changes(checkpoint, components.data_identity, world, job.config) if checkpoint else []
+    if world.is_main:
+        discard_later(job.run_folder, checkpoint, world)
     _restore_or_begin(checkpoint, job.config, components, state, world, phases)
     _note_resumed(job, world)
     if world.is_main:
@@ -95,12 +98,8 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
         saved=world.from_main(lambda: catalog.saved_checkpoints(job.run_folder.checkpoints)),
         records=records,
         phases=phases,
-        agree_to_save=lambda wanted: stop.agree_to_save(state.steps_taken, wanted=wanted),  # which only grows, also over a rewind
+        agree_to_save=stop.agree_to_save,
     )
-
-    def begin_or_pause(taken: int) -> bool:  # at a pause, `train` ends as at a stop
-        return stop.begin_next_step(taken) and state.step != pause
-
     services = RunServices(
         run_folder=job.run_folder,
         phases=phases,
@@ -108,9 +107,9 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
         log_event=records.log_event,
         show=records.show,
         save=checkpoints.save,
-        decide_save=checkpoints.decide_save,
+        decide_save=checkpoints.schedule.decide,
         rewind=checkpoints.rewind,
-        begin_next_step=begin_or_pause if pause is not None and state.step < pause else stop.begin_next_step,
+        begin_next_step=stop.begin_next_step,
         is_stopping=stop.is_asked,
     )
     trainer = build_trainer(job.config, components, state, world, services)
@@ -138,15 +137,6 @@ def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
     if not job.config.batch.is_open or MICRO_BATCH not in answers:
         return job
     return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
-
-
-def _choose_checkpoint(job: Job, components: Components, world: World, phases: Phases) -> tuple[Path | None, list[str]]:
-    """Return the checkpoint that the run goes on from (None: it begins), and what differs in its data and was accepted. Collective."""
-    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
-    data_changes = accepted_changes(checkpoint, components.data_identity, world, job.config) if checkpoint else []
-    if world.is_main:
-        discard_later(job.run_folder, checkpoint, world)
-    return checkpoint, data_changes
 
 
 def _restore_or_begin(
@@ -200,7 +190,7 @@ def _make_up_for_predictions(job: Job, components: Components, state: TrainState
 def _open_records(
     job: Job, components: Components, state: TrainState, world: World, phases: Phases, *, keep: Retention, data_changes: list[str]
 ) -> Records:
-    """Make the folder ready for what this attempt writes, and open its records; `data_changes`: of `_choose_checkpoint`. Collective."""
+    """Make the folder ready for what this attempt writes, and open its records; `data_changes`: those that were accepted. Collective."""
     run_folder = job.run_folder
     if world.is_main:
         require_room_for_run(run_folder, components, keep, world)  # the other ranks wait for it at the next collective

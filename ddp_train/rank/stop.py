@@ -72,6 +72,7 @@ class Stop:
         # Written by the main thread, `_is_training` under `_leave_gate`. A thread that ends all ranks untrained never releases that.
         self._leave_gate = Lock()
         self._is_training = False
+        self._steps_taken = 0
         self._has_asked_to_save = False
 
     @contextmanager
@@ -223,6 +224,7 @@ class Stop:
 
     def begin_next_step(self, step: int) -> bool:
         """Begin the next step, unless this one is the last; return whether it has begun. After each step the same on every rank."""
+        self._steps_taken = step
         with self._step_gate:
             if self.is_last(step):
                 return False
@@ -235,14 +237,14 @@ class Stop:
             return self._asked.is_set()
         return self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
 
-    def agree_to_save(self, step: int, *, wanted: bool) -> bool:
-        """Return whether all ranks save after this step; called once after each step and `begin_next_step`; the same on every rank.
+    def agree_to_save(self, wanted: bool) -> bool:
+        """Return whether all ranks save after this step. Called once after each `begin_next_step`; the same on every rank.
 
         `wanted`: rank 0 alone: agree on a step soon; alone in the world, on this one.
         """
         if self.peers.is_alone:
             return wanted
-        saves = bool(self._saves) and step >= self._saves[0]
+        saves = bool(self._saves) and self._steps_taken >= self._saves[0]
         if saves:
             self._saves.popleft()
             self._has_asked_to_save = False

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -48,9 +48,10 @@ class Checkpoints:
     saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, likewise
     records: Records
     phases: Phases
-    agree_to_save: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns whether all ranks save after this step
+    agree_to_save: InitVar[Callable[[bool], bool]]  # of `CheckpointSchedule`
+    schedule: CheckpointSchedule = field(init=False)  # decides when one is saved
 
-    def __post_init__(self, run_id: str | None, saved: Sequence[CatalogEntry]) -> None:
+    def __post_init__(self, run_id: str | None, saved: Sequence[CatalogEntry], agree_to_save: Callable[[bool], bool]) -> None:
         settings = self.config.checkpoint
         self._saver = Saver(
             folder=self.run_folder.checkpoints,
@@ -63,26 +64,22 @@ class Checkpoints:
         )
         if self.world.device.type == "cuda":
             self._saver.make_room(estimate_share(self.components, self.world))
-        self._schedule = CheckpointSchedule(
+        self.schedule = CheckpointSchedule(
             every_evaluation=settings.every_evaluation,
             every_steps=settings.every_steps,
             every_minutes=settings.every_minutes,
             keep=self.keep,
             saved=saved,
-            agree_to_save=self.agree_to_save,
+            agree_to_save=agree_to_save,
         )
-        self.records.listen(self._schedule.note)
-
-    def decide_save(self, step: int) -> bool:
-        """Decide whether a checkpoint is saved after this step (`CheckpointSchedule.decide`); the same on all ranks."""
-        return self._schedule.decide(step)
+        self.records.listen(self.schedule.note)
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
         self._saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as aside:
             content = checkpoint_content(self.components, self.state, window, self.world, aside)
-            self._saver.save(content, metrics=self._schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
+            self._saver.save(content, metrics=self.schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
     def finish(self) -> str:
         """Wait until the newest checkpoint is complete; return its error, or "". Collective."""
@@ -127,7 +124,7 @@ class Checkpoints:
             {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
             f"rewound from step {from_step} to {chosen.name}; the data continues after sample {samples:,}",
         )
-        self._schedule.go_back(self.world.from_main(lambda: catalog.saved_checkpoints(self.run_folder.checkpoints)))
+        self.schedule.go_back(self.world.from_main(lambda: catalog.saved_checkpoints(self.run_folder.checkpoints)))
         self.records.reopen()
 
 

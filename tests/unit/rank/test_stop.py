@@ -123,7 +123,7 @@ def _until_three_saves(stop: Stop, wait: Callable[[], None], save: Callable[[], 
     saves: list[int] = []
     for step in count(1):
         stop.begin_next_step(step)
-        if stop.agree_to_save(step, wanted=True):
+        if stop.agree_to_save(True):
             saves.append(step)
             save()
             if len(saves) == 3:
