@@ -8,6 +8,7 @@ from ddp_train.config.command.command_line import options_first
 from ddp_train.config.run_config import RunConfig
 from ddp_train.doctor.machine import most_minutes
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError
+from ddp_train.launch.engine.engine import has_queue
 from ddp_train.launch.job import Job, Program
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.claim import clear
@@ -58,8 +59,8 @@ def examine(arguments: list[str], runner: JobRunner) -> int:
 
 
 def _as_short_job(config: RunConfig, *, is_full: bool) -> RunConfig:
-    """Return the config for SLURM's queue: the examination waits for no other run, the command waits for it, and it is short."""
-    if config.cluster.launcher != "slurm":
+    """Return the config for an engine's queue: the examination waits for no other run, the command waits for it, and it is short."""
+    if not has_queue(config.cluster.launcher):
         return config
     minutes = most_minutes(config.cluster.device, config.batch.world_size, is_full=is_full)
     return replace(config, after=None, cluster=replace(config.cluster, wait=True, walltime=60 * minutes, grace_s=10))

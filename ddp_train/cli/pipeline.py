@@ -5,7 +5,6 @@ from pathlib import Path
 
 from ddp_train.checkpoint import catalog
 from ddp_train.config.check import ConfigErrors
-from ddp_train.config.cluster import QUEUES
 from ddp_train.config.rules.training import missing_labels
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
@@ -26,7 +25,7 @@ def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     Raises EnvironmentRefuses: a run that it waits for never gets done.
     """
     waits_for, launcher = config.runs_before(), "torchrun" if is_torchrun_worker() else config.cluster.launcher
-    if waits_for and launcher not in QUEUES:
+    if waits_for and not _waits(launcher):
         happened = f"{launcher} starts this run at once and waits for no other run"
         raise ConfigError(key="after", happened=happened, expected="null, or cluster=slurm: SLURM waits by itself", fix=_BY_THE_SHELL)
     weights = Path(config.init_from) if config.init_from is not None and begins else None
@@ -69,6 +68,13 @@ def _weight_errors(path: Path, waits_for: list[Path], *, launcher: str) -> Itera
         except ConfigError as error:
             yield error
     if is_run and run.absolute() not in waits_for and not catalog.saved_checkpoints(run / "checkpoints"):
-        expected = "a run that has saved one" + (", or one that this run waits for" if launcher in QUEUES else "")
-        fix = f"{override('after', str(run))}, which begins when that run is done" if launcher in QUEUES else _BY_THE_SHELL
+        waits = _waits(launcher)
+        expected = "a run that has saved one" + (", or one that this run waits for" if waits else "")
+        fix = f"{override('after', str(run))}, which begins when that run is done" if waits else _BY_THE_SHELL
         yield ConfigError(key="init_from", happened=f"{run} has no complete checkpoint yet", expected=expected, fix=fix)
+
+
+def _waits(launcher: str) -> bool:
+    from ddp_train.launch.engine.engine import has_queue  # which most runs do not need
+
+    return has_queue(launcher)

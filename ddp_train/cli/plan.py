@@ -27,7 +27,6 @@ from ddp_train.config.tree import texts
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import rank_environment
-from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import engine_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
@@ -145,13 +144,15 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
     code = Code(folder=str(target), hash="", roots=source.roots)
     # A command that waits submits the jobs one by one.
     specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if config.cluster.wait else jobs)]
-    rendered = engine_of(config.cluster.launcher).render(specs)
+    engine = engine_of(config.cluster.launcher)
+    rendered = engine.render(specs)
     files = f"{len(source.files):,} source files, {in_units(source.num_bytes)}"
     screen.fact("code", f"{files}, are copied to {as_typed(target)}; later edits do not reach the run")
     screen.fact("spec", f"{as_typed(run_folder.spec)}: the frozen job, its shape, and the hash of the code")
     _show_files(screen, rendered.files)
-    if config.cluster.launcher == "slurm" and (allocation := slurm_client.allocation()):
-        screen.fact("step", f"not submitted: it runs at once in the allocation (job {allocation}), as a step of srun with task.sh")
+    if allocation := engine.allocation():
+        where = f"in the allocation (job {allocation.id}), as a step of {allocation.starter} with task.sh"
+        screen.fact("step", f"not submitted: it runs at once {where}")
     else:
         screen.fact("runs", *map(shell_command, rendered.commands))
 

@@ -20,7 +20,6 @@ from ddp_train.system.slurm_step import slurm_step
 _Value = TypeVar("_Value")
 
 ENGINES = ("slurm", "ssh")  # what `cluster.launcher` may be where an engine starts the node programs, on machines that it gives
-QUEUES = ("slurm",)  # those that have a queue: what was given to them waits for other runs, and goes on without the command that gave it
 _PORT = 29500  # torchrun's own default; only if several machines are given MASTER_ADDR and no port
 _ENDPOINTS_PORT = 29400  # torch's own default, for operators that give the host alone
 _STEPS_PORTS = range(10_000, 30_000)  # of SLURM's steps: below the kernel's ephemeral ports

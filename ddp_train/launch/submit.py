@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from ddp_train.config.cluster import QUEUES, processes_of_nodes
+from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, ConfigError, EnvironmentRefuses, UserError
 from ddp_train.launch import source_copy
 from ddp_train.launch.agent_process import stop_fork_server
-from ddp_train.launch.engine import slurm, slurm_client
-from ddp_train.launch.engine.engine import Stage, Submission, engine_of
+from ddp_train.launch.engine.engine import NoAnswer, Stage, Submission, engine_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder.paths import RunFolder
@@ -34,37 +33,35 @@ _STOP_EVERY_S = 5.0  # to end: a signal that comes while a job is between two of
 def submit_job(job: Job) -> int:
     """Submit a job; return 0 when that is done, or with cluster.wait the exit code of the run. In an allocation it runs at once."""
     stop_fork_server()  # here: the machines of the job import for themselves
-    name = job.config.cluster.launcher
-    run_folder = job.run_folder
+    engine, run_folder = engine_of(job.config.cluster.launcher), job.run_folder
     try:
-        allocation = slurm_client.allocation() if name == "slurm" else None
+        allocation = engine.allocation()
         spec = freeze(job, source_copy.copy_source(run_folder.code, limit_mib=job.config.cluster.code_limit_mib))
         if allocation is not None and (before := spec.engine_options["after"]):
-            happened = f"job {', '.join(before)} is not done, and allocation {allocation} would wait idle"
+            happened = f"job {', '.join(before)} is not done, and allocation {allocation.id} would wait idle"
             fix = f"`ddp-train ... && {run_folder.resume_command()}`"
             raise ConfigError(key="after", happened=happened, expected="runs that are done", fix=fix)
         release()  # the machines of the job take the folder
         if allocation is not None:
             spec.write()
-            return slurm.run_in_allocation(spec, allocation)
+            return allocation.run(spec)
         id = _submit([spec])
     except UserError as error:
         if not job.is_run:
             raise
-        what = "the job may have been submitted" if isinstance(error, slurm_client.NoAnswer) else "nothing was submitted"
+        what = "the job may have been submitted" if isinstance(error, NoAnswer) else "nothing was submitted"
         print(f"\n{error}\n{what}; after the fix, run: {run_folder.resume_command()}", file=sys.stderr)
         return error.exit_code
     folder = shlex.quote(run_folder.as_typed())
-    print(f"{'submitted as job' if name == 'slurm' else 'started as'} {id}: {folder}")
+    print(f"{'submitted as job' if engine.has_queue else 'started as'} {id}: {folder}")
     print(f"  ddp-train status {folder}   ddp-train logs -f {folder}   ddp-train cancel {folder}", flush=True)
-    return engine_of(name).follow(run_folder, id) if job.config.cluster.wait else DONE
+    return engine.follow(run_folder, id) if job.config.cluster.wait else DONE
 
 
 def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     """Submit jobs of a sweep to an engine, so many at a time, and return its id of them. Each folder says whether it was submitted."""
     stop_fork_server()  # as above
-    cluster = jobs[0].config.cluster
-    most = slurm_client.most_tasks() if len(jobs) > 1 and cluster.launcher == "slurm" else len(jobs)
+    most = engine_of(jobs[0].config.cluster.launcher).most_runs() if len(jobs) > 1 else 1
     return _submit([freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs])
 
 
@@ -202,15 +199,14 @@ class EngineSlot:
         """Tell the engine what this process was told; return an exit code where that is the end of it here."""
         if self._id is None:  # it was not even submitted
             return INTERRUPTED if signal.SIGINT in self._signals else PREEMPTED
-        has_queue = self._job.config.cluster.launcher in QUEUES
-        at_once = signal.SIGKILL in self._signals
-        if has_queue and not at_once and signal.SIGINT not in self._signals:
+        engine, at_once = engine_of(self._job.config.cluster.launcher), signal.SIGKILL in self._signals
+        if engine.has_queue and not at_once and signal.SIGINT not in self._signals:
             return PREEMPTED
         if time.monotonic() >= self._next_stop_at:
-            if has_queue:
+            if engine.has_queue:
                 mark_cancelled(self._job.run_folder)  # else it would be requeued
             self._next_stop_at = time.monotonic() + _STOP_EVERY_S
-            engine_of(self._job.config.cluster.launcher).stop(self._id, at_once=at_once)
+            engine.stop(self._id, at_once=at_once)
             self._next_ask_at = min(self._next_ask_at, time.monotonic() + _ASK_SOON_S)
         return None
 

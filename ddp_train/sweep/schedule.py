@@ -4,16 +4,16 @@ They run in this command, in the torchrun that started it, or on an engine. No s
 another fails. There is one thread: it polls the slots in turn.
 """
 
-import os
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from ddp_train.config.cluster import ENGINES, QUEUES
+from ddp_train.config.cluster import ENGINES
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.errors import FINAL, INTERRUPTED, ConfigError
+from ddp_train.launch.engine.engine import engine_of, has_queue
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import Slot
 from ddp_train.launch.signals import stop_signals
@@ -142,7 +142,7 @@ def engine_name_of(config: RunConfig) -> str | None:
 
 def is_left_to_a_queue(config: RunConfig, *, plans_all: bool) -> bool:
     """Tell whether all jobs are submitted at once, and the command does not wait for them."""
-    return engine_name_of(config) in QUEUES and plans_all and not config.cluster.wait
+    return has_queue(engine_name_of(config)) and plans_all and not config.cluster.wait
 
 
 def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: bool) -> list[ConfigError]:
@@ -165,12 +165,13 @@ def problems(configs: Sequence[RunConfig], settings: SweepConfig, *, plans_all: 
 
 def _engine_problems(config: RunConfig, settings: SweepConfig, *, plans_all: bool) -> Iterator[ConfigError]:
     launcher, jobs = config.cluster.launcher, settings.parallel_jobs
-    if launcher == "slurm" and (job := os.environ.get("SLURM_JOB_ID")):
-        happened = f"is slurm, but this command runs in job {job}: a sweep submits its own jobs"
+    engine = engine_of(launcher)
+    if (allocation := engine.allocation()) is not None:
+        happened = f"is {launcher}, but this command runs in job {allocation.id}: a sweep submits its own jobs"
         expected = "the login node; or a sweep on the machines of this job"
-        fix = "-m without cluster=slurm; or srun ddp-train -m cluster=machines"
+        fix = f"-m without cluster={launcher}; or {allocation.starter} ddp-train -m cluster=machines"
         yield ConfigError(key="cluster.launcher", happened=happened, expected=expected, fix=fix)
-    if launcher not in QUEUES and jobs > 1:
+    if not engine.has_queue and jobs > 1:
         happened = f"is {jobs}, but with cluster.launcher={launcher} each job uses all hosts"
         expected = "1: the jobs run one after another"
         yield ConfigError(key="sweep.parallel_jobs", happened=happened, expected=expected, fix="sweep.parallel_jobs=1")

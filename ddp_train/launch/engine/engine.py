@@ -1,6 +1,6 @@
 """What every engine offers: it renders its own files and commands, submits, says where a run is, stops it, and follows it.
 
-An engine is a module of this folder with the name that `cluster.launcher` has for it; its `ENGINE` is an `Engine`.
+An engine is a module of this folder with the name that `cluster.launcher` has for it (`ENGINES`); its `ENGINE` is an `Engine`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from ddp_train.config.cluster import ENGINES
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_atomic, write_json
@@ -71,8 +71,31 @@ class State:
         return f"running{where}{since}{until}{self.why and f' ({self.why})'}"
 
 
+class NoAnswer(EnvironmentRefuses):
+    """`Engine.submit` cannot say whether the job was submitted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Machines that an engine has given to the job in which this command was typed: a run takes them at once."""
+
+    id: str  # of the job
+    starter: str  # the engine's command that starts a program on each of the machines
+    run: Callable[[Spec], int]  # to its end; returns the exit code
+
+
 class Engine(Protocol):
-    """One kind of cluster."""
+    """One kind of cluster, in a class that inherits from this one: nobody asks for an engine's name to know what it can do."""
+
+    has_queue: bool = False  # what it was given waits for other runs, and goes on without the command that gave it
+
+    def allocation(self) -> Allocation | None:
+        """Return the machines that are given already; None: a run is submitted. ConfigError: no run can start from here."""
+        return None
+
+    def most_runs(self) -> int:
+        """Return how many runs one submission has at most."""
+        return 1
 
     def render(self, specs: Sequence[Spec]) -> Rendered:
         """Return the files and the commands for these runs, or refuse what the engine cannot do. Pure: writes nothing, asks no engine."""
@@ -123,6 +146,10 @@ class Submission:
 
 def engine_of(name: str) -> Engine:
     return cast(Engine, importlib.import_module(f"{__package__}.{name}").ENGINE)
+
+
+def has_queue(launcher: str | None) -> bool:
+    return launcher in ENGINES and engine_of(launcher).has_queue
 
 
 def setup_lines(setup: Sequence[str], *, refuse: str) -> Iterator[str]:

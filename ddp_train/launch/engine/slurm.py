@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
-from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
+from ddp_train.launch.engine.engine import Allocation, Engine, Rendered, Stage, State, Submission
 from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, container, task_script, without_secrets
 from ddp_train.launch.signals import held_back, stop_signals
 from ddp_train.launch.spec import Spec
@@ -25,8 +26,19 @@ _POLL_S = 2.0
 _SIGNAL_EVERY_S = 5.0  # one that comes while a job is between two of its steps reaches nobody
 
 
-class Slurm:
+class Slurm(Engine):
     """The engine `slurm`."""
+
+    has_queue = True
+
+    def allocation(self) -> Allocation | None:
+        """Return that of salloc, or of a batch script of the user's own."""
+        job = slurm_client.allocation()
+        return None if job is None else Allocation(id=job, starter="srun", run=partial(_run_in_allocation, job))
+
+    def most_runs(self) -> int:
+        """Return how many tasks SLURM takes in one array."""
+        return slurm_client.most_tasks()
 
     def render(self, specs: Sequence[Spec]) -> Rendered:
         """Return the batch scripts, each run's task script, and the calls of sbatch: one for a run, or for an array of runs."""
@@ -110,8 +122,8 @@ class Slurm:
         return code
 
 
-def run_in_allocation(spec: Spec, job: str) -> int:
-    """Run it in an allocation that is there already (salloc, a batch script of the user's own) to its end, and return the run's exit code.
+def _run_in_allocation(job: str, spec: Spec) -> int:
+    """Run it to its end in the allocation of a job, and return the run's exit code.
 
     A child of this process, srun, starts the same task on each machine as in a job of its own. Nothing is requeued from here.
     """
@@ -160,4 +172,4 @@ def _cpus() -> int | None:
     return min(map(int, counts)) if all(count.isdigit() for count in counts) else None
 
 
-ENGINE = Slurm()
+ENGINE: Engine = Slurm()

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import lru_cache
 
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.launch.engine.engine import Stage, State
+from ddp_train.launch.engine.engine import NoAnswer, Stage, State
 from ddp_train.system.slurm_step import hosts_of, slurm_step
 
 _WITHIN_S = 60.0
@@ -24,10 +24,6 @@ _NO_ANSWER = ("Unable to contact", "timed out", "Zero Bytes", "standby")  # and 
 _QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
 _ASKS, _ASKS_EVERY_S = 6, 5.0  # for a job whose submission was not answered
-
-
-class NoAnswer(EnvironmentRefuses):
-    """Nobody can say whether a job was submitted."""
 
 
 def submit(arguments: Sequence[str]) -> str:

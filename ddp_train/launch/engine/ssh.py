@@ -43,7 +43,7 @@ trap - EXIT
 _CODE = 'export PYTHONPATH={}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1   # the run\'s own code comes first\n'
 
 
-class Ssh:
+class Ssh(Engine):
     """Runs that live as long as their client on this machine."""
 
     def __init__(self) -> None:

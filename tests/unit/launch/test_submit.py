@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +15,7 @@ from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch import submit
 from ddp_train.launch.engine import slurm_client
-from ddp_train.launch.engine.engine import Rendered, Stage, State, Submission
+from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission
 from ddp_train.launch.job import Job
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.launch.submit import EngineSlot
@@ -138,8 +140,10 @@ def test_the_section_has_no_default_of_its_own() -> None:
         checked("cluster=slurm_a100", "+cluster.slurm.partiton=gpu", base=["model=mlp"])
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """A queue whose jobs are where a test says; it notes what it is asked for."""
+
+    has_queue = True
 
     def __init__(self) -> None:
         self.stages: dict[str, Stage] = {}
@@ -175,8 +179,7 @@ class FakeEngine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine()
-    for module in (submit, submit):
-        monkeypatch.setattr(module, "engine_of", lambda name: fake)
+    monkeypatch.setattr(submit, "engine_of", lambda name: fake)
     for name in ("_ASK_EVERY_S", "_ASK_SOON_S", "_SUBMIT_EVERY_S"):
         monkeypatch.setattr(submit, name, 0.0)
     return fake
@@ -209,6 +212,17 @@ def test_a_job_is_given_once_and_ends_as_its_verdict_says(engine: FakeEngine, jo
     engine.stages["1"] = Stage.ENDED
     assert place.poll(0) == 0
     assert engine.called == ["submit"]
+
+
+def test_an_engine_of_somebodys_own_is_one_module(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = ModuleType("mine")
+    module.ENGINE = mine = FakeEngine()  # type: ignore[attr-defined]
+    mine.has_queue = False
+    monkeypatch.setitem(sys.modules, "ddp_train.launch.engine.mine", module)
+    monkeypatch.setattr(submit.source_copy, "copy_source", lambda into, limit_mib: None)
+    cluster = replace(job.config.cluster, launcher="mine", wait=True)  # type: ignore[arg-type]
+    assert submit.submit_job(replace(job, config=replace(job.config, cluster=cluster))) == 99
+    assert mine.called == ["submit"] and "\nstarted as 1: " in f"\n{capsys.readouterr().out}"
 
 
 def test_a_job_that_the_engine_has_is_taken_over(engine: FakeEngine, job: Job) -> None:

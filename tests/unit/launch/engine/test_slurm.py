@@ -12,7 +12,7 @@ import pytest
 from ddp_train.config.cluster import ENGINES
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm, slurm_client
-from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
+from ddp_train.launch.engine.engine import Engine, Stage, State, Submission, engine_of, has_queue
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
@@ -23,8 +23,7 @@ ENGINE = slurm.ENGINE
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_is_a_module_of_its_name(name: str) -> None:
-    engine = engine_of(name)
-    assert all(callable(getattr(engine, method)) for method in ("render", "submit", "state", "stop", "follow"))
+    assert type(engine_of(name)).__bases__ == (Engine,) and has_queue(name) == (name == "slurm") and not has_queue("local")
 
 
 def test_rendering_writes_nothing(tmp_path: Path) -> None:
@@ -161,9 +160,16 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "8(x2),4")
     return folder
+
+
+def run_in_job_7(one: Spec) -> int:
+    allocation = ENGINE.allocation()
+    assert allocation is not None and (allocation.id, allocation.starter) == ("7", "srun")
+    return allocation.run(one)
 
 
 def inside(tmp_path: Path, *overrides: str) -> Spec:
@@ -174,7 +180,7 @@ def inside(tmp_path: Path, *overrides: str) -> Spec:
 
 def test_it_is_one_step_on_the_machines_of_the_allocation(commands: Path, tmp_path: Path) -> None:
     one = inside(tmp_path, "cluster.nodes=2")
-    assert slurm.run_in_allocation(one, "7") == 0
+    assert run_in_job_7(one) == 0
     words = (commands / "called").read_text().splitlines()
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=4", "--kill-on-bad-exit=1"} <= set(words)
     assert words[-4:] == ["bash", f"{tmp_path}/run/launch/task.sh", "node", f"{tmp_path}/run/launch/spec.json"]
@@ -183,7 +189,7 @@ def test_it_is_one_step_on_the_machines_of_the_allocation(commands: Path, tmp_pa
 
 def test_an_allocation_that_is_too_small_is_told(commands: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is 4, but the allocation \(job 7\) has 3"):
-        slurm.run_in_allocation(inside(tmp_path, "cluster.nodes=4"), "7")
+        run_in_job_7(inside(tmp_path, "cluster.nodes=4"))
 
 
 def test_ctrl_c_is_passed_on_to_the_step(commands: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +203,7 @@ def test_ctrl_c_is_passed_on_to_the_step(commands: Path, tmp_path: Path, capfd: 
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    assert slurm.run_in_allocation(one, "7") == 130
+    assert run_in_job_7(one) == 130
     thread.join()
     assert (commands / "signalled").read_text().split() == [f"--signal={signal.SIGINT:d}", "7.0"]
     assert "stopping after this step" in capfd.readouterr().err
@@ -210,5 +216,5 @@ def test_it_ends_as_the_run_did_and_as_a_machine_that_refused(
     monkeypatch.setenv("status", status)
     (commands / "code").write_text(str(code))
     one = inside(tmp_path)
-    assert slurm.run_in_allocation(one, "7") == expected
+    assert run_in_job_7(one) == expected
     assert one.job.run_folder.starts.exists()

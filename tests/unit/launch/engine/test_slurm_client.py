@@ -9,7 +9,7 @@ import pytest
 
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
-from ddp_train.launch.engine.engine import Stage
+from ddp_train.launch.engine.engine import NoAnswer, Stage
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_submission_that_was_not_answered_is_looked_for(answers: Path, monkeyp
     with pytest.raises(EnvironmentRefuses, match=r"SLURM did not accept the job: .*timed out"):
         slurm_client.submit(command)
     answer(answers, "squeue", err="Unable to contact slurm controller", code=1)
-    with pytest.raises(slurm_client.NoAnswer, match="SLURM does not answer"):
+    with pytest.raises(NoAnswer, match="SLURM does not answer"):
         slurm_client.submit(command)
 
 
