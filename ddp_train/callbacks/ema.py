@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ddp_train.interfaces import Callback, Run, local_rows, plain_name, shard_like
+from ddp_train.interfaces import Callback, Run
+from ddp_train.interfaces.parameters import plain_name
+from ddp_train.interfaces.strategy import local_rows, shard_like
 
 
 class EMA(Callback):

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Callback, Run, matching, named_parameters
+from ddp_train.interfaces import Callback, Run
+from ddp_train.interfaces.parameters import matching, named_parameters
 
 
 class Freeze(Callback):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Callback, Run, tensors_of
+from ddp_train.interfaces import Callback, Run
+from ddp_train.interfaces.batch import tensors_of
 
 
 class GeneratedText(Callback):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import UserError
-from ddp_train.interfaces import is_sharded, local_rows, num_shards
+from ddp_train.interfaces.strategy import is_sharded, local_rows, num_shards
 
 _NAMES = """bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 bfloat16 float16 float32 float64 complex32 complex64 complex128
 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"""

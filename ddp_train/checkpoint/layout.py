@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ddp_train.checkpoint.codec import Leaf, StateError
-from ddp_train.interfaces import shard_range
+from ddp_train.interfaces.strategy import shard_range
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of their plain forms."""

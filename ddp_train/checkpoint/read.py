@@ -24,7 +24,7 @@ from ddp_train.checkpoint.layout import OF_RANK_0, OWN, SHARED, Piece, divide_sh
 from ddp_train.checkpoint.manifest import CheckpointError, opened, rank_file
 from ddp_train.checkpoint.verify import read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
-from ddp_train.interfaces import from_local_rows, local_range, local_rows
+from ddp_train.interfaces.strategy import from_local_rows, local_range, local_rows
 
 LayOut = Callable[[Mapping[str, Any], Mapping[str, codec.Leaf]], Mapping[str, Tensor]]
 """Gets a state without its tensors, and what these are by their names; returns, for those that are to come back sharded, one

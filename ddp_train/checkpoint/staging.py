@@ -19,7 +19,7 @@ from torch import Tensor
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.layout import OF_RANK_0, OWN, SHARED, Piece, divide_shared, own_piece, whole
-from ddp_train.interfaces import local_range, local_rows
+from ddp_train.interfaces.strategy import local_range, local_rows
 
 logger = logging.getLogger(__name__)
 

@@ -1,23 +1,26 @@
-"""The seams on one screen: what users' code and ours import from here.
+"""The seams on one screen: what a component offers, and the types that it gets and gives.
 
-adapted    an object whose class does not inherit from one of our base classes, used as one of that base
-data       a source of samples, and their order; a look into batches; images on their way to a device
-component  what objective and scheduler must offer
+data       a source of samples, and their order
+batch      batches, whatever they are made of: their tensors, their size
+pixels     images on their way to a device
+objective  what is minimised and measured, and what computes its loss
+parameters the names of parameters, patterns that choose some, the parts that repeat
 strategy   how the ranks hold a model together; tensors of which each rank has some rows
-run        metric writers, callbacks, and the run as callbacks see it
-trained    the module in which an objective with weights joins its model, the names of parameters, the parts that repeat
+run        scheduler, metric writers, callbacks, and the run as callbacks see it
+adapted    an object whose class does not inherit from one of our base classes, used as one of that base
 
-Components import what is here and not each other.
+Components import seams from here, functions from their modules, and not each other.
 """
 
-from ddp_train.interfaces.adapted import Adapted, lacking, own_member
-from ddp_train.interfaces.component import (
+from ddp_train.interfaces.batch import Batch, Counted
+from ddp_train.interfaces.data import DataSource, Indices, Sampler
+from ddp_train.interfaces.objective import (
     AnyObjective,
     BorrowsWeights,
     Goal,
     HasUnit,
+    Joint,
     Objective,
-    Scheduler,
     SupportsBindModel,
     SupportsCompare,
     SupportsInfer,
@@ -25,38 +28,6 @@ from ddp_train.interfaces.component import (
     SupportsTurnsAt,
     TurnObjective,
 )
-from ddp_train.interfaces.data import (
-    Batch,
-    Counted,
-    DataSource,
-    Indices,
-    Mix,
-    Pixels,
-    Sampler,
-    as_pair,
-    batch_size,
-    counted_as,
-    describe,
-    finished,
-    map_tensors,
-    pixel_shares,
-    tensors_of,
-)
-from ddp_train.interfaces.run import Callback, MetricWriter, Run, SupportsImages, SupportsState, SupportsTexts, overrides
-from ddp_train.interfaces.strategy import (
-    AdaptedStrategy,
-    LocalWeights,
-    MemoryKey,
-    RankMemory,
-    Strategy,
-    from_local_rows,
-    is_sharded,
-    local_range,
-    local_rows,
-    memory_key,
-    num_replicas,
-    num_shards,
-    shard_like,
-    shard_range,
-)
-from ddp_train.interfaces.trained import Joint, blocks_of, matching, named_parameters, plain_name, repeated_blocks, whole_loss
+from ddp_train.interfaces.pixels import Pixels
+from ddp_train.interfaces.run import Callback, MetricWriter, Run, Scheduler, SupportsImages, SupportsState, SupportsTexts
+from ddp_train.interfaces.strategy import LocalWeights, MemoryKey, RankMemory, Strategy

@@ -1,4 +1,4 @@
-"""What hears of a run: metric writers, and callbacks with what they see of it."""
+"""What follows a run: the scheduler, metric writers, and callbacks with what they see of it."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -8,9 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces.component import Goal
-from ddp_train.interfaces.data import Batch
+from ddp_train.interfaces.batch import Batch
+from ddp_train.interfaces.objective import Goal
 from ddp_train.traits import CallbackConstants
+
+
+class Scheduler(Protocol):
+    """What sets the learning rates: torch's `LRScheduler`, or ours around one that moves at other times (ddp_train/scheduler)."""
+
+    def step(self) -> None:
+        """Called after each optimizer step."""
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """Return the rates of the next step, one for each parameter group."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
 
 
 class MetricWriter(Protocol):
@@ -139,7 +153,7 @@ class SupportsState(Protocol):
         """Load a state; called before `start`, also after a rewind."""
 
 
-def overrides(callback: Any, name: str) -> bool:
+def implements(callback: Any, name: str) -> bool:
     """Tell whether a callback has a method of its own."""
     method = getattr(type(callback), name, None) or getattr(callback, name, None)
     return method is not None and method is not getattr(Callback, name)

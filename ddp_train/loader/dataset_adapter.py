@@ -17,7 +17,9 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import Keys, mix
-from ddp_train.interfaces import Adapted, Batch, DataSource, Indices, describe, lacking, own_member
+from ddp_train.interfaces import Batch, DataSource, Indices
+from ddp_train.interfaces.adapted import Adapted, lacking, own_member
+from ddp_train.interfaces.batch import describe
 from ddp_train.loader.global_generators import GlobalGenerator, Watched
 from ddp_train.loader.stream_shard import comes_from
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ddp_train.errors import DataError, RunError, UserError
-from ddp_train.interfaces import DataSource, Indices, map_tensors
+from ddp_train.interfaces import DataSource, Indices
+from ddp_train.interfaces.batch import map_tensors
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.mixture import MixtureSampler
 from ddp_train.loader.order import BatchOrder, SampleOrder, share

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ddp_train.errors import ConfigError, DataError, one_line
 from ddp_train.hashing import Keys
-from ddp_train.interfaces import Batch, DataSource, Indices, Sampler, describe, map_tensors, tensors_of
+from ddp_train.interfaces import Batch, DataSource, Indices, Sampler
+from ddp_train.interfaces.batch import describe, map_tensors, tensors_of
 from ddp_train.loader.dataset_adapter import keys_without_epochs
 from ddp_train.loader.sampler import hashes_of, key_of, plain_sampler, read_weights
 

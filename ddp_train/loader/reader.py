@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ddp_train.errors import DataError, UserError
-from ddp_train.interfaces import Batch, Counted, DataSource, Indices, describe, map_tensors, tensors_of
+from ddp_train.interfaces import Batch, Counted, DataSource, Indices
+from ddp_train.interfaces.batch import describe, map_tensors, tensors_of
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.order import SampleOrder
 

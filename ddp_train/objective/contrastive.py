@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Batch, Goal, describe
+from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces.batch import describe
 from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
 
 _CHUNK = 1024  # embeddings that are compared with all others at a time

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Goal, batch_size, plain_name
+from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces.batch import batch_size
+from ddp_train.interfaces.parameters import plain_name
 from ddp_train.objective.supervised import CountsTargets, at_least_float32, count, unwrap, weighed
 
 _HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")

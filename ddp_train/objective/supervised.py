@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Batch, Goal, batch_size, describe
+from ddp_train.interfaces import AnyObjective, Batch, Goal
+from ddp_train.interfaces.batch import batch_size, describe
 from ddp_train.traits import ObjectiveConstants
 
 TARGETS = ("target", "targets", "label", "labels")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Batch, Goal, batch_size, describe
+from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces.batch import batch_size, describe
 from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
 from ddp_train.traits import loss_unit
 

@@ -6,12 +6,13 @@ from typing import Any
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint, matching, named_parameters, plain_name
+from ddp_train.interfaces import Joint
+from ddp_train.interfaces.parameters import matching, named_parameters, plain_name
 
 REST = "rest"
 """The name of the group of all other parameters."""
 Groups = Mapping[str, Mapping[str, Any]]
-"""Name -> `match` (a pattern or several, `interfaces.matching`), `freeze`, and arguments of the optimizer that differ in this group."""
+"""Name -> `match` (one pattern or several for `matching`), `freeze`, and arguments of the optimizer that differ in this group."""
 
 
 def freeze(trained: nn.Module, groups: Groups) -> None:

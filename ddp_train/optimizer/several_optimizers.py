@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, join_few
-from ddp_train.interfaces import Joint, matching, named_parameters
+from ddp_train.interfaces import Joint
+from ddp_train.interfaces.parameters import matching, named_parameters
 from ddp_train.optimizer.groups import split_by_decay
 from ddp_train.traits import has_modes
 

@@ -26,7 +26,8 @@ from ddp_train.config.schema import FaultConfig
 from ddp_train.config.values import EVERY_ATTEMPT
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import Indices, local_rows
+from ddp_train.interfaces import Indices
+from ddp_train.interfaces.strategy import local_rows
 from ddp_train.run_folder.paths import RunFolder, step_folders
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.torchrun_env import restart_count

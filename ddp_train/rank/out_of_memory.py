@@ -5,7 +5,7 @@ import traceback
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.locate import class_of
 from ddp_train.config.targets.target import AUTO
-from ddp_train.interfaces import overrides
+from ddp_train.interfaces.run import implements
 from ddp_train.system.devices import resolve_device
 
 _MAX_SETTINGS = 3  # that are shown
@@ -48,7 +48,9 @@ def settings_for_less_memory(config: RunConfig, part: str) -> str:
         metrics = [f"~evaluation.metrics.{name}" for name, node in config.evaluation.metrics.items() if node]
         settings = [*([f"evaluation.batch_size={evaluated // 2}"] if evaluated > 1 else []), *precision, *chunks, *shards, *metrics]
     elif part == "the optimizer's step":
-        averages = [name for name, node in config.callbacks.items() if node and overrides(class_of(node["_target_"]), "evaluation_weights")]
+        averages = [
+            name for name, node in config.callbacks.items() if node and implements(class_of(node["_target_"]), "evaluation_weights")
+        ]
         settings = [*shards, *(f"~callbacks.{name}" for name in averages), *step]
     elif part == "the build of model and data":
         loader = ["loader.on_device=false"] if config.loader.on_device else []

@@ -12,7 +12,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_train.errors import conflict, join_few
-from ddp_train.interfaces import Strategy, named_parameters
+from ddp_train.interfaces import Strategy
+from ddp_train.interfaces.parameters import named_parameters
 from ddp_train.traits import NeedsGpu
 
 

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Joint, RankMemory, Strategy, blocks_of, is_sharded
+from ddp_train.interfaces import Joint, RankMemory, Strategy
+from ddp_train.interfaces.parameters import blocks_of
+from ddp_train.interfaces.strategy import is_sharded
 from ddp_train.strategy.means import copy_from_main
 
 logger = logging.getLogger(__name__)

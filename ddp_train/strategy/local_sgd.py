@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces import MemoryKey, RankMemory, Strategy, memory_key, plain_name
+from ddp_train.interfaces.parameters import plain_name
+from ddp_train.interfaces.strategy import MemoryKey, RankMemory, Strategy, memory_key
 from ddp_train.strategy.means import copy_from_main, means, wide
 from ddp_train.traits import refuse_modes
 

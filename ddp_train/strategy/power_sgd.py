@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.futures import Future
 
-from ddp_train.interfaces import RankMemory, plain_name
+from ddp_train.interfaces import RankMemory
+from ddp_train.interfaces.parameters import plain_name
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.means import means, wide
 

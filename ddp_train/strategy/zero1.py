@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces import RankMemory, from_local_rows, local_rows
+from ddp_train.interfaces.strategy import RankMemory, from_local_rows, local_rows
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.means import buckets
 from ddp_train.traits import refuse_modes

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
-from ddp_train.interfaces import Strategy, local_rows
+from ddp_train.interfaces.strategy import Strategy, local_rows
 from ddp_train.model.gpt import GPT
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.fsdp import FSDP

@@ -24,7 +24,7 @@ from ddp_train.config.check import CONF, check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world
-from ddp_train.interfaces import is_sharded, local_rows
+from ddp_train.interfaces.strategy import is_sharded, local_rows
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from ddp_train.config.schema import ActivationCheckpointingConfig
 from ddp_train.errors import ConfigError, conflict, join_few
-from ddp_train.interfaces import blocks_of
+from ddp_train.interfaces.parameters import blocks_of
 from ddp_train.system import torch_internals
 
 _KEY = "activation_checkpointing"

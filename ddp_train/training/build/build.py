@@ -19,7 +19,9 @@ from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AdaptedStrategy, AnyObjective, Strategy, SupportsPredict, TurnObjective, overrides
+from ddp_train.interfaces import AnyObjective, Strategy, SupportsPredict, TurnObjective
+from ddp_train.interfaces.run import implements
+from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.stream import Source, Stream
 from ddp_train.optimizer.groups import freeze
@@ -231,7 +233,7 @@ def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
             happened = f"gave a {type(callback).__name__}, which has none of the methods {', '.join(EVENTS)}"
             expected = "a callback (ddp_train.interfaces.Callback), with at least one of them"
             raise ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
-    averaging = [name for name, callback in callbacks.items() if overrides(callback, "evaluation_weights")]
+    averaging = [name for name, callback in callbacks.items() if implements(callback, "evaluation_weights")]
     if len(averaging) > 1:
         key, happened = f"callbacks.{averaging[1]}", f"has weights for evaluation, and callbacks.{averaging[0]} has, too"
         raise ConfigError(key=key, happened=happened, expected="one of them", fix=f"~{key}")

@@ -16,7 +16,8 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import PrecisionConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import AnyObjective, BorrowsWeights, Joint, Strategy, SupportsBindModel, plain_name
+from ddp_train.interfaces import AnyObjective, BorrowsWeights, Joint, Strategy, SupportsBindModel
+from ddp_train.interfaces.parameters import plain_name
 from ddp_train.objective.supervised import as_objective
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.seeding import random_state, seed_all, set_random_state

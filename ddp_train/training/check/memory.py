@@ -14,7 +14,8 @@ from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.layout import SHARED, divide_shared
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import SupportsState, is_sharded, local_rows, shard_range
+from ddp_train.interfaces import SupportsState
+from ddp_train.interfaces.strategy import is_sharded, local_rows, shard_range
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
 from ddp_train.traits import has_modes

@@ -28,7 +28,10 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError, one_line
-from ddp_train.interfaces import AnyObjective, Batch, Indices, batch_size, describe, finished, map_tensors, tensors_of, whole_loss
+from ddp_train.interfaces import AnyObjective, Batch, Indices
+from ddp_train.interfaces.batch import batch_size, describe, map_tensors, tensors_of
+from ddp_train.interfaces.objective import whole_loss
+from ddp_train.interfaces.pixels import finished
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.supervised import LossObjective

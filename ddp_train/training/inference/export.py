@@ -35,7 +35,7 @@ from ddp_train.checkpoint.verify import read_manifest
 from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import batch_size, describe, tensors_of
+from ddp_train.interfaces.batch import batch_size, describe, tensors_of
 from ddp_train.system.files import appears_whole
 from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.finished_run import load, typed_config

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import AnyObjective, Batch, SupportsInfer, batch_size, describe
+from ddp_train.interfaces import AnyObjective, Batch, SupportsInfer
+from ddp_train.interfaces.batch import batch_size, describe
 from ddp_train.loader.device_copy import batch_on, copied_ahead
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.objective.supervised import TARGETS, call_model

@@ -12,7 +12,9 @@ from ddp_train import model_log
 from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Goal, Run, named_parameters, overrides
+from ddp_train.interfaces import Batch, Goal, Run
+from ddp_train.interfaces.parameters import named_parameters
+from ddp_train.interfaces.run import implements
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.run_folder.result import Status
@@ -37,7 +39,7 @@ class Callbacks:
         self._trains_others = False  # other parameters are trained since the strategy has wrapped the model
         callbacks = trainer.components.callbacks
         self._methods: dict[str, list[tuple[str, Callable[Concatenate[Run, ...], object]]]] = {
-            event: [(name, getattr(callback, event)) for name, callback in callbacks.items() if overrides(callback, event)]
+            event: [(name, getattr(callback, event)) for name, callback in callbacks.items() if implements(callback, event)]
             for event in EVENTS
         }
 

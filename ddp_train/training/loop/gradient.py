@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import is_sharded, local_rows, num_replicas
+from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 
 _engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # private (torch_internals.py)
 _EPS = 1e-6  # as in torch's own clipping

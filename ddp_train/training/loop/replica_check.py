@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, join_few
-from ddp_train.interfaces import LocalWeights, is_sharded, local_rows, num_replicas, num_shards
+from ddp_train.interfaces.strategy import LocalWeights, is_sharded, local_rows, num_replicas, num_shards
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OF_OPTIMIZER = "optimizer's tensors"

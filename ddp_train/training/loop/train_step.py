@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import Batch, as_pair, batch_size, counted_as
+from ddp_train.interfaces.batch import Batch, batch_size, counted_as
+from ddp_train.interfaces.pixels import as_pair
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop import gradient

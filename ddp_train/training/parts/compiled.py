@@ -25,7 +25,7 @@ from torch import nn
 from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, RunError, join_few, one_line, plural
-from ddp_train.interfaces import blocks_of
+from ddp_train.interfaces.parameters import blocks_of
 from ddp_train.system.folder_lock import is_shared
 
 logger = logging.getLogger(__name__)

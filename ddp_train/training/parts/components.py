@@ -28,8 +28,8 @@ from ddp_train.interfaces import (
     SupportsPredict,
     SupportsState,
     SupportsTurnsAt,
-    overrides,
 )
+from ddp_train.interfaces.run import implements
 from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.reader import LengthPlan
 from ddp_train.training.parts.compiled import Compiled
@@ -71,7 +71,7 @@ class EvaluationComponents:
     @property
     def averaging(self) -> str | None:
         """The name of the callback that has other weights for evaluation; None: none has."""
-        return next((name for name, callback in self.callbacks.items() if overrides(callback, "evaluation_weights")), None)
+        return next((name for name, callback in self.callbacks.items() if implements(callback, "evaluation_weights")), None)
 
     @property
     def goals(self) -> dict[str, Goal]:

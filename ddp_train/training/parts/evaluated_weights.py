@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import MemoryKey, describe, is_sharded, local_rows, plain_name, shard_like
+from ddp_train.interfaces.batch import describe
+from ddp_train.interfaces.parameters import plain_name
+from ddp_train.interfaces.strategy import MemoryKey, is_sharded, local_rows, shard_like
 from ddp_train.training.parts.components import Components, EvaluationComponents, callback_errors
 from ddp_train.traits import has_modes
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from ddp_train.config.schema import EVALUATION_METRICS
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import AnyObjective, Goal, SupportsCompare, describe, map_tensors
+from ddp_train.interfaces import AnyObjective, Goal, SupportsCompare
+from ddp_train.interfaces.batch import describe, map_tensors
 from ddp_train.training.instantiate import instantiate
 
 logger = logging.getLogger(__name__)

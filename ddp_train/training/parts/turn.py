@@ -13,7 +13,8 @@ from torch import nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict, join_few
-from ddp_train.interfaces import AnyObjective, Joint, Strategy, TurnObjective, matching, named_parameters
+from ddp_train.interfaces import AnyObjective, Joint, Strategy, TurnObjective
+from ddp_train.interfaces.parameters import matching, named_parameters
 
 
 @dataclass(kw_only=True)

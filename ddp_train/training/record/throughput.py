@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ddp_train import model_log
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import AnyObjective, Batch, HasUnit, Joint, TurnObjective, batch_size, counted_as, map_tensors
+from ddp_train.interfaces import AnyObjective, Batch, HasUnit, Joint, TurnObjective
+from ddp_train.interfaces.batch import batch_size, counted_as, map_tensors
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
 

@@ -15,7 +15,9 @@ from ddp_train.checkpoint.foreign_form import require_known_form
 from ddp_train.checkpoint.verify import problem_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import describe, is_sharded, local_rows, plain_name, shard_like
+from ddp_train.interfaces.batch import describe
+from ddp_train.interfaces.parameters import plain_name
+from ddp_train.interfaces.strategy import is_sharded, local_rows, shard_like
 from ddp_train.training.state.weights import read_weights
 
 _MAX_KEYS = 8  # names of each kind in one message

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces import named_parameters
+from ddp_train.interfaces.parameters import named_parameters
 
 PARAMETERS = "optimizer_parameters"
 """The key of a checkpoint with the names of an optimizer's parameters, in the order of its groups: its state has only their numbers."""

@@ -22,7 +22,9 @@ from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.interfaces import MemoryKey, is_sharded, map_tensors, memory_key, named_parameters, plain_name, tensors_of
+from ddp_train.interfaces.batch import map_tensors, tensors_of
+from ddp_train.interfaces.parameters import named_parameters, plain_name
+from ddp_train.interfaces.strategy import MemoryKey, is_sharded, memory_key
 from ddp_train.training.parts.components import Components, callback_states, load_callback_states
 from ddp_train.training.parts.evaluated_weights import SetAside, averages, training_mode
 from ddp_train.training.seeding import random_state, set_random_state

@@ -17,7 +17,8 @@ from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.verify import problem_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import describe, is_sharded, local_rows, shard_like
+from ddp_train.interfaces.batch import describe
+from ddp_train.interfaces.strategy import is_sharded, local_rows, shard_like
 
 _KEY = "RUN"
 _MAX_LINES = 8  # lines about problems in one message

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_train.interfaces import Run, local_rows, plain_name, shard_like
+from ddp_train.interfaces import Run
+from ddp_train.interfaces.parameters import plain_name
+from ddp_train.interfaces.strategy import local_rows, shard_like
 
 
 class Lookahead:

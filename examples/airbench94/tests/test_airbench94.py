@@ -23,7 +23,8 @@ from airbench94.whitening import Whiten, whitening_kernels
 from torch import Tensor, nn
 
 from ddp_train import RunResult
-from ddp_train.interfaces import DataSource, finished
+from ddp_train.interfaces import DataSource
+from ddp_train.interfaces.pixels import finished
 
 PER_FILE = 8  # images in each of the six files
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.layout import divide_shared, own_piece, pieces_between
-from ddp_train.interfaces import shard_range
+from ddp_train.interfaces.strategy import shard_range
 from tests.unit.checkpoint.tensors import TENSORS
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.interfaces import Adapted, AdaptedStrategy, DataSource, Strategy, own_member
+from ddp_train.interfaces import DataSource, Strategy
+from ddp_train.interfaces.adapted import Adapted, own_member
+from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.dataset_adapter import AdaptedSource, as_source
 
 ADAPTED: list[tuple[type[Adapted], ABCMeta]] = [(AdaptedStrategy, Strategy), (AdaptedSource, DataSource)]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from ddp_train.interfaces import (
+from ddp_train.interfaces.strategy import (
     AdaptedStrategy,
     RankMemory,
     Strategy,

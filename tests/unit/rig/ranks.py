@@ -20,7 +20,7 @@ import torch.distributed.tensor
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ddp_train.interfaces import local_rows
+from ddp_train.interfaces.strategy import local_rows
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.zero1 import Zero1
 from tests.unit.rig.cases import case

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
 from ddp_train.distributed.world import alone
-from ddp_train.interfaces import Pixels, data
+from ddp_train.interfaces import Pixels, pixels
 from ddp_train.loader import device_copy
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
@@ -49,10 +49,10 @@ def _streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Stream())
-    for made in (device_copy._copying_stream, data._per_channel):  # which keep a stream, and tensors
+    for made in (device_copy._copying_stream, pixels._per_channel):  # which keep a stream, and tensors
         made.cache_clear()
     yield
-    for made in (device_copy._copying_stream, data._per_channel):
+    for made in (device_copy._copying_stream, pixels._per_channel):
         made.cache_clear()
 
 

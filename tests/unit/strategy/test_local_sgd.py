@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import memory_key
+from ddp_train.interfaces.strategy import memory_key
 from ddp_train.strategy.local_sgd import LocalSGD
 from tests.unit.strategy.conftest import SIZE
 

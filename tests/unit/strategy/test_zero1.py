@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import is_sharded, local_rows
+from ddp_train.interfaces.strategy import is_sharded, local_rows
 from ddp_train.strategy.zero1 import Zero1
 from tests.unit.sharded_tensors import rank_of
 

@@ -18,6 +18,7 @@ from ddp_train.config.schema import EVENTS
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Callback, Run
+from ddp_train.interfaces.run import implements
 from ddp_train.run_folder.result import Status
 from ddp_train.training.loop.callbacks import Callbacks, RunView
 from ddp_train.training.loop.trainer import Trainer
@@ -272,8 +273,8 @@ def test_a_callback_that_inherits_has_the_events_that_are_its_own() -> None:
         def end(self, run: interfaces.Run) -> None:
             """Of its own."""
 
-    assert interfaces.overrides(Late(), "end") and not interfaces.overrides(Late(), "evaluation_weights")
-    assert not interfaces.overrides(Diary(), "evaluation_weights")
+    assert implements(Late(), "end") and not implements(Late(), "evaluation_weights")
+    assert not implements(Diary(), "evaluation_weights")
 
 
 def test_a_callback_is_shown_nothing_but_what_the_protocol_has() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.interfaces import local_rows
+from ddp_train.interfaces.strategy import local_rows
 from ddp_train.training.loop.gradient import clip, total_norm
 from tests.unit.sharded_tensors import example, rank_of, sharded_among
 

@@ -1,4 +1,4 @@
-"""What objective and scheduler must offer so that the loop can use them.
+"""What an objective must offer, and what computes its loss.
 
 Components take plain keyword arguments and know nothing of Hydra. Of ranks only the strategy and the loss scaler are told. What has no
 protocol here is torch's own: a model is an `nn.Module`, an optimizer is torch's. A loss function is adapted by objective/supervised.py.
@@ -6,11 +6,12 @@ Shapes: B samples, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
-from ddp_train.interfaces.data import Batch
+from ddp_train.interfaces.batch import Batch
 
 Goal = Literal["min", "max"]
 
@@ -135,15 +136,42 @@ class SupportsBindModel(Protocol):
         """
 
 
-class Scheduler(Protocol):
-    """What sets the learning rates: torch's `LRScheduler`, or ours around one that moves at other times (ddp_train/scheduler)."""
+class Joint(nn.Module):
+    """Computes the loss of a batch in its forward, which is what a strategy wraps.
 
-    def step(self) -> None:
-        """Called after each optimizer step."""
+    So the objective has the model itself, on two ranks as on one: it may call the model several times, call methods of it, and read its
+    attributes. A strategy that wrapped the model alone would see none but calls of its forward, and would hide all else.
 
-    def get_last_lr(self) -> list[float | Tensor]:
-        """Return the rates of the next step, one for each parameter group."""
+    Args:
+        objective: an `nn.Module`, too, where it has weights.
+        has_state: the objective's weights and buffers are trained, shared and saved beside the model's.
+        turn: whose loss; None: the objective takes no turns.
+    """
 
-    def state_dict(self) -> dict[str, Any]: ...
+    objective: Any
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+    def __init__(self, model: nn.Module, objective: AnyObjective, *, has_state: bool = True, turn: str | None = None) -> None:
+        super().__init__()
+        self.model = model
+        if has_state:
+            self.objective = objective
+        else:
+            self.__dict__["objective"] = objective  # which `nn.Module` does not see: DDP would send a teacher's buffers in each step
+        self.turn = turn
+
+    def forward(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.objective.loss(self.model, batch, *([] if self.turn is None else [self.turn]))
+        return loss
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the model; that of the objective's parts is its own (a teacher that only evaluates)."""
+        self.training = mode
+        self.model.train(mode)
+        return self
+
+
+def whole_loss(objective: AnyObjective, model: nn.Module, batch: Batch) -> Tensor:
+    """Return the training loss of a batch, shape []; of turns their sum."""
+    if not isinstance(objective, TurnObjective):
+        return objective.loss(model, batch)
+    return torch.stack([objective.loss(model, batch, turn) for turn in objective.turns]).sum()

@@ -6,7 +6,8 @@ import pytest
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint, blocks_of, matching, named_parameters, repeated_blocks
+from ddp_train.interfaces import Joint
+from ddp_train.interfaces.parameters import blocks_of, matching, named_parameters, repeated_blocks
 from ddp_train.model.gpt import GPT, CausalSelfAttention
 from ddp_train.model.mini_resnet import MiniResNet
 from ddp_train.model.mlp import MLP

@@ -1,59 +1,15 @@
-"""What is trained: the model, joined with its objective, the names of its parameters, and its parts that repeat."""
+"""The parameters of what is trained: their names, patterns that choose some, and the parts of a model that repeat."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ddp_train.errors import ConfigError, join_few
-from ddp_train.interfaces.component import AnyObjective, TurnObjective
-from ddp_train.interfaces.data import Batch
+from ddp_train.interfaces.objective import Joint
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
-
-
-class Joint(nn.Module):
-    """Computes the loss of a batch in its forward, which is what a strategy wraps.
-
-    So the objective has the model itself, on two ranks as on one: it may call the model several times, call methods of it, and read its
-    attributes. A strategy that wrapped the model alone would see none but calls of its forward, and would hide all else.
-
-    Args:
-        objective: an `nn.Module`, too, where it has weights.
-        has_state: the objective's weights and buffers are trained, shared and saved beside the model's.
-        turn: whose loss; None: the objective takes no turns.
-    """
-
-    objective: Any
-
-    def __init__(self, model: nn.Module, objective: AnyObjective, *, has_state: bool = True, turn: str | None = None) -> None:
-        super().__init__()
-        self.model = model
-        if has_state:
-            self.objective = objective
-        else:
-            self.__dict__["objective"] = objective  # which `nn.Module` does not see: DDP would send a teacher's buffers in each step
-        self.turn = turn
-
-    def forward(self, batch: Batch) -> Tensor:
-        loss: Tensor = self.objective.loss(self.model, batch, *([] if self.turn is None else [self.turn]))
-        return loss
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode of the model; that of the objective's parts is its own (a teacher that only evaluates)."""
-        self.training = mode
-        self.model.train(mode)
-        return self
-
-
-def whole_loss(objective: AnyObjective, model: nn.Module, batch: Batch) -> Tensor:
-    """Return the training loss of a batch, shape []; of turns their sum."""
-    if not isinstance(objective, TurnObjective):
-        return objective.loss(model, batch)
-    return torch.stack([objective.loss(model, batch, turn) for turn in objective.turns]).sum()
 
 
 def named_parameters(trained: nn.Module) -> dict[str, nn.Parameter]:

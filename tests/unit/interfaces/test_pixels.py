@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch
 from ddp_train.data.image_folder import ImageFolder
 from ddp_train.data.images.image_array import ImageArray
 from ddp_train.hashing import mix
-from ddp_train.interfaces import Pixels, as_pair, batch_size, counted_as, finished, tensors_of
+from ddp_train.interfaces.batch import batch_size, tensors_of
+from ddp_train.interfaces.pixels import Pixels, as_pair, finished
 from ddp_train.loader.blend import Blend
 from ddp_train.loader.device_copy import to_device
 from ddp_train.loader.worker_pool import SharedBatch
@@ -83,22 +83,3 @@ def test_images_without_labels_are_alone(tmp_path: Path) -> None:
     found = there.augment(there.batch(indices), KEYS[:2])
     assert isinstance(found, Pixels)
     assert torch.equal(finished(found), here.augment(here.batch(indices), KEYS[:2]))
-
-
-def test_batch_size_is_the_first_dimension_of_the_first_tensor() -> None:
-    assert batch_size(torch.zeros(3, 2)) == 3
-    assert batch_size(([], (torch.tensor(1.0), torch.zeros(4)))) == 4
-    assert batch_size(({"temperature": torch.tensor(1.0), "image": [torch.zeros(5, 1)]}, torch.zeros(7))) == 5
-    with pytest.raises(TypeError, match="found none in a dict"):
-        batch_size({"name": "cat"})
-
-
-def test_a_number_that_the_loader_gives_holds_for_its_batch_alone() -> None:
-    points = torch.zeros(11, 3)
-    with suppress(ZeroDivisionError), counted_as(4):
-        assert batch_size(points) == batch_size([points]) == 4
-        with counted_as(None):
-            assert batch_size(points) == 11
-        assert batch_size(points) == 4
-        raise ZeroDivisionError
-    assert batch_size(points) == 11
