@@ -7,6 +7,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 FOLDER = Path(__file__).parent  # where the package lies
+CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
+"""The config groups, in the installed package (`pkg://ddp_train.conf`); in a checkout the folder is a link to conf/ at the top."""
 
 _FOR_PYTHON = {
     **dict.fromkeys(("run", "RunResult", "RunFailed"), "cli.from_python"),

@@ -4,6 +4,7 @@ Lowest layer: everything may raise these. They are shown without a traceback, be
 """
 
 import errno
+from collections.abc import Iterable
 from functools import partial
 
 DONE = 0
@@ -54,6 +55,22 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """The configuration is wrong; nothing was started (exit code 2)."""
+
+
+class ConfigErrors(UserError):
+    """Every problem of a configuration, to be shown together."""
+
+    def __init__(self, errors: Iterable[ConfigError]) -> None:
+        self.errors = list(errors)
+        super().__init__(happened=self.text())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.errors,)
+
+    def text(self, *, has_begun: bool = False) -> str:
+        """Return the text for the terminal. `has_begun`: earlier jobs have run."""
+        started = "no other job was started" if has_begun else "nothing was started"
+        return "\n\n".join([f"{plural(len(self.errors), 'problem')} in the configuration; {started}.", *map(str, self.errors)])
 
 
 def conflict(key: str, happened: str, to: object, *, expected: str = "one of the two") -> ConfigError:

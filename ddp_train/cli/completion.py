@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from ddp_train import CONF
 from ddp_train.cli.help import options
-from ddp_train.config.check import CONF
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.command.composition import parse
 from ddp_train.config.spelling import nearest

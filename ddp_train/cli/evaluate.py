@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
 from ddp_train.cli.pipeline import require_pipeline
 from ddp_train.cli.saved_run import TRUST, ask_trust, original_words, parse_words, require_working_directory, run_of
-from ddp_train.config.check import ConfigErrors, check_config
+from ddp_train.config.check import check_config
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
@@ -24,7 +24,7 @@ from ddp_train.config.resolve import resolve
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answered_config, config_text
 from ddp_train.config.spelling import nearest
-from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses
 from ddp_train.launch.job import Evaluation, Job
 from ddp_train.launch.job_runner import JobRunner, meet, take_part
 from ddp_train.run_folder.claim import claim_new

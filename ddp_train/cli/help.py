@@ -19,8 +19,7 @@ from typing import Any
 
 import yaml
 
-from ddp_train import FOLDER
-from ddp_train.config.check import CONF
+from ddp_train import CONF, FOLDER
 from ddp_train.config.command.composition import parse, shown
 from ddp_train.config.schema import SECTIONS, RootConfig, describe, subsection
 from ddp_train.config.spelling import nearest

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train.config.check import ConfigErrors, check_folder
+from ddp_train.config.check import check_folder
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import changes
 from ddp_train.config.tree import texts
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.run_folder.claim import claim_new, claim_typed
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust

@@ -19,14 +19,13 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ddp_train import __version__
+from ddp_train import CONF, __version__
 from ddp_train.cli.compose import compose_and_run
-from ddp_train.config.check import CONF, ConfigErrors
 from ddp_train.config.cluster import ENGINES
 from ddp_train.config.command.command_line import options_first, refuse_unsafe_overrides, with_conf
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.hydra_internals import limit_yaml
-from ddp_train.errors import DISK_REFUSES, DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, EnvironmentRefuses, UserError
+from ddp_train.errors import DISK_REFUSES, DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, ConfigErrors, EnvironmentRefuses, UserError
 from ddp_train.launch import local
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner, Slot
@@ -97,7 +96,7 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobR
         return command()
     except SystemExit as error:  # a sweep's that ends here, or Hydra's own
         return error.code if isinstance(error.code, int) else DONE
-    except (UserError, ConfigErrors, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
+    except (UserError, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
         if (mistake := _mistake(error, has_begun=runner.begun_folder is not None)) is None:
             return _show_failure(error, runner.begun_folder)
         text, code = mistake

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_train.checkpoint import catalog
-from ddp_train.config.check import ConfigErrors
 from ddp_train.config.rules.training import missing_labels
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.spelling import override
-from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
 from ddp_train.system.torchrun_env import is_torchrun_worker

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ddp_train import CONF
 from ddp_train.cli.help import options
-from ddp_train.config.check import CONF
 from ddp_train.config.command.composition import parse
 from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, NAMED, SECTIONS, TARGETS, RootConfig, subsection
 from ddp_train.config.targets.locate import hints_of, look_up

@@ -15,7 +15,6 @@ from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train import FOLDER
 from ddp_train.config import auto, schema
 from ddp_train.config.evaluation_sets import data_node, evaluation_sets
 from ddp_train.config.field_words import SECTIONS_HERE, instead_of
@@ -27,32 +26,11 @@ from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target
 from ddp_train.config.tree import dotted_items, leaves, texts, value_at
 from ddp_train.config.values import missed_range
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.system import redaction
-
-CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf") if path.is_dir())
-"""The config groups, in the installed package (`pkg://ddp_train.conf`); in a checkout the folder is a link to conf/ at the top."""
 
 SECTION_KEYS = [key for name, kind in schema.SECTIONS.items() for key in schema.keys_of(kind, f"{name}.")]
 _Section = TypeVar("_Section")
-
-
-class ConfigErrors(Exception):
-    """Every problem of a configuration, to be shown together; exit code 2."""
-
-    def __init__(self, errors: Iterable[ConfigError]) -> None:
-        self.errors = list(errors)
-        super().__init__(str(self))
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def text(self, *, has_begun: bool = False) -> str:
-        """Return the text for the terminal. `has_begun`: earlier jobs have run."""
-        count = len(self.errors)
-        title = "1 problem in the configuration" if count == 1 else f"{count} problems in the configuration"
-        started = "no other job was started" if has_begun else "nothing was started"
-        return "\n\n".join([f"{title}; {started}.", *(str(error) for error in self.errors)])
 
 
 def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:

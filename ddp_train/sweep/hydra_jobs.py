@@ -21,7 +21,7 @@ from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.tree import identity, texts
-from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, EnvironmentRefuses, UserError
+from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, ConfigErrors, EnvironmentRefuses, UserError
 from ddp_train.launch import source_copy
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import Slot
@@ -119,7 +119,7 @@ class Multirun:
                 entry.status = Status.FAILED
                 self._screen.say(f"job {entry.number} cannot be run: {error}")
         if problems := schedule.problems([job.config for _, job in jobs], self._settings, plans_all=self._plans_all):
-            raise config_check.ConfigErrors(problems)
+            raise ConfigErrors(problems)
         if is_asked:
             for entry, job in jobs:
                 if entry.number not in self._engines.alive:
@@ -211,7 +211,7 @@ class Multirun:
                 if checked[-1].resume in ("auto", "never"):
                     continue
                 problems = [ConfigError(key="resume", happened="names one run, but this is a sweep", expected="auto or never")]
-            except config_check.ConfigErrors as errors:
+            except ConfigErrors as errors:
                 problems = errors.errors
             except ConfigError as error:
                 problems = [error]
@@ -230,7 +230,7 @@ class Multirun:
             if folders.count(folder) > 1:
                 all_problems[folder] = (_shared_folder(folder), [])
         if all_problems:
-            raise config_check.ConfigErrors(problem for problem, _ in all_problems.values())
+            raise ConfigErrors(problem for problem, _ in all_problems.values())
         return checked
 
     def _swept(self) -> list[str]:

@@ -39,7 +39,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, supported_activities
 
-from ddp_train.config.check import CONF, check_config
+from ddp_train import CONF
+from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.target import WriterFacts
 from ddp_train.distributed.store import join_store

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_train import __version__
-from ddp_train.config.check import CONF
+from ddp_train import CONF, __version__
 from ddp_train.rank import summary
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.train_state import TrainState

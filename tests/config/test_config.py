@@ -15,10 +15,10 @@ from omegaconf import DictConfig
 
 from ddp_train.cli import location
 from ddp_train.cli import main as app
-from ddp_train.config.check import ConfigErrors, check_config, check_frozen
+from ddp_train.config.check import check_config, check_frozen
 from ddp_train.config.cluster import environment_of, rendezvous_of
 from ddp_train.config.run_config import RunConfig
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.system import devices

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
+from ddp_train import CONF
 from ddp_train.amp import Amp
-from ddp_train.config.check import CONF, check_config
+from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.data.packed_tokens import PackedTokens
 from ddp_train.data.padded_tokens import PaddedTokens

@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 
+from ddp_train import CONF
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.config.check import CONF, check_config
+from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, open_world

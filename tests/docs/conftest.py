@@ -18,10 +18,12 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train.config.check import CONF, ConfigErrors, check_config
+from ddp_train import CONF
+from ddp_train.config.check import check_config
 from ddp_train.config.command import hydra_errors
 from ddp_train.config.command.command_line import options_first
 from ddp_train.config.command.composition import loader_of, parse
+from ddp_train.errors import ConfigErrors
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 """What pages speak of as the reader's own and do not show: `my_package`."""

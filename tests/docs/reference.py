@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ddp_train import CONF
 from ddp_train.cli.help import Option, default_options, options
-from ddp_train.config.check import CONF
 
 FILE = Path(__file__).parents[2] / "docs/reference.md"
 _HEAD = """# Configuration reference

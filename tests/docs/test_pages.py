@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ddp_train import CONF
 from ddp_train.cli import main as command_line
 from ddp_train.cli.help import options
-from ddp_train.config.check import CONF
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.schema import SECTIONS, TARGETS
 from ddp_train.config.tree import dotted_items

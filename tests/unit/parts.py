@@ -12,9 +12,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from ddp_train import CONF
 from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking
 from ddp_train.checkpoint.save import Saver
-from ddp_train.config.check import CONF, check_config
+from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ProfileConfig
 from ddp_train.distributed.world import World, alone

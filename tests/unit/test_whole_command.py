@@ -12,7 +12,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
 
-from ddp_train.config.check import CONF, check_config
+from ddp_train import CONF
+from ddp_train.config.check import check_config
 from tests.benchmark.whole_command import figures, turns
 from tests.benchmark.whole_command.run import SCRIPTS, Ran, Stamps, stamps_in
 from tests.benchmark.whole_command.ways import WORKLOADS, Case, ours

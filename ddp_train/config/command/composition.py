@@ -17,7 +17,7 @@ from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from ddp_train.config.check import CONF
+from ddp_train import CONF
 from ddp_train.config.hydra_internals import ConfigLoaderImpl, create_config_search_path, get_args_parser
 from ddp_train.config.targets.own_target import folder_of
 from ddp_train.config.tree import leaves, texts

@@ -21,13 +21,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from ddp_train.config.check import ConfigErrors, check_config
+from ddp_train.config.check import check_config
 from ddp_train.config.command.command_line import is_bare, join_cut_words, require_config, unreadable, without_override
 from ddp_train.config.command.composition import loader_of, parse, shown
 from ddp_train.config.field_words import instead_of
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import dotted_items, value_at
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 
 _PLUGINS = {("hydra/sweeper", "optuna"): "pip install 'ddp-train[optuna]'"}  # options that come with an extra
 

@@ -7,13 +7,13 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddp_train.config.check import CONF, ConfigErrors
+from ddp_train import CONF
 from ddp_train.config.command.command_line import join_cut_words, unreadable, without_override
 from ddp_train.config.hydra_internals import yaml_loader
 from ddp_train.config.schema import NAMED
 from ddp_train.config.spelling import unknown_key
 from ddp_train.config.tree import dotted_items
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 
 
 def with_overrides(

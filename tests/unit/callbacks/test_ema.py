@@ -11,9 +11,8 @@ from torch import Tensor, nn
 import ddp_train
 from ddp_train.callbacks.ema import EMA
 from ddp_train.checkpoint.read import read_shared
-from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState

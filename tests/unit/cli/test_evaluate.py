@@ -15,9 +15,8 @@ import torch
 
 from ddp_train.cli.evaluate import evaluate, predict
 from ddp_train.cli.resume import resume_typed
-from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
-from ddp_train.errors import ConfigError, EnvironmentRefuses, UserError
+from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses, UserError
 from ddp_train.launch.job import Evaluation, Job
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.rank.evaluate_job import evaluate_job

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train import FOLDER
+from ddp_train import CONF, FOLDER
 from ddp_train.cli.help import argument_type, default_options, explain, kind_of, options
-from ddp_train.config.check import CONF, SECTION_KEYS
+from ddp_train.config.check import SECTION_KEYS
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.launch.job_runner import JobRunner
 

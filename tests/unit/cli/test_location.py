@@ -7,10 +7,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from ddp_train import CONF
 from ddp_train.cli.compose import check_composed
 from ddp_train.cli.location import Location, location_of, location_of_sweep, typed_run_folder
-from ddp_train.config.check import CONF, ConfigErrors
-from ddp_train.errors import ConfigError, UserError
+from ddp_train.errors import ConfigError, ConfigErrors, UserError
 from ddp_train.run_folder.claim import release
 
 

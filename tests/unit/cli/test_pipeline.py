@@ -10,8 +10,7 @@ import torch
 
 from ddp_train.cli import pipeline
 from ddp_train.cli.pipeline import require_pipeline
-from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
+from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, ConfigErrors, EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import mark_cancelled

@@ -10,9 +10,8 @@ import pytest
 
 from ddp_train.cli import saved_run
 from ddp_train.cli.saved_run import frozen_job, refuse_without_effect
-from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.launch.job import Job
 from ddp_train.rank.run_job import _make_up_for_predictions
 from ddp_train.system.files import write_json

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_train import CONF
 from ddp_train.cli.init import starter
 from ddp_train.cli.schema import schemas, write
-from ddp_train.config.check import CONF
 from ddp_train.errors import UserError
 from ddp_train.launch.job_runner import JobRunner
 

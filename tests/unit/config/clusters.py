@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from ddp_train.config.check import CONF
+from ddp_train import CONF
 from ddp_train.config.cluster import Rendezvous, rendezvous_of
 from ddp_train.config.schema import ClusterConfig, typed
 

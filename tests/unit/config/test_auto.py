@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.config import auto
-from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from tests.unit.parts import checked, components
 
 

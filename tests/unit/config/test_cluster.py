@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_train.config.check import CONF
+from ddp_train import CONF
 from ddp_train.config.cluster import environment_of, max_restarts, processes_given, processes_of_nodes
 from ddp_train.errors import ConfigError
 from tests.unit.config.clusters import SILENT, cluster_with, found

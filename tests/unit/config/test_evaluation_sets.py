@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_train.config.check import ConfigErrors
 from ddp_train.config.evaluation_sets import data_node, evaluation_sets, set_name
+from ddp_train.errors import ConfigErrors
 from tests.unit.parts import checked
 
 

@@ -13,7 +13,7 @@ from hydra._internal.hydra import Hydra
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 
-from ddp_train.config.check import CONF
+from ddp_train import CONF
 from ddp_train.config.hydra_internals import IS_1_4, MAIN, composing_once
 
 pytestmark = pytest.mark.skipif(IS_1_4, reason="Hydra 1.4 asks for the mode without composing")

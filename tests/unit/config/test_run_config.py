@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from tests.unit.parts import checked, components
 
 SQRT = ("trainer.global_batch_size=128", "optimizer.lr_scale=sqrt", "optimizer.base_batch_size=32", "optimizer.lr=0.01")

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, trainer
 

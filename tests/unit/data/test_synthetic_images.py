@@ -6,9 +6,9 @@ import torch
 import torch._dynamo  # sets an environment variable when first imported (by optimizers): here, before the guard of conftest looks
 from torch import nn
 
-from ddp_train.config.check import ConfigErrors
 from ddp_train.config.targets.target import check_target
 from ddp_train.data.synthetic_images import SyntheticImages
+from ddp_train.errors import ConfigErrors
 from ddp_train.interfaces import DataSource
 from tests.unit.parts import checked
 

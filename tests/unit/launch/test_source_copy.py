@@ -74,7 +74,7 @@ def test_python_finds_there_what_it_finds_here(project: Path, monkeypatch: pytes
     monkeypatch.chdir(project / "experiments")
     monkeypatch.syspath_prepend(str(project / "src"))
     code = source_copy.copy_source(project / INTO, limit_mib=100)
-    program = "import lib, mine, ddp_train, ddp_train.config.check as c; print(*(each.__file__ for each in (lib, mine, ddp_train)), c.CONF)"
+    program = "import lib, mine, ddp_train; print(*(each.__file__ for each in (lib, mine, ddp_train)), ddp_train.CONF)"
     ran = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": code.python_path(), "PYTHONSAFEPATH": "1"},

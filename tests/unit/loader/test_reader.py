@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import ConfigError, ConfigErrors, DataError
 from ddp_train.loader.reader import LengthPlan, MicroBatch
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import ConfigError, DataError, UserError
+from ddp_train.errors import ConfigError, ConfigErrors, DataError, UserError
 from ddp_train.interfaces import Indices, Sampler
 from ddp_train.loader.dataset_adapter import as_source
 from ddp_train.loader.loader import TrainLoader

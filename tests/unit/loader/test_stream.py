@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import ConfigError, ConfigErrors, DataError
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.loader.stream import Stream, StreamEvaluationLoader, StreamLoader, is_stream

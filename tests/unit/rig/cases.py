@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor, nn
 
-from ddp_train.config.check import CONF
+from ddp_train import CONF
 from ddp_train.objective.supervised import LossObjective
 from ddp_train.training.instantiate import instantiate
 

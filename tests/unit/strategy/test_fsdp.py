@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 
-from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.interfaces import Joint
 from ddp_train.model.gpt import GPT
 from ddp_train.strategy.fsdp import FSDP, _require_shardable

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from ddp_train.config.check import CONF
+from ddp_train import CONF
 from ddp_train.config.command.commands import COMMANDS, starts_ranks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_train.config.check import ConfigErrors
+from ddp_train.errors import ConfigErrors
 from tests.unit.parts import checked
 
 

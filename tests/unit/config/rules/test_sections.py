@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_train.config.check import ConfigErrors
 from ddp_train.config.rules import sections
+from ddp_train.errors import ConfigErrors
 from tests.unit.parts import checked
 
 HERE = "tests.unit.config.rules.test_sections"

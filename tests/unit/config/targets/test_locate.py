@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train import FOLDER
-from ddp_train.config.check import CONF
+from ddp_train import CONF, FOLDER
 from ddp_train.config.targets import locate, target
 from ddp_train.traits import Constants, constants_of, follows_a_metric, needs_whole_matrices
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.config.check import ConfigErrors
-from ddp_train.errors import EnvironmentRefuses
+from ddp_train.errors import ConfigErrors, EnvironmentRefuses
 from ddp_train.launch.engine import ssh
 from ddp_train.launch.engine.engine import Stage, Submission
 from ddp_train.launch.engine.ssh import ENGINE, ssh_command

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from ddp_train.config.check import ConfigErrors
+from ddp_train.errors import ConfigErrors
 from ddp_train.interfaces import Strategy
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.local_sgd import LocalSGD

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.config.check import ConfigErrors
 from ddp_train.config.saved import answers_of, record_answers
 from ddp_train.distributed.world import alone
-from ddp_train.errors import RunError
+from ddp_train.errors import ConfigErrors, RunError
 from ddp_train.interfaces.batch import batch_size
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.reader import MicroBatch

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
-from ddp_train.errors import NonFiniteLossError
+from ddp_train.errors import ConfigErrors, NonFiniteLossError
 from ddp_train.training.check.memory import memory_by_part
 from ddp_train.training.check.rehearsal import try_step
 from ddp_train.training.parts.components import Components

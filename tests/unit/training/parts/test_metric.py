@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_train.config.check import ConfigErrors
 from ddp_train.distributed.world import alone
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.parts.metric import FunctionMetric, KeptMetric, as_metric, build_metrics, require_numbers, results, update
 from tests.unit.parts import checked, components
