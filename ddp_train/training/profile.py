@@ -166,8 +166,9 @@ class Profiler:
 
     def _reset(self) -> None:
         self._marks.uninstall()
+        if self._window is not None:
+            self._hooks.before_step.remove(self.begin_step)
         self._recording = self._window = None
-        self._hooks.before_step = [hook for hook in self._hooks.before_step if hook != self.begin_step]  # the loop may be in the old list
 
 
 class Marks:

@@ -90,7 +90,12 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
         hooks.after_evaluation.append(lambda metrics: scheduler.follow(world.from_main(lambda: metrics)))
     _add_to_record(trainer)
-    hooks.after_first_step.append(lambda: memory.print_memory_use(components, world))
+
+    def print_memory_once(step: int) -> None:
+        memory.print_memory_use(components, world)
+        hooks.after_step.remove(print_memory_once)
+
+    hooks.after_step.append(print_memory_once)
 
 
 def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:

@@ -47,7 +47,7 @@ class RunRequest:
 class Hooks:
     """The points of the loop on which a run's features hang, in the order of their calls; `build/trainer.py` fills them.
 
-    All ranks call the same ones. Those of a step must not wait for the device.
+    All ranks call the same ones. Those of a step must not wait for the device; each may take itself off its list.
     """
 
     before_first_step: list[Callable[[MicroBatch], object]] = field(default_factory=list)  # gets its first micro-batch
@@ -55,7 +55,6 @@ class Hooks:
     when_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # again after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
-    after_first_step: list[Callable[[], None]] = field(default_factory=list)  # of this process; each is taken off the list and called
     requests: list[RunRequest] = field(default_factory=list)  # looked for at each record
     at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
     after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
@@ -75,7 +74,7 @@ class RunServices:
     log_event: Callable[[Event, str], None] = lambda event, line: None  # gets the line for the screen, too
     show: Callable[[str, Tensor | str, int], None] = lambda name, shown, step: None  # a callback's image or text
 
-    # Two decisions after each step, made once on every rank, in this order (`Trainer._take_steps` says why); the same on all ranks.
+    # Two decisions after each step, made once on every rank, in this order (`Trainer._finish_step` says why); the same on all ranks.
     begin_next_step: Callable[[int], bool] = lambda taken: True  # False: all stop after so many steps, and it is not begun
     decide_save: Callable[[int], bool] = lambda step: False  # whether a checkpoint is saved now
 
@@ -169,7 +168,7 @@ class Trainer:
         while not self._is_over():
             if hooks.before_step:
                 started = time.perf_counter()
-                for before_step in hooks.before_step:
+                for before_step in [*hooks.before_step]:
                     before_step(state.step)
                 self.window.exclude_since(started)
             batch = order.batch_at(state.samples)
@@ -177,29 +176,34 @@ class Trainer:
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
             state.samples += batch.size
-            for after_step in hooks.after_step:
+            for after_step in [*hooks.after_step]:
                 after_step(state.step)
-            while hooks.after_first_step:
-                hooks.after_first_step.pop(0)()
             if is_log_step:
                 self._log(grad_norm)  # the ranks agree in it on a callback's stop, as they do in an evaluation
-
-            # First, as all agreements on this step are known once the next one has begun: `decide_save` must know those on a save.
-            stops = not self.services.begin_next_step(state.steps_taken)
-            if self._is_over() or self._is_evaluation_due(batch):
-                started = time.perf_counter()
-                stops = stops or not self.evaluate()
-                state.evaluation_pending = stops
-                self.window.exclude_since(started)
-            # After the evaluation, which may be one of the best. Not `stops or decide_save()`: it counts what later decisions depend on.
-            saves = self.services.decide_save(state.step)
-            if stops or saves or self._is_over():
-                if not is_log_step:  # else it is known: weights that are lost must not replace good ones
-                    self._judge(self.window.read(Reduction(self.world)))
-                self._save()
-            if stops:
+            if not self._finish_step(batch, is_judged=is_log_step):
                 return False
         return True
+
+    def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
+        """Evaluate and save where that is due; False: all stop after this step. Collective. Each line needs what those before it found.
+
+        - All agreements on a step are known once the next one has begun; `decide_save` must know those on a save.
+        - The evaluation may be one of the best, which is saved.
+        - `decide_save` is asked in a stop, too: it counts what later decisions depend on.
+        """
+        state = self.state
+        stops = not self.services.begin_next_step(state.steps_taken)
+        if self._is_over() or self._is_evaluation_due(batch):
+            started = time.perf_counter()
+            stops = stops or not self.evaluate()
+            state.evaluation_pending = stops
+            self.window.exclude_since(started)
+        saves = self.services.decide_save(state.step)
+        if stops or saves or self._is_over():
+            if not is_judged:  # weights that are lost must not replace good ones
+                self._judge(self.window.read(Reduction(self.world)))
+            self._save()
+        return not stops
 
     def _finish_what_was_pending(self) -> bool:
         """Start, and do what is left of the step that the state comes from; False: a stop came before that was done. Collective.
