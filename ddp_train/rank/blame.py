@@ -52,7 +52,12 @@ def report_failure(
     if is_by_peer:
         error.add_note(f"{LOST}: see the logs of the other ranks.")
     left = _wait_for_quiet_exit(job, peers) if is_by_peer else None
-    report = _own_failure(error, job, state, rank=rank) if left is None else _early_exit(left, state)
+    if left is None:
+        report = _own_failure(error, job, state, rank=rank)
+    else:
+        message = f"rank {left.rank} exited with code 0 after step {state.step} while the others were still training"
+        fix = "look for os._exit in the code that this run uses"
+        report = failure.Failure(rank=left.rank, pid=left.pid, step=state.step, error="EarlyExit", message=message, fix=fix)
     if peers is not None and (left is not None or not job.run_folder.failure.exists()):
         report = report.with_others(peers.ask_others() | ({} if left is None else {rank: where}))
     if not job.in_sweep and (file := torchrun_env.error_file()):
@@ -94,13 +99,6 @@ def _wait_for_quiet_exit(job: Job, peers: Peers | None) -> Neighbour | None:
     if job.run_folder.failure.exists():
         time.sleep(_AGENT_ACTS_S)  # whoever has written it, the signals' thread of this very process perhaps, has yet to show it
     return None
-
-
-def _early_exit(left: Neighbour, state: TrainState) -> failure.Failure:
-    """Describe a rank that left with exit code 0 before the others."""
-    message = f"rank {left.rank} exited with code 0 after step {state.step} while the others were still training"
-    fix = "look for os._exit in the code that this run uses"
-    return failure.Failure(rank=left.rank, pid=left.pid, step=state.step, error="EarlyExit", message=message, fix=fix)
 
 
 def _own_failure(error: BaseException, job: Job, state: TrainState, *, rank: int) -> failure.Failure:

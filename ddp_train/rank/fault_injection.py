@@ -74,8 +74,7 @@ class _Injector:
             self._strike(fault, step)
 
     def _strike(self, fault: FaultConfig, step: int) -> None:
-        checkpoints = self._checkpoints
-        seconds = fault.seconds
+        checkpoints, seconds = self._checkpoints, fault.seconds
         match fault.kind:
             case "sleep" | "slow":
                 time.sleep(_FOR_EVER_S if seconds is None else seconds)

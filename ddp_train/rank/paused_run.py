@@ -1,6 +1,5 @@
 """A run that is saved after `debug.resume_after_steps`, built anew and resumed, as after a stop."""
 
-from contextlib import suppress
 from dataclasses import replace
 
 from ddp_train.distributed.world import World
@@ -31,8 +30,7 @@ def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases
     if world.is_main:
         run.records.close()
         end_attempt(job.run_folder)
-        with suppress(OSError):  # a full disk: the run will say so itself
-            count_attempt(job.run_folder)
+        count_attempt(job.run_folder)
     world.barrier()
     state.reset()
     phases.enter(Phase.START, 0)

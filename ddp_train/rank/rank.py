@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from functools import partial
 from typing import TextIO
 
@@ -74,8 +73,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
             with stop.listening():
                 if world.is_main:
-                    with suppress(OSError):  # a full disk: the run will say so itself
-                        count_attempt(job.run_folder)
+                    count_attempt(job.run_folder)
                 code = _train_or_evaluate(job, world, state, stop, phases)
                 end_compilers()
                 if watchdog is not None and watchdog.stdin is not None:

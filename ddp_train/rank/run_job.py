@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.schedule import Retention
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
@@ -94,8 +93,6 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
         state=state,
         world=world,
         keep=keep,
-        run_id=world.from_main(job.run_folder.run_id),
-        saved=world.from_main(lambda: catalog.saved_checkpoints(job.run_folder.checkpoints)),
         records=records,
         phases=phases,
         agree_to_save=stop.agree_to_save,

@@ -8,7 +8,7 @@ would start the run again for ever.
 import json
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 
 from ddp_train.errors import FINAL, NO_PROGRESS
@@ -79,7 +79,7 @@ class _Starts:
 def count_attempt(run_folder: RunFolder, *, by_engine: bool = False) -> None:
     """Count an attempt. Rank 0 calls this at its begin; under an engine the program that starts the machines has counted it before.
 
-    `by_engine`: also move away the result and report of earlier attempts: later ones are of this one.
+    `by_engine`: also move away the result and report of earlier attempts: later ones are of this one. Only then it raises OSError.
     """
     if by_engine:
         run_folder.archive_failure()
@@ -89,7 +89,8 @@ def count_attempt(run_folder: RunFolder, *, by_engine: bool = False) -> None:
     else:
         starts.began.append(time.time())
         starts.open = _ENGINE if by_engine else _RANKS
-    starts.write(run_folder)
+    with nullcontext() if by_engine else suppress(OSError):  # a full disk: the run will say so itself
+        starts.write(run_folder)
 
 
 def end_attempt(run_folder: RunFolder, *, is_saved: bool = True) -> None:

@@ -185,19 +185,16 @@ class Trainer:
         return True
 
     def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
-        """Evaluate and save where that is due; False: all stop after this step. Collective. Each line needs what those before it found.
-
-        - All agreements on a step are known once the next one has begun; `decide_save` must know those on a save.
-        - The evaluation may be one of the best, which is saved.
-        - `decide_save` is asked in a stop, too: it counts what later decisions depend on.
-        """
+        """Evaluate and save where that is due; False: all stop after this step. Collective."""
         state = self.state
+        # First, as all agreements on this step are known once the next one has begun: `decide_save` must know those on a save.
         stops = not self.services.begin_next_step(state.steps_taken)
         if self._is_over() or self._is_evaluation_due(batch):
             started = time.perf_counter()
             stops = stops or not self.evaluate()
             state.evaluation_pending = stops
             self.window.exclude_since(started)
+        # After the evaluation, which may be one of the best. Not `stops or decide_save()`: it counts what later decisions depend on.
         saves = self.services.decide_save(state.step)
         if stops or saves or self._is_over():
             if not is_judged:  # weights that are lost must not replace good ones

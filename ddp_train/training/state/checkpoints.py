@@ -36,7 +36,7 @@ class RewindError(RunError):
 
 @dataclass(kw_only=True)
 class Checkpoints:
-    """Saves one run, and rewinds it."""
+    """Saves one run, and rewinds it. Made on all ranks together: a shared file system may show rank 0's files to others later."""
 
     config: RunConfig
     run_folder: RunFolder
@@ -44,20 +44,18 @@ class Checkpoints:
     state: TrainState
     world: World
     keep: Retention  # which checkpoints stay (`retention`)
-    run_id: InitVar[str | None]  # as rank 0 reads it: a shared file system may show environment.json to others later
-    saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, likewise
     records: Records
     phases: Phases
     agree_to_save: InitVar[Callable[[bool], bool]]  # of `CheckpointSchedule`
     schedule: CheckpointSchedule = field(init=False)  # decides when one is saved
 
-    def __post_init__(self, run_id: str | None, saved: Sequence[CatalogEntry], agree_to_save: Callable[[bool], bool]) -> None:
+    def __post_init__(self, agree_to_save: Callable[[bool], bool]) -> None:
         settings = self.config.checkpoint
         self._saver = Saver(
             folder=self.run_folder.checkpoints,
             world=self.world,
             config_hash=self.config.hash(),
-            run=run_id,
+            run=self.world.from_main(self.run_folder.run_id),
             asynchronous=settings.asynchronous,
             remove_old=lambda folder: remove_old(folder, self.keep),
             on_progress=self.phases.move,
@@ -69,7 +67,7 @@ class Checkpoints:
             every_steps=settings.every_steps,
             every_minutes=settings.every_minutes,
             keep=self.keep,
-            saved=saved,
+            saved=self._saved(),
             agree_to_save=agree_to_save,
         )
         self.records.listen(self.schedule.note)
@@ -124,8 +122,11 @@ class Checkpoints:
             {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
             f"rewound from step {from_step} to {chosen.name}; the data continues after sample {samples:,}",
         )
-        self.schedule.go_back(self.world.from_main(lambda: catalog.saved_checkpoints(self.run_folder.checkpoints)))
+        self.schedule.go_back(self._saved())
         self.records.reopen()
+
+    def _saved(self) -> Sequence[CatalogEntry]:
+        return self.world.from_main(lambda: catalog.saved_checkpoints(self.run_folder.checkpoints))
 
 
 def retention(settings: CheckpointConfig, components: Components) -> Retention:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import alone
 from ddp_train.run_folder.paths import RunFolder
@@ -33,7 +32,6 @@ def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **c
     config = checked()
     settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
     settings |= {"phases": Phases(), "agree_to_save": lambda wanted: wanted, "world": alone()} | changes
-    settings |= {"run_id": None, "saved": catalog.saved_checkpoints(run_folder.checkpoints)}
     return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, **settings)
 
 
