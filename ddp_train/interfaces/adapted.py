@@ -1,8 +1,11 @@
 """An object whose class does not inherit from one of our base classes, used as one of that base."""
 
 from abc import ABCMeta
+from inspect import get_annotations
 from types import MemberDescriptorType
 from typing import Any
+
+from ddp_train.errors import ConfigError
 
 
 class Adapted:
@@ -11,17 +14,12 @@ class Adapted:
     Of each other public member of the base it gives what the object has at that moment, and our default while the object has none.
     """
 
-    _base: ABCMeta
-
     def __init_subclass__(cls, base: ABCMeta) -> None:
-        cls._base = base
         for name in dir(base):
             if not name.startswith("_") and getattr(cls, name) is getattr(base, name):  # what `cls` defines itself stays
                 setattr(cls, name, _own_or_default(cls, name))
 
     def __init__(self, own: Any) -> None:
-        if missing := lacking(own, self._base):
-            raise TypeError(f"{type(own).__name__} lacks {', '.join(missing)} (ddp_train.interfaces.{self._base.__name__})")
         self.own = own
 
     def __getattr__(self, name: str) -> Any:
@@ -44,9 +42,18 @@ def own_member(own: Any, name: str, default: Any = None) -> Any:
         return default
 
 
-def lacking(own: Any, base: ABCMeta) -> list[str]:
-    """Return what is abstract in a base and missing in an object."""
-    return [name for name in vars(base) if name in base.__abstractmethods__ and own_member(own, name) is None]
+def lacking(own: Any, interface: type) -> list[str]:
+    """Return what an object lacks of an interface: of what is abstract in a base class, of all that a protocol has."""
+    names = dict.fromkeys(name for each in reversed(interface.__mro__) for name in (*get_annotations(each), *vars(each)))
+    needed = getattr(interface, "__abstractmethods__", None) or {name for name in names if not name.startswith("_")}
+    return [name for name in names if name in needed and own_member(own, name) is None]
+
+
+def require_members(own: Any, interface: type, *, key: str) -> None:
+    """Refuse an object that lacks something of an interface (ConfigError with the component's key)."""
+    if missing := lacking(own, interface):
+        happened = f"gave a {type(own).__name__}, which lacks {', '.join(missing)}"
+        raise ConfigError(key=f"{key}._target_", happened=happened, expected=f"what ddp_train.interfaces.{interface.__name__} has")
 
 
 def _own_or_default(cls: type, name: str) -> property:

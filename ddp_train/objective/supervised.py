@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Batch, Goal
+from ddp_train.interfaces import AnyObjective, Batch, Goal, Objective
+from ddp_train.interfaces.adapted import require_members
 from ddp_train.interfaces.batch import batch_size, describe
 from ddp_train.traits import ObjectiveConstants
 
@@ -182,14 +183,13 @@ def as_objective(candidate: object) -> AnyObjective:
     """Return an objective with the whole protocol unchanged, and a bare loss function inside a `LossObjective`."""
     # `weight` alone says nothing: nn.CrossEntropyLoss has one too, its class weights.
     if hasattr(candidate, "loss") or hasattr(candidate, "score"):
-        missing = [name for name in ("goals", "weight", "loss", "score", "metrics") if not hasattr(candidate, name)]
-        if missing:
-            raise TypeError(f"the objective {type(candidate).__name__} lacks {', '.join(missing)} (ddp_train.interfaces.Objective)")
+        require_members(candidate, Objective, key="objective")
         return candidate  # type: ignore[return-value]
     if callable(candidate) and not isinstance(candidate, type):
         return LossObjective(candidate)
     kind = f"the class {candidate.__name__}, not an instance" if isinstance(candidate, type) else f"a {type(candidate).__name__}"
-    raise TypeError(f"an objective has `score` and `loss` (ddp_train/interfaces) or is a function loss_fn(outputs, targets); got {kind}")
+    expected = "an objective (ddp_train.interfaces.Objective) or a function loss_fn(outputs, targets)"
+    raise ConfigError(key="objective._target_", happened=f"gave {kind}", expected=expected)
 
 
 def weighed(auxiliary: list[Tensor], aux_weight: float | None) -> list[tuple[Tensor, float]]:

@@ -31,9 +31,9 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.phase import Phase, Phases
+from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.predict import predict
-from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.records import Records
@@ -213,4 +213,4 @@ def _writers(job: Job, state: TrainState, phases: Phases) -> list[MetricWriter]:
         total_steps=max(state.step, job.config.trainer.max_steps or 0),
         phases=phases,
     )
-    return build_writers(job.config.metrics, facts)
+    return make_writers(job.config.metrics, facts)

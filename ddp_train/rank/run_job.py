@@ -28,10 +28,10 @@ from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, statu
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.phase import Phase, Phases
+from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.rehearsal import rebuild_buckets
-from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
@@ -213,7 +213,7 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
     )
-    return build_writers(config.metrics, facts)
+    return make_writers(config.metrics, facts)
 
 
 def train(run: PreparedRun, stop: Stop) -> bool:

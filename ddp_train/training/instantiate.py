@@ -15,26 +15,13 @@ from ddp_train.config import auto
 from ddp_train.config.hydra_internals import IS_1_4
 from ddp_train.config.spelling import removal
 from ddp_train.config.targets.locate import locate, parameters_of
-from ddp_train.config.targets.target import WriterFacts, name_in, run_arguments
+from ddp_train.config.targets.target import name_in, run_arguments
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.interfaces import MetricWriter
 from ddp_train.system.redaction import reveal
 
 _GET_OBJECT = "hydra.utils.get_object"
 _RUN_OBJECTS: ContextVar[Mapping[str, Any]] = ContextVar("run_objects")  # for the inner nodes of the present one, by argument name
-
-
-def build_writers(nodes: Mapping[str, Any], facts: WriterFacts) -> list[MetricWriter]:
-    """Build the metric writers of rank 0."""
-    answers = auto.answer({"metrics": nodes}, vars(facts))
-    writers = {name: instantiate(node, key=f"metrics.{name}", answers=answers) for name, node in nodes.items() if node}
-    for name, writer in writers.items():
-        if lacking := [method for method in ("write", "close") if not callable(getattr(writer, method, None))]:
-            happened = f"gave a {type(writer).__name__}, which lacks {' and '.join(lacking)}"
-            expected = "a metric writer (ddp_train.interfaces.MetricWriter)"
-            raise ConfigError(key=f"metrics.{name}._target_", happened=happened, expected=expected)
-    return [*writers.values()]
 
 
 def instantiate(node: Mapping[str, Any], *, key: str, answers: Mapping[str, Any] | None = None, run_object: Any = None) -> Any:

@@ -50,9 +50,9 @@ from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.system.phase import Phases
 from ddp_train.system.process import exit_at_once
+from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
-from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState
@@ -232,7 +232,7 @@ def measure(name: str, pairs: int, device: str, *, lists_operations: bool = Fals
             total_steps=components.total_steps,
             steps_per_epoch=components.train_loader.order.steps_per_epoch,
         )
-        writers = build_writers(checked.metrics, facts) if world.is_main else []
+        writers = make_writers(checked.metrics, facts) if world.is_main else []
 
         def write(record: Record) -> None:
             """Write as always; then it is the hand-written loop's turn."""

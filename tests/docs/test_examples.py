@@ -24,9 +24,9 @@ from ddp_train.errors import UserError
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.system.phase import Phases
+from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
-from ddp_train.training.instantiate import build_writers
 from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.train_state import TrainState
 from tests.conftest import Project
@@ -82,7 +82,7 @@ def _train(config: RunConfig, folder: Path) -> None:
     own = {name: node for name, node in config.metrics.items() if node and not node["_target_"].startswith("ddp_train.")}
     total_steps = parts.total_steps
     facts = WriterFacts(run_dir=str(folder), config=config.tree, hyper_parameters={}, step=0, total_steps=total_steps, phases=Phases())
-    writers = build_writers(own, facts)
+    writers = make_writers(own, facts)
 
     def write(record: dict[str, Any]) -> None:
         for writer in writers:

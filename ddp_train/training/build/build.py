@@ -14,18 +14,16 @@ from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.evaluation_sets import evaluation_sets, set_name
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.schema import EVENTS
 from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Strategy, SupportsPredict, TurnObjective
-from ddp_train.interfaces.run import implements
-from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.stream import Source, Stream
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
+from ddp_train.training.build.adopt import make_callbacks, make_strategy
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.build.optimizer import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.instantiate import instantiate
@@ -54,7 +52,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     answers = _answers(config, source.facts, world)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
 
-    strategy = _strategy(config)
+    strategy = make_strategy(config.strategy)
     evaluated = _evaluation_parts(config, world, answers, strategy, eval_sources)
     model, trained, objective, amp = evaluated.model, evaluated.trained, evaluated.objective, evaluated.amp
     freeze(trained, groups_of(config.optimizer))
@@ -76,15 +74,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
     components = Components(
-        model=model,
-        trained=trained,
-        objective=objective,
-        amp=amp,
-        eval_loaders=evaluated.eval_loaders,
-        callbacks=_callbacks(config.callbacks),
-        metrics=evaluated.metrics,
-        forward_is_collective=evaluated.forward_is_collective,
-        compiled=compiled,
+        **vars(replace(evaluated, callbacks=make_callbacks(config.callbacks), compiled=compiled)),
         module=module,
         turns=turns,
         strategy=strategy,
@@ -129,7 +119,7 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
         accepted_meaning_changes(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)
     added = _answers(config, next(iter(sources.values())).facts, world)  # with what was typed: another metric
-    strategy = _strategy(config)
+    strategy = make_strategy(config.strategy)
     evaluated = _evaluation_parts(config, world, added, strategy, sources)
     if evaluated.forward_is_collective:
         return replace(evaluated, trained=strategy.prepare(evaluated.trained.requires_grad_(False), world.device, world.size))
@@ -198,11 +188,6 @@ def _make_sources(config: RunConfig, world: World, keys: Iterable[str]) -> dict[
         return {key: data.make_source(config, key=key) for key in keys}
 
 
-def _strategy(config: RunConfig) -> Strategy:
-    strategy = instantiate(config.strategy, key="strategy")
-    return strategy if isinstance(strategy, Strategy) else AdaptedStrategy(strategy)
-
-
 def _require_predictions(objective: AnyObjective, sources: Iterable[Source]) -> None:
     key, expected = "evaluation.save_predictions", "evaluation data with positions, in whose order predictions are written"
     if any(isinstance(source, Stream) for source in sources):
@@ -224,17 +209,3 @@ def _largest_share(config: RunConfig, components: Components) -> int:
     epoch_size = components.train_loader.order.epoch_size
     most = max(sizes) if epoch_size is None else min(max(sizes), epoch_size)
     return -(-most // config.batch.world_size)
-
-
-def _callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
-    callbacks = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
-    for name, callback in callbacks.items():
-        if not any(callable(getattr(callback, event, None)) for event in EVENTS):
-            happened = f"gave a {type(callback).__name__}, which has none of the methods {', '.join(EVENTS)}"
-            expected = "a callback (ddp_train.interfaces.Callback), with at least one of them"
-            raise ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
-    averaging = [name for name, callback in callbacks.items() if implements(callback, "evaluation_weights")]
-    if len(averaging) > 1:
-        key, happened = f"callbacks.{averaging[1]}", f"has weights for evaluation, and callbacks.{averaging[0]} has, too"
-        raise ConfigError(key=key, happened=happened, expected="one of them", fix=f"~{key}")
-    return callbacks

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -11,6 +11,7 @@ from ddp_train.config.targets.locate import accepts, locate
 from ddp_train.config.targets.target import own_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Goal, Scheduler
+from ddp_train.interfaces.adapted import require_members
 from ddp_train.loader.order import BatchOrder
 from ddp_train.optimizer.groups import Groups, parameter_groups
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
@@ -28,24 +29,19 @@ def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: 
     """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
     settings, target = own_keys(node, "optimizer"), locate(node["_target_"])
     class_node = {name: value for name, value in node.items() if name not in settings}
-    if accepts(target, "model"):
-        return _scaled(cast(Optimizer, instantiate(class_node, key="optimizer", run_object=trained)), rate_factor)
-    layer_decay, lr = settings.get("layer_decay"), _rate(class_node, target)
-    if layer_decay is not None and lr is None:
-        raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")
-    groups = parameter_groups(trained, class_node.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
-    optimizer = _scaled(cast(Optimizer, instantiate(class_node, key="optimizer", run_object=groups)), rate_factor)
+    run_object: Any = trained
+    if not accepts(target, "model"):
+        layer_decay, lr = settings.get("layer_decay"), _rate(class_node, target)
+        if layer_decay is not None and lr is None:
+            raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")
+        run_object = parameter_groups(trained, class_node.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
+    optimizer: Optimizer = instantiate(class_node, key="optimizer", run_object=run_object)
+    for group in optimizer.param_groups if rate_factor != 1.0 else ():
+        if group.get("lr") is None:
+            happened = f"is given, and a {type(optimizer).__name__} sets its learning rate itself"
+            raise conflict("optimizer.lr_scale", happened, "null optimizer.base_batch_size=null", expected="one with a learning rate")
+        group["lr"] = group["lr"] * rate_factor
     training_mode(optimizer)
-    return optimizer
-
-
-def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
-    if factor != 1.0:
-        for group in optimizer.param_groups:
-            if group.get("lr") is None:
-                happened = f"is given, and a {type(optimizer).__name__} sets its learning rate itself"
-                raise conflict("optimizer.lr_scale", happened, "null optimizer.base_batch_size=null", expected="one with a learning rate")
-            group["lr"] = group["lr"] * factor
     return optimizer
 
 
@@ -73,7 +69,8 @@ def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Ma
     class_node = {name: value for name, value in node.items() if name not in settings}
     if not follows_a_metric(locate(node["_target_"])):
         scheduler = instantiate(class_node, key="scheduler", answers=answers, run_object=optimizer)
-        return EveryEpoch(scheduler) if settings.get("every") == "epoch" else cast(Scheduler, scheduler)
+        require_members(scheduler, Scheduler, key="scheduler")
+        return EveryEpoch(scheduler) if settings.get("every") == "epoch" else scheduler
     metric = settings.get("metric") or next(iter(goals), "")
     if metric not in goals:
         happened = f"is {metric!r}, which the objective does not measure"

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.interfaces import DataSource, Strategy
-from ddp_train.interfaces.adapted import Adapted, own_member
+from ddp_train.errors import ConfigError
+from ddp_train.interfaces import DataSource, MetricWriter, Objective, Scheduler, Strategy
+from ddp_train.interfaces.adapted import Adapted, own_member, require_members
 from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.dataset_adapter import AdaptedSource, as_source
 
@@ -58,11 +59,20 @@ def test_what_the_object_lacks_is_our_default(kind: type[Adapted], base: ABCMeta
         assert (adapted.augments, adapted.labels, adapted.lengths, adapted.fingerprint, adapted.meaning) == (False, None, None, {}, {})
 
 
-@pytest.mark.parametrize(("kind", "base"), ADAPTED)
-def test_one_without_what_is_abstract_is_refused_by_name(kind: type[Adapted], base: ABCMeta) -> None:
-    missing = {Strategy: "prepare", DataSource: "facts, __len__, batch"}[base]
-    with pytest.raises(TypeError, match=rf"^object lacks {missing} \(ddp_train.interfaces.{base.__name__}\)$"):
-        kind(object())
+@pytest.mark.parametrize(
+    ("interface", "missing"),
+    [
+        (Strategy, "prepare"),
+        (DataSource, "facts, __len__, batch"),
+        (MetricWriter, "write, close"),
+        (Scheduler, "step, get_last_lr, state_dict, load_state_dict"),
+        (Objective, "goals, weight, score, metrics, loss"),
+    ],
+)
+def test_one_without_what_an_interface_asks_for_is_refused_by_name(interface: type, missing: str) -> None:
+    match = rf"mine\._target_: gave a object, which lacks {missing}[^,].*ddp_train\.interfaces\.{interface.__name__}"
+    with pytest.raises(ConfigError, match=match):
+        require_members(object(), interface, key="mine")
 
 
 def test_its_other_attributes_are_reached_also_in_another_process() -> None:

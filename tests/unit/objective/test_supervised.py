@@ -119,9 +119,9 @@ def test_as_objective_says_what_is_wrong() -> None:
     class Half:
         def loss(self) -> None: ...
 
-    with pytest.raises(TypeError, match="Half lacks goals, weight, score, metrics"):
+    with pytest.raises(ConfigError, match="Half, which lacks goals, weight, score, metrics"):
         as_objective(Half())
-    with pytest.raises(TypeError, match="got the class CrossEntropyLoss, not an instance"):
+    with pytest.raises(ConfigError, match="gave the class CrossEntropyLoss, not an instance"):
         as_objective(nn.CrossEntropyLoss)
-    with pytest.raises(TypeError, match="got a int"):
+    with pytest.raises(ConfigError, match="gave a int"):
         as_objective(3)

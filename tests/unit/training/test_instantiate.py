@@ -6,15 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR
 
-from ddp_train.config.targets.target import WriterFacts
-from ddp_train.errors import ConfigError
-from ddp_train.system.phase import Phases
-from ddp_train.training.instantiate import build_writers, instantiate
+from ddp_train.training.instantiate import instantiate
 
 LINEAR = {"_target_": "torch.optim.lr_scheduler.LinearLR", "start_factor": 0.5, "total_iters": 2}
 DECAY = {"_target_": "torch.optim.lr_scheduler.ExponentialLR", "gamma": 0.5, "_partial_": True}
@@ -33,18 +29,6 @@ class Doubled:
     def __init__(self, params: Any, base: Callable[..., Optimizer]) -> None:
         self.base = base
         self.optimizer = base(params)
-
-
-class Open:
-    """A metric writer without `close`."""
-
-    def write(self, record: object) -> None: ...
-
-
-def test_a_writer_without_close_is_refused_when_it_is_made() -> None:
-    facts = WriterFacts(run_dir="", config={}, hyper_parameters={}, step=0, total_steps=1, phases=Phases())
-    with pytest.raises(ConfigError, match=r"metrics\.mine\._target_: gave a Open, which lacks close"):
-        build_writers({"mine": {"_target_": f"{__name__}.Open"}}, facts)
 
 
 def sgd() -> SGD:
