@@ -65,7 +65,6 @@ class Manifest:
     files: Mapping[str, FileEntry]  # name -> entry; each rank has one file
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file."""
         facts = {"metrics": self.metrics, "ranked_by": self.ranked_by and asdict(self.ranked_by)}
         head = {"format": _FORMAT, "torch": self.torch, "step": self.step, "world_size": self.world_size, "run": self.run}
         return json.dumps({**head, "config_sha256": self.config_sha256, "facts": facts, "files": self.files}, indent=2).encode() + b"\n"

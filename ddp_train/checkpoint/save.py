@@ -86,7 +86,10 @@ class Saver:
         """
         self.finish()
         if not self._nonce:
-            self._open_mailbox()
+            self._nonce = self.world.from_main(lambda: secrets.token_hex(4))
+            if self.world.store is not None and self.world.size > 1:  # a connection of the threads' own, at a place that no saver has used
+                store = self.world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+                self._mailbox = PrefixStore(f"checkpoint/{self._nonce}", store)
         origin = {"step": content.step, "run": self.run}
         staged = self._buffer.copy_state(content.shared, content.own, rank=self.world.rank, size=self.world.size, origin=origin)
         self._num_saves += 1
@@ -133,14 +136,6 @@ class Saver:
         if self._error is not None:
             raise self._error
         return self._problem
-
-    def _open_mailbox(self) -> None:
-        """Open this rank's connection for the writing threads, at a place that no earlier saver has used. Collective."""
-        self._nonce = self.world.from_main(lambda: secrets.token_hex(4))
-        if self.world.size > 1:
-            assert self.world.store is not None
-            store = self.world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
-            self._mailbox = PrefixStore(f"checkpoint/{self._nonce}", store)
 
     def _count_chunk(self) -> None:
         self._chunks_written += 1

@@ -74,7 +74,7 @@ def _work_of(run_folder: RunFolder) -> _Work | None:
 def _local_process(folder: Path) -> _Work | None:
     """Return the process that holds a folder; None when it is not held. EnvironmentRefuses: it runs on another machine."""
     holder = holder_of(folder)
-    if not folder.is_dir() or not is_held(folder) or holder is None:
+    if holder is None or not is_held(folder):
         return None
     if not is_here(holder):
         happened = f"the process of {folder} runs on {holder.host} (pid {holder.pid})"

@@ -142,7 +142,6 @@ class HydraSession:
         return self._multirun.launch(context, base, job_overrides)
 
     def close(self) -> None:
-        """End a sweep, however it ends."""
         if self._multirun is not None:
             self._multirun.close()
             self.exit_code = self._multirun.exit_code()  # an engine may have told of a failure only then

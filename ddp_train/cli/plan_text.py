@@ -66,7 +66,6 @@ class Screen:
         self._headings[-1].facts.append(_Fact(label, [*map(_safe, lines)]))
 
     def heading(self, text: str) -> None:
-        """Begin a part."""
         self._headings.append(_Heading(_safe(text)))
 
     def table(self, rows: Iterable[Sequence[str]]) -> None:
@@ -77,11 +76,9 @@ class Screen:
         self.fact("", *("  ".join(row).rstrip() for row in cells))
 
     def block(self, text: str) -> None:
-        """Add the text of a file."""
         self.fact(_BLOCK, *text.splitlines())
 
     def show(self) -> None:
-        """Print it for a person."""
         console = Console(file=sys.stdout, highlight=False)
         for part in self._headings:
             if part.heading:
@@ -93,7 +90,6 @@ class Screen:
                     console.print(Text(f"  | {line}", "dim") if fact.label == _BLOCK else Text.assemble(label, line), soft_wrap=True)
 
     def show_json(self) -> None:
-        """Print it for a program."""
         print(json.dumps({"headings": [asdict(part) for part in self._headings]}))
 
 

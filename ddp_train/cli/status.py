@@ -96,7 +96,7 @@ def state_of(run_folder: RunFolder) -> str:
     id = submission.id if submission is not None else ""
     if isinstance(submitted, State) and submitted.stage is not Stage.ENDED:
         return f"{submitted}, job {id}"
-    if is_locked(run_folder):
+    if is_held(run_folder.root):
         return f"running ({holder_of(run_folder.root) or 'by an unknown process'})"
     if isinstance(submitted, str):
         return f"not known whether it runs; {verdict}\n  {submitted}"
@@ -114,11 +114,6 @@ def submitted_state(run_folder: RunFolder) -> State | str | None:
         return submission.state(run_folder)
     except UserError as error:
         return f"{submission.engine}, job {submission.id}: {error.happened}"
-
-
-def is_locked(run_folder: RunFolder) -> bool:
-    """Tell whether a process holds the run folder."""
-    return run_folder.root.is_dir() and is_held(run_folder.root)
 
 
 def _details(run_folder: RunFolder) -> Iterator[str]:
@@ -162,7 +157,7 @@ def show_logs(arguments: list[str], runner: JobRunner) -> int:
 def may_go_on(run_folder: RunFolder) -> bool:
     """Tell whether a process or an engine works on a run, as far as it is known."""
     state = submitted_state(run_folder)
-    return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_locked(run_folder)
+    return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_held(run_folder.root)
 
 
 def show_sweep(arguments: list[str], runner: JobRunner) -> int:

@@ -33,8 +33,7 @@ class Blend:
     """
 
     def __init__(self, *, num_classes: int, mixup_alpha: float | None, cutmix_alpha: float | None) -> None:
-        self._num_classes = num_classes
-        self._alphas = mixup_alpha, cutmix_alpha
+        self._num_classes, self._alphas = num_classes, (mixup_alpha, cutmix_alpha)
 
     def __call__(self, batch: Batch, others: Batch, keys: Keys) -> Batch:
         """Return blended inputs and shares of the classes [B, K]; for `Pixels` with `mix`, by which the device blends them.

@@ -3,6 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import cache
 from itertools import cycle, islice
 from typing import Any
@@ -115,12 +116,9 @@ class TrainLoader(Loader):
         mixture: MixtureSampler | None = None,
         blend: Blend | None = None,
     ) -> None:
-        self.source, self.order = source, order
-        self._mixture = mixture
-        self.skips = skips
-        self.grad_accum_steps = grad_accum_steps
+        self.source, self.order, self._mixture, self.skips = source, order, mixture, skips
+        self._rank, self._world_size, self.grad_accum_steps = rank, world_size, grad_accum_steps
         self._micro_steps = cache(micro_steps_of or (lambda size: grad_accum_steps))  # by the size of the global batch
-        self._rank, self._world_size = rank, world_size
         self._reader = TrainReader(source, order, skips=skips, blend=blend)
         self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
 
@@ -208,11 +206,9 @@ class PositionedEvaluationLoader(EvaluationLoader):
         skips: bool = False,
         max_samples: int | None = None,
     ) -> None:
-        self.source = source
+        self.source, self.skips, self._batch_size = source, skips, batch_size
         self.num_samples = len(source) if max_samples is None else min(max_samples, len(source))
-        self.skips = skips
         self.first, self._stop = share(0, self.num_samples, rank, world_size)  # this rank's samples
-        self._batch_size = batch_size
         self._reader = EvalReader(source, skips=skips)
         self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
 
@@ -262,28 +258,24 @@ class _Fetcher:
             yield micro_batch
 
     def _by_workers(self, requests: Iterator[ReadRequest], *, num_workers: int) -> Iterator[MicroBatch]:
-        workers = WorkerPool([self._reader] * num_workers, pin_memory=self._pin_memory)
-        try:
-            yield from workers.results(requests)
-        except WorkerDied as death:
-            raise self._explain(death) from None
-        finally:
-            workers.close()
+        with closing(WorkerPool([self._reader] * num_workers, pin_memory=self._pin_memory)) as workers:
+            try:
+                yield from workers.results(requests)
+            except WorkerDied as death:
+                raise self._explain(death) from None
 
     def _explain(self, death: WorkerDied) -> UserError:
         """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
         indices = self._reader.indices(death.request).tolist()
-        workers = WorkerPool([self._reader.samples.read_alone])
-        try:
-            list(workers.results(iter(indices)))
-        except WorkerDied as second:
-            index = second.request
-            happened = f"sample {index}{self._reader.samples.where(index)} ends the process that reads it: it {second.how()}"
-            return DataError(key="data", happened=happened, expected="samples that can be read", fix="repair or remove it")
-        except Exception as error:  # reported like any other, had the process lived
-            logger.info("reading again what the worker was reading: %r", error)
-        finally:
-            workers.close()
+        with closing(WorkerPool([self._reader.samples.read_alone])) as workers:
+            try:
+                list(workers.results(iter(indices)))
+            except WorkerDied as second:
+                index = second.request
+                happened = f"sample {index}{self._reader.samples.where(index)} ends the process that reads it: it {second.how()}"
+                return DataError(key="data", happened=happened, expected="samples that can be read", fix="repair or remove it")
+            except Exception as error:  # reported like any other, had the process lived
+                logger.info("reading again what the worker was reading: %r", error)
         happened = f"a loader worker (pid {death.pid}) {death.how()} while it read the samples {indices}; they can be read"
         fix = "fewer loader.num_workers, if memory is the cause: each needs some; loader.num_workers=0 needs none"
         return RunError(key="loader.num_workers", happened=happened, expected="workers that live as long as the run", fix=fix)

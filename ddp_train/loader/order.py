@@ -64,7 +64,6 @@ class BatchOrder:
         return step * self.global_batch_size
 
     def steps_in(self, epochs: int) -> int | None:
-        """Return how many steps so many epochs have."""
         return None if self.steps_per_epoch is None else epochs * self.steps_per_epoch
 
 

@@ -78,11 +78,8 @@ class TrainReader:
     """
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool, blend: Blend | None = None) -> None:
-        self.samples = Samples(source)
-        self._order = order
-        self._skips = skips
-        self._blend = blend
-        self._augments = source.augments
+        self.samples, self._augments = Samples(source), source.augments
+        self._order, self._skips, self._blend = order, skips, blend
 
     def indices(self, request: TrainRequest) -> Indices:
         return self._order.indices(request.epoch, request.start, request.stop)

@@ -80,9 +80,7 @@ class StreamLoader(Loader):
     def __init__(
         self, stream: Stream, order: BatchOrder, *, rank: int, world_size: int, grad_accum_steps: int, num_workers: int, pin_memory: bool
     ) -> None:
-        self.order = order
-        self.grad_accum_steps = grad_accum_steps
-        self._stream = stream
+        self._stream, self.order, self.grad_accum_steps = stream, order, grad_accum_steps
         self._num_readers, self._num_workers, self._pin_memory = max(num_workers, 1), num_workers, pin_memory
         self._first_reader, self._all_readers = rank * self._num_readers, world_size * self._num_readers
         low, high = share(0, order.global_batch_size, rank, world_size)
@@ -228,8 +226,7 @@ class _Reader:
     """
 
     def __init__(self, stream: Stream, number: int, count: int, position: Any) -> None:
-        self._stream, self._number, self._count = stream, number, count
-        self._position = position
+        self._stream, self._number, self._count, self._position = stream, number, count, position
         self._pass = 0
         self._samples: Iterator[Any] | None = None
 

@@ -132,42 +132,42 @@ class _Copying:
     """
 
     def __init__(self) -> None:
-        self._orders: SimpleQueue[tuple[Any, _Worker, Future[Any]] | None] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[Any, _Worker, Future[Any]] | None] = SimpleQueue()
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._thread = Thread(target=self._run, args=(device,), name="batches", daemon=True)
         self._thread.start()
 
     def start(self, request: Any, worker: _Worker) -> Future[Any]:
         future: Future[Any] = Future()
-        self._orders.put((request, worker, future))
+        self._requests.put((request, worker, future))
         return future
 
     def end(self) -> None:
-        self._orders.put(None)
+        self._requests.put(None)
         self._thread.join()
 
     def _run(self, device: int | None) -> None:
         if device is not None:
             torch.cuda.set_device(device)  # a new thread has the first one, and would open a context there
-        while (order := self._orders.get()) is not None:
-            request, worker, future = order
+        while (item := self._requests.get()) is not None:
+            request, worker, future = item
             try:
                 future.set_result(worker.fetch(request, pin_memory=True))
             except Exception as error:
                 future.set_exception(error)
-            del order, future  # and with them the batch
+            del item, future  # and with them the batch
 
 
 class _Worker:
     """One worker, as the rank sees it."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
-        self._slots = [SharedBatch() for _ in range(AHEAD)]
-        self._next_slot = cycle(self._slots)  # the result of request n is in slot n mod AHEAD: taken before n + AHEAD is asked
+        self._buffers = [SharedBatch() for _ in range(AHEAD)]
+        self._next_buffer = cycle(self._buffers)  # the result of request n is in buffer n mod AHEAD: taken before n + AHEAD is asked
         self._connection, its_end = multiprocessing.Pipe()
         output = Connection(os.dup(2), readable=False)  # the rank's log; the server may have been started by another job
-        slots = [Connection(os.dup(slot.descriptor)) for slot in self._slots]  # the one kind of descriptor that can be pickled
-        arguments = read, its_end, slots, output, dict(os.environ)
+        buffers = [Connection(os.dup(buffer.descriptor)) for buffer in self._buffers]  # the one kind of descriptor that can be pickled
+        arguments = read, its_end, buffers, output, dict(os.environ)
         context = multiprocessing.get_context("forkserver")
         self._process = context.Process(target=_serve, args=arguments, name="loader worker", daemon=True)
         try:
@@ -178,7 +178,7 @@ class _Worker:
             fix = "open files and create lambdas in the methods that use them, or loader.num_workers=0"
             raise UserError(key="loader.num_workers", happened=happened, expected=expected, fix=fix) from error
         finally:
-            for passed_on in (its_end, output, *slots):
+            for passed_on in (its_end, output, *buffers):
                 passed_on.close()
 
     def ask(self, request: Any) -> None:
@@ -196,7 +196,7 @@ class _Worker:
             if not isinstance(error, UserError):
                 error.add_note(f"in a loader worker (pid {self._process.pid}):\n{where}")
             raise error
-        return next(self._next_slot).copy_out(reply, pin_memory=pin_memory)
+        return next(self._next_buffer).copy_out(reply, pin_memory=pin_memory)
 
     def hang_up(self) -> None:
         with socket.socket(fileno=os.dup(self._connection.fileno())) as end, suppress(OSError):
@@ -204,15 +204,15 @@ class _Worker:
 
     def end(self) -> None:
         self._connection.close()
-        for slot in self._slots:
-            slot.close()
+        for buffer in self._buffers:
+            buffer.close()
         self._process.join(_ENDS_WITHIN_S)
         if self._process.exitcode is None:
             self._process.kill()
 
 
 def _serve(
-    read: Callable[[Any], Any], connection: Connection, slots: list[Connection], output: Connection, environment: dict[str, str]
+    read: Callable[[Any], Any], connection: Connection, buffers: list[Connection], output: Connection, environment: dict[str, str]
 ) -> None:
     die_with_parent()  # the server, which ends when the rank does
     rank = multiprocessing.parent_process()
@@ -228,12 +228,12 @@ def _serve(
     stack_dump.dump_on_request()
     note = stack_dump.Note()  # for the report of a hang
     with suppress(EOFError, OSError):  # the rank has closed its end, perhaps with results unread
-        for slot in cycle([SharedBatch(descriptor.fileno()) for descriptor in slots]):
+        for buffer in cycle([SharedBatch(descriptor.fileno()) for descriptor in buffers]):
             request = connection.recv()
             reply: bytes | tuple[Exception, str]
             try:
                 note.write(str(request))
-                reply = slot.put(read(request))
+                reply = buffer.put(read(request))
             except Exception as error:
                 reply = _portable(error), traceback.format_exc()
             note.write("")
@@ -288,25 +288,25 @@ class SharedBatch:
 
 
 class _Packer(pickle.Pickler):
-    """Copies the tensors into a slot, and leaves in the pickle where they lie."""
+    """Copies the tensors into a buffer, and leaves in the pickle where they lie."""
 
-    def __init__(self, file: io.BytesIO, slot: SharedBatch) -> None:
+    def __init__(self, file: io.BytesIO, buffer: SharedBatch) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._slot, self._end = slot, 0
+        self._buffer, self._end = buffer, 0
 
     def persistent_id(self, obj: Any) -> _Place | None:
         if type(obj) is not Tensor or obj.layout != torch.strided or obj.device.type != "cpu" or obj.is_quantized:
             return None  # pickled as it is
         place = -(-self._end // _ALIGNMENT) * _ALIGNMENT, obj.dtype, tuple(obj.shape)
-        self._slot.view(*place).copy_(obj.detach())
+        self._buffer.view(*place).copy_(obj.detach())
         self._end = place[0] + obj.nbytes
         return place
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, slot: SharedBatch, pin_memory: bool) -> None:
+    def __init__(self, file: io.BytesIO, buffer: SharedBatch, pin_memory: bool) -> None:
         super().__init__(file)
-        self._slot, self._pin_memory = slot, pin_memory
+        self._buffer, self._pin_memory = buffer, pin_memory
 
     def persistent_load(self, pid: _Place) -> Tensor:
-        return torch.empty(pid[2], dtype=pid[1], pin_memory=self._pin_memory).copy_(self._slot.view(*pid))
+        return torch.empty(pid[2], dtype=pid[1], pin_memory=self._pin_memory).copy_(self._buffer.view(*pid))

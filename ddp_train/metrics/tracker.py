@@ -118,9 +118,9 @@ class Tracker(ABC):
     def show(self, media: Media, step: int) -> None:
         """Send an image or a text, after the step's numbers."""
 
-    @abstractmethod
     def finish(self) -> None:
-        """End the service's run, and wait until the service has all of it."""
+        """End the service's run, and wait until the service has all of it; here a run with a method `finish`."""
+        self.run.finish()
 
     def lost(self) -> str:
         """Return how unsent rows can be sent later."""

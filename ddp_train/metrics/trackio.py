@@ -48,6 +48,3 @@ class Trackio(Tracker):
 
         content = trackio.Markdown(media.content) if isinstance(media.content, str) else trackio.Image(media.content)
         self.run.log({media.name: content}, step=step)
-
-    def finish(self) -> None:
-        self.run.finish()

@@ -174,7 +174,6 @@ class Multirun:
             self._screen.say(f"sweep.metric: job {job.number} has no metric {name!r}; it has {names}")
 
     def exit_code(self) -> int:
-        """Return 1 when a job failed, else 0."""
         return int(any(job.status == Status.FAILED for job in self.sweep.jobs))
 
     def _submit(self, jobs: Sequence[tuple[SweepJob, Job]]) -> None:

@@ -56,7 +56,6 @@ class SweepScreen:
             self._live = None
 
     def began(self, job: SweepJob) -> None:
-        """Show that a job starts."""
         self._started[job.number] = time.monotonic()
         if self._live is None:
             print(f"job {job.number}  {self._values(job)}", flush=True)
@@ -82,7 +81,6 @@ class SweepScreen:
             print(text, file=sys.stderr, flush=True)
 
     def idle(self) -> None:
-        """Refresh the table if it is old."""
         if time.monotonic() - self._refreshed > _REFRESH_S:
             self._refresh()
 

@@ -87,7 +87,6 @@ class WarmSlot:
         return None
 
     def stop(self, number: int) -> None:
-        """Pass a stop signal on."""
         if self._serves is not None:
             self._stop_signals.add(number)
             self._agent.signal(number)

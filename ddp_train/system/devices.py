@@ -105,10 +105,7 @@ def processes_per_node(configured: int | None, device: str) -> int:
 
 def _machine() -> GpuInventory:
     """Return this machine's GPUs; by their device files where a container has left NVIDIA's library out."""
-    machine = ask_driver()
-    if machine is not None:
-        return machine
-    return GpuInventory(gpus=tuple(Gpu(uuid=path.name) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()))
+    return ask_driver() or GpuInventory(gpus=tuple(Gpu(uuid=path.name) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()))
 
 
 def _chosen(visible: str, machine: Sequence[Gpu]) -> list[str]:
@@ -119,22 +116,20 @@ def _chosen(visible: str, machine: Sequence[Gpu]) -> list[str]:
     """
     uuids = [gpu.uuid for gpu in machine]
     mig_uuids = [uuid for gpu in machine for uuid in gpu.mig or ()]
-    names: list[str] = []
-    indices: list[int] = []
+    chosen: dict[int, str] = {}  # index -> name
     for name in map(str.strip, visible.split(",")):
         if name.startswith("MIG-"):
-            return names or ([name] if _only(mig_uuids, name) >= 0 else [])
+            return [*chosen.values()] or ([name] if _only(mig_uuids, name) >= 0 else [])
         number = re.match(r"\+?\d+", name)
         index = int(number[0]) if number else _only(uuids, name) if name.startswith("GPU-") else -1
         if index < 0 or index >= len(machine):
             break
         if machine[index].mig is not None:
-            return names or ([name] if machine[index].mig else [])
-        if index in indices:
+            return [*chosen.values()] or ([name] if machine[index].mig else [])
+        if index in chosen:
             return []
-        names.append(name)
-        indices.append(index)
-    return names
+        chosen[index] = name
+    return [*chosen.values()]
 
 
 def _only(uuids: Sequence[str], beginning: str) -> int:

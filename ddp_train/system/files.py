@@ -20,7 +20,6 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write one JSON object, atomically."""
     write_atomic(path, _json(content))
 
 

@@ -53,8 +53,7 @@ class ForkServer:
 
     def wait_until_ready(self) -> bool:
         """Wait while the process that got the last request still imports; return whether one is left that serves another."""
-        if self._waiting is None:
-            self._waiting = self._next()
+        self._waiting = self._waiting or self._next()
         return self._waiting is not None and self._waiting.exit_code() is None
 
     def start(self, request: ForkRequest) -> Child:
@@ -78,7 +77,6 @@ class ForkServer:
         return child
 
     def end(self) -> None:
-        """Kill the waiting process."""
         self._request_socket.close()
         if self._waiting is not None:
             self._waiting.signal(signal.SIGKILL)

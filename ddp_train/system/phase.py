@@ -38,7 +38,6 @@ class Phases:
         listener(self.phase, self.step)
 
     def forget(self, listener: Listener) -> None:
-        """Stop calling `listener`."""
         self._listeners.remove(listener)
 
     def move(self) -> None:

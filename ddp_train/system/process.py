@@ -210,7 +210,6 @@ def state_of(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process has not ended."""
     return state_of(pid) not in ("", "Z", "X")
 
 

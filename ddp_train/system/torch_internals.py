@@ -15,16 +15,14 @@ _NO_CHECKPOINTING = "activation_checkpointing=off"
 _NONE = "no run without it: torch's own packages and many others use it"
 
 _ELASTIC = "torch.distributed.elastic"
+_AGENT = f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent"
 INTERNALS = {
     # launch/agent/elastic.py replaces the first three, and its agent has methods in the place of three, and reads the last two.
     f"{_ELASTIC}.multiprocessing.api._terminate_process_handler": PLAIN_AGENT,
     f"{_ELASTIC}.multiprocessing.api.get_subprocess_handler": PLAIN_AGENT,
     "torch.distributed.launcher.api.LocalElasticAgent": PLAIN_AGENT,
-    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._start_workers": PLAIN_AGENT,
-    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._monitor_workers": PLAIN_AGENT,
-    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._shutdown": PLAIN_AGENT,
-    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._pcontext": PLAIN_AGENT,
-    f"{_ELASTIC}.agent.server.local_elastic_agent.LocalElasticAgent._remaining_restarts": PLAIN_AGENT,
+    **dict.fromkeys((f"{_AGENT}._start_workers", f"{_AGENT}._monitor_workers", f"{_AGENT}._shutdown"), PLAIN_AGENT),
+    **dict.fromkeys((f"{_AGENT}._pcontext", f"{_AGENT}._remaining_restarts"), PLAIN_AGENT),
     "torch.autograd.graph._engine_run_backward": "loss.backward(), which costs 15 us and an import",
     "torch.optim.optimizer._global_optimizer_pre_hooks": _OWN_STEP,
     "torch.optim.optimizer._global_optimizer_post_hooks": _OWN_STEP,

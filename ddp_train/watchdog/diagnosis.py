@@ -53,7 +53,6 @@ class RankView:
     is_in_native_code: bool = False  # its main thread does not return to Python: it may wait for its GPU there
 
     def doing(self) -> str:
-        """Return in a few words what it does."""
         if self.state in STOPPED:
             return "stopped"
         if self.heartbeat.waits_for_device:

@@ -72,11 +72,8 @@ class _Agent(LocalElasticAgent):
         started: dict[int, Any] = super()._start_workers(worker_group)
         assert self._pcontext is not None
         close, self._ends_within_s = self._pcontext.close, _SURVIVORS_S
-
-        def close_in_time(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
-            close(death_sig, self._ends_within_s)
-
-        self._pcontext.close = close_in_time  # type: ignore[method-assign]  # when one has failed, and by `_shutdown`
+        # torch calls it when one has failed, and in `_shutdown`, with a time-out of its own.
+        self._pcontext.close = lambda death_sig=None, timeout=0: close(death_sig, self._ends_within_s)  # type: ignore[method-assign]
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

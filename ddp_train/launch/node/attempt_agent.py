@@ -35,10 +35,7 @@ class AttemptAgent:
     """
 
     def __init__(self, this_node: ThisNode, message: Message, line: Line, *, listener: socket.socket | None) -> None:
-        self._this_node = this_node
-        self._message = message
-        self._line = line
-        self._listener = listener
+        self._this_node, self._message, self._line, self._listener = this_node, message, line, listener
         self.number = int(message["number"])  # which attempt of the launch it is, from 1
         self.has_restarts = bool(message["restarts"] < message["max_restarts"])  # a failure would be followed by another attempt
         self.ranks_of_first = range(message["first_ranks"])  # on the first machine
@@ -58,7 +55,6 @@ class AttemptAgent:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the agent has not ended."""
         return self._task is not None and not self._task.done()
 
     def send_signal(self, number: int) -> None:

@@ -79,10 +79,8 @@ class Attempts:
     """Begins attempts until the run has ended (the first machine). Made and used in one event loop."""
 
     def __init__(self, registry: Registry, this_node: ThisNode) -> None:
-        self._registry = registry
-        self._this_node = this_node
-        self._rendezvous = this_node.rendezvous
-        self._job = this_node.job
+        self._registry, self._this_node = registry, this_node
+        self._rendezvous, self._job = this_node.rendezvous, this_node.job
         self.before = None if this_node.run_folder is None else this_node.run_folder.read_result()
         self._number = 0  # of attempts
         self._restarts = 0
@@ -92,15 +90,14 @@ class Attempts:
 
     async def run(self) -> int:
         """Return the exit code of the run."""
-        code = None
         try:
-            while code is None:
+            while True:
                 attempt = self._begin(await self._gather())
                 await self._watch(attempt)
-                code = self._judge(attempt)
+                if (code := self._judge(attempt)) is not None:
+                    return code
         except ProgramEnd as end:  # no attempt may begin
             return end.code
-        return code
 
     def pop_store_listener(self) -> socket.socket | None:
         """Hand over the socket at which the first machine's agent is to serve the newest attempt's store."""

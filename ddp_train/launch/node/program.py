@@ -41,8 +41,7 @@ def run_node(this_node: ThisNode, *, received: Sequence[int] = ()) -> int:
 
 class _Program:
     def __init__(self, this_node: ThisNode) -> None:
-        self._this_node = this_node
-        self._rendezvous = this_node.rendezvous
+        self._this_node, self._rendezvous = this_node, this_node.rendezvous
         self._stops: list[int] = []  # the stop signals that came to this machine
         self._is_final = False  # one of them was to end all at once
         self._client = RegistryClient(this_node, self._stops)

@@ -61,9 +61,7 @@ class Registry:
     """The machines of one launch of a run. Made and used in one event loop."""
 
     def __init__(self, this_node: ThisNode) -> None:
-        self._rendezvous = this_node.rendezvous
-        self._first = this_node.facts
-        job = this_node.job
+        self._rendezvous, self._first, job = this_node.rendezvous, this_node.facts, this_node.job
         self._folder = "" if job is None else str(job.run_folder.root)  # which every machine must see; "": not known yet
         self.takes_all = job is not None and not job.is_run  # also who disagrees with the first: that program compares them itself
         self.nodes: list[Node] = []
@@ -89,7 +87,6 @@ class Registry:
                 node.line.send("say", text=text)
 
     def drop(self, node: Node, why: str) -> None:
-        """Count a machine as lost."""
         if node not in self.nodes:
             return
         self.nodes.remove(node)
@@ -99,7 +96,6 @@ class Registry:
         self.events.put_nowait(Event(node, {"kind": "lost", "why": why}))
 
     def describe_missing(self) -> str:
-        """Say who is not here."""
         node_ranks = {node.facts.node_rank for node in self.nodes}
         hosts, num_nodes = self._rendezvous.hosts, self._rendezvous.max_nodes
         count = num_nodes - len(self.nodes)

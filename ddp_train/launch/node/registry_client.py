@@ -40,8 +40,7 @@ class RegistryClient:
     """This machine's line to the registry, which it may have to open again."""
 
     def __init__(self, this_node: ThisNode, stops: Sequence[int]) -> None:
-        self._this_node = this_node
-        self._rendezvous = this_node.rendezvous
+        self._this_node, self._rendezvous = this_node, this_node.rendezvous
         self._stops = stops  # the stop signals that have come to this machine, kept up to date by the program
         self._program = uuid.uuid4().hex
         self.own_end: socket.socket | None = None  # of the line within this process, on the first machine

@@ -71,8 +71,7 @@ class Line:
     """One end of a line. Made by `connect`, or for a connection that was accepted."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+        self._reader, self._writer = reader, writer
         self._heard = time.monotonic()
         self._beats: asyncio.Task[None] | None = None
         self.connection: socket.socket = writer.get_extra_info("socket")
@@ -118,7 +117,6 @@ class Line:
         self.cut()
 
     def cut(self) -> None:
-        """End the line at once."""
         if self._beats is not None:
             self._beats.cancel()
         with suppress(OSError):
@@ -146,6 +144,5 @@ async def connect(host: str, port: int, *, within_s: float) -> Line:
 
 
 async def of_socket(connection: socket.socket) -> Line:
-    """Return a line over a socket that is connected."""
     reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_BYTES)
     return Line(reader, writer)

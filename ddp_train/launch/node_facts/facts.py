@@ -58,7 +58,6 @@ class NodeFacts:
         return replace(self, utc=time.time())
 
     def to_json(self) -> str:
-        """Return one line."""
         return json.dumps(asdict(self), default=str)
 
     def to_file(self) -> str | None:

@@ -165,7 +165,6 @@ class DcpFolder:
         self.num_others = len(metadata.state_dict_metadata) - len(self.tensors)
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, put together from its pieces."""
         dtype, shape = self.tensors[name]
         state = {self._keys[name]: torch.empty(shape, dtype=dtype)}
         with warnings.catch_warnings(action="ignore"):  # that there is one process

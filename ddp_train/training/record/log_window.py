@@ -190,7 +190,6 @@ class _StepSums:
         self._index = index
 
     def add(self, number: Tensor) -> None:
-        """Add a number, shape []."""
         if self._on_host:
             self._views[self._index] += number.item()
         else:

@@ -107,7 +107,6 @@ class Logged:
 
 
 def loss_of(turn: str) -> str:
-    """Return the name of a turn's loss in a record."""
     return f"loss_{turn}"
 
 

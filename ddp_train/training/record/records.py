@@ -37,7 +37,6 @@ class Records:
         self._listeners.append(listener)
 
     def write(self, record: Record) -> None:
-        """Write one line of metrics.jsonl."""
         record = redact_all(record)  # users choose the metrics' names and the writers
         for listener in self._listeners:
             listener(record)
