@@ -93,15 +93,13 @@ def require_candidates(name: Path, *, key: str) -> list[Path]:
     """Return the checkpoints that a name may mean. Raises ConfigError: there is none or, for `best`, none with its metric."""
     if checkpoints := candidates(name):
         return checkpoints
-    num_saved = len(saved_checkpoints(name.parent))
-    raise ConfigError(
-        key=key,
-        happened=f"{name}: none of the {num_saved} checkpoints was saved right after an evaluation"
-        if num_saved
-        else f"{name}: there is no complete checkpoint in {name.parent}",
-        expected="a checkpoint with its metrics, as checkpoint.keep_best=1 saves them" if num_saved else "a run that has saved one",
-        fix=f"ddp-train resume {name.parent.parent}" + (", which takes the newest" if num_saved else ", which starts again"),
-    )
+    happened, expected = f"there is no complete checkpoint in {name.parent}", "a run that has saved one"
+    fix = f"ddp-train resume {name.parent.parent}, which starts again"
+    if num_saved := len(saved_checkpoints(name.parent)):
+        happened = f"none of the {num_saved} checkpoints was saved right after an evaluation"
+        expected = "a checkpoint with its metrics, as checkpoint.keep_best=1 saves them"
+        fix = f"ddp-train resume {name.parent.parent}, which takes the newest"
+    raise ConfigError(key=key, happened=f"{name}: {happened}", expected=expected, fix=fix)
 
 
 def set_aside(folder: Path, *, from_step: int, chosen: Path | None) -> list[str]:

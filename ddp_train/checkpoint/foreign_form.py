@@ -27,10 +27,8 @@ def require_known_form(path: Path) -> None:
     elif not catalog.is_checkpoint(path) and not (path / "checkpoints").is_dir():
         problem = "is not a file type that can be read safely" if path.exists() else "there is no such file or folder"
         if (path / ".metadata").exists():
-            problem = (
-                "is a folder of torch.distributed.checkpoint, whose pickles can run code; if you trust it,"
-                f" `ddp-train prepare weights {path} to=FILE.safetensors --unpickle` converts its weights"
-            )
+            problem = "is a folder of torch.distributed.checkpoint, whose pickles can run code; if you trust it,"
+            problem += f" `ddp-train prepare weights {path} to=FILE.safetensors --unpickle` converts its weights"
         expected = "a .safetensors, .pt, .pth or .ckpt file, a run folder, or one of its checkpoints"
         raise ConfigError(key="init_from", happened=f"{path}: {problem}", expected=expected)
 

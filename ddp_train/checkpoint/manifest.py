@@ -44,7 +44,7 @@ class Ranking:
     goal: str  # min or max
 
     def value(self, metrics: Mapping[str, Any]) -> float | None:
-        """Return what to compare, larger is better; None when the metric was not measured or is not finite: never the best."""
+        """Return a metric's value, the larger the better; None where it was not measured or is not finite: never the best."""
         value = metrics.get(self.metric)
         if not isinstance(value, (int, float)) or not -_LARGEST < value < _LARGEST:
             return None
@@ -71,7 +71,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Manifest:
-        """Return what a file says, which may be forged. Raises CheckpointError: it is damaged, or of another format."""
+        """Read the content of a file, which may be forged. Raises CheckpointError: it is damaged, or of another format."""
         try:
             content = json.loads(text)
             if content["format"] != _FORMAT:

@@ -42,7 +42,7 @@ def read_shared(
     lay_out: LayOut = lambda plain, leaves: {},
     on_progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return what all ranks have: model, model_versions, optimizer, scheduler, ... Whole tensors are on the CPU. Collective.
+    """Return the state that all ranks have: model, model_versions, optimizer, scheduler, ... Whole tensors are on the CPU. Collective.
 
     Args:
         world: whose ranks each read some of the files; None: this process alone reads all of them.
@@ -113,7 +113,7 @@ class _Shared:
         return tensors
 
     def _pieces(self, leaf: codec.Leaf, begin: int, end: int) -> Iterable[tuple[int, Piece]]:
-        """Return what has been written of a tensor, as far as it may have elements from `begin` to `end`."""
+        """Return the written pieces of a tensor that may have elements from `begin` to `end`, each with the rank of its file."""
         return self._in_shares[leaf.name] if leaf.shards == 1 else pieces_between(leaf, begin, end, self._size)
 
 

@@ -58,7 +58,7 @@ def problem_of(checkpoint: Path, world: World | None = None, *, on_progress: Cal
 
 
 def _problem(check: Callable[[], None]) -> str:
-    """Return what is wrong with a checkpoint, or ""."""
+    """Return the problem that a check finds, or ""."""
     try:
         check()
     except CheckpointError as error:

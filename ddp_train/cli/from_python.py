@@ -114,7 +114,7 @@ def _refuse(happened: str, *, expected: str, fix: str) -> None:
 
 
 def _result(run_folder: RunFolder, code: int) -> RunResult:
-    """Return what a run has left. RunFailed: it failed, or was ended before there was anything to save."""
+    """Return the result of a run that has ended. RunFailed: it failed, or was ended before there was anything to save."""
     result, folder = run_folder.read_result(), run_folder.root
     if code == 0 and result is None:
         return RunResult(folder=folder, status=Status.QUEUED)

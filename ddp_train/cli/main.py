@@ -110,7 +110,7 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobR
 
 
 def _mistake(error: Exception, *, has_begun: bool) -> tuple[str, int] | None:
-    """Return what to say of something that a person can mend, and the exit code; None: it is a failure."""
+    """Return the message for an error that a person can mend, and the exit code; None: it is a failure."""
     from ddp_train.config.command import hydra_errors  # which a command that goes well does without
 
     if isinstance(error, ConfigError) and error.key:

@@ -95,7 +95,7 @@ def _prepare_tokens(request: _Request) -> None:
         num_bytes = num_tokens = 0
         began = printed = time.monotonic()
         for passage, tokens in corpus.encoded():
-            writer.append(passage.split, tokens, num_bytes=len(passage.text), ends_document=passage.ends_document)
+            writer.splits[passage.split].append(tokens, num_bytes=len(passage.text), ends_document=passage.ends_document)
             num_bytes, num_tokens = num_bytes + len(passage.text), num_tokens + len(tokens)
             if time.monotonic() > printed + _PRINT_EVERY_S:
                 printed = time.monotonic()

@@ -23,7 +23,18 @@ IGNORE_INDEX = -100
 logger = logging.getLogger(__name__)
 
 
-class PackedTokens(TokenSource):
+class DocumentSource(TokenSource):
+    """The facts of a data set of whole documents, whose targets may be `IGNORE_INDEX`."""
+
+    argument_ranges: ClassVar = {"context_length": {"min": 1}}
+    _tokens: TokenDocuments
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {**super().facts, "ignore_index": IGNORE_INDEX}
+
+
+class PackedTokens(DocumentSource):
     """Windows of T + 1 tokens that hold documents whole, so that few are cut and little is padding. Sample i is window i.
 
     A document longer than a window is cut into windows that share one token, and its rest is packed like a document. Every token of a
@@ -39,9 +50,6 @@ class PackedTokens(TokenSource):
     Source: Ding et al. 2024, "Fewer truncations improve language modeling", arXiv:2404.10830 (best-fit packing).
     """
 
-    argument_ranges: ClassVar = {"context_length": {"min": 1}}
-    _tokens: TokenDocuments
-
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:
         self._tokens, self._context_length = TokenDocuments(root, split), context_length
         lengths = TokenDocuments(root, split).lengths  # of another instance: this one would keep them
@@ -54,10 +62,6 @@ class PackedTokens(TokenSource):
         self._first_piece = torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.bincount(bins).cumsum()]))
         self.num_targets = int((sizes - 1).sum())
         logger.info("%s: %d documents in %d windows; %.2f%% of the positions count", split, len(lengths), len(self), 100 * self.efficiency)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {**super().facts, "ignore_index": IGNORE_INDEX}
 
     @property
     def efficiency(self) -> float:

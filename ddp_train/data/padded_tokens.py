@@ -3,21 +3,19 @@
 Shapes: N documents, B documents in a batch, T tokens.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.packed_tokens import IGNORE_INDEX, require_targets
-from ddp_train.data.token_files import TokenSource
+from ddp_train.data.packed_tokens import IGNORE_INDEX, DocumentSource, require_targets
 from ddp_train.data.tokens.token_shards import TokenDocuments
 from ddp_train.interfaces import Indices
 
 
-class PaddedTokens(TokenSource):
+class PaddedTokens(DocumentSource):
     """Sample i is document i, cut after T + 1 tokens.
 
     `batch` gives tokens [B, T'] and, one further, targets [B, T'], where T' is the longest of the batch; the target is `IGNORE_INDEX` at
@@ -27,16 +25,9 @@ class PaddedTokens(TokenSource):
     Args: as for `PackedTokens`.
     """
 
-    argument_ranges: ClassVar = {"context_length": {"min": 1}}
-    _tokens: TokenDocuments
-
     def __init__(self, root: str, split: str = "train", *, context_length: int) -> None:
         self._tokens, self._context_length = TokenDocuments(root, split), context_length
         require_targets(self.lengths, root, split)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return {**super().facts, "ignore_index": IGNORE_INDEX}
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:

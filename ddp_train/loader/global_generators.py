@@ -41,7 +41,7 @@ class GlobalGenerator:
         self._last: tuple[Any, Any] = None, None
 
     def state(self) -> tuple[Any, Any]:
-        """Return what its state looks like, and the state."""
+        """Return the bytes by which its state is compared, and the state."""
         look = self._look()
         if self._last[0] != look:
             self._last = look, self._read()
@@ -125,7 +125,7 @@ def _look_at_numpy() -> Callable[[], Any]:
 
 
 def _memory(address: int, size: int) -> Callable[[], bytes]:
-    """Return what gives the bytes at an address, of a thing that lives as long as the process."""
+    """Return a function that reads the bytes at an address, of an object that lives as long as the process."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B").tobytes
 
 

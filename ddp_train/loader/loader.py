@@ -47,11 +47,11 @@ class Loader(ABC):
         """Return so many samples as one micro-batch, read in this process: the longest ones where the data tells lengths."""
 
     def sample_ids(self, samples: int, number: int) -> Indices | None:
-        """Return what this rank's micro-batch `number` of the step after `samples` samples is made of; None: samples have no numbers."""
+        """Return the samples in this rank's micro-batch `number` of the step after `samples` samples; None: they have no numbers."""
         return None
 
     def state_dict(self, samples: int) -> dict[str, Any]:
-        """Return what this rank must know, beside `samples`, to go on after the step that ended there: plain containers and tensors."""
+        """Return this rank's state, beside `samples`, after the step that ended there: plain containers and tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (most have no state)
@@ -80,7 +80,7 @@ class EvaluationLoader(ABC):
         """Return this rank's first micro-batch, and leave the next evaluation as it would be; None: that cannot be."""
 
     def sample_ids(self, number: int) -> Indices | None:
-        """Return what this rank's micro-batch `number` is made of; None: samples have no numbers."""
+        """Return the samples in this rank's micro-batch `number`; None: they have no numbers."""
         return None
 
 

@@ -109,7 +109,7 @@ class MixtureSource(DataSource):
             source.to(device)
 
     def sampler(self, *, seed: int, sampling: str, sample_weights: str | None, multiple_of: int) -> MixtureSampler:
-        """Return what draws from the sources by their weights, and from each as `loader.sampling` says."""
+        """Return a sampler that draws from the sources by their weights, and from each as `loader.sampling` says."""
         all_weights = read_weights(sample_weights, len(self)) if sample_weights is not None else None
         samplers = {}
         for number, (name, source) in enumerate(zip(self._names, self._sources, strict=True)):
@@ -145,7 +145,7 @@ class MixtureSource(DataSource):
         return map_tensors(lambda _: next(whole), first_batch)
 
     def _common(self, ask: Callable[[DataSource], Mapping[str, Any]], expected: str) -> dict[str, Any]:
-        """Return what all sources say alike; a ConfigError where two differ, but in what may be each one's own."""
+        """Return the values that all sources share. ConfigError: two differ, in a value that must not be a source's own."""
         common: dict[str, Any] = {}
         said_by: dict[str, str] = {}
         for name, source in zip(self._names, self._sources, strict=True):

@@ -176,12 +176,10 @@ class SampleOrder(BatchOrder):
         return self._rows[epoch, start, stop]
 
     def _from_windows(self, epoch: int, start: int, stop: int) -> Indices:
-        block_size = -(-_AHEAD // self._sampler.window) * self._sampler.window
-        pieces = []
+        block_size, pieces = -(-_AHEAD // self._sampler.window) * self._sampler.window, []
         while start < stop:
-            number = start // block_size
+            number, block = start // block_size, self._block
             low = number * block_size
-            block = self._block
             if block is None or block[:2] != (epoch, number):
                 positions = np.arange(low, min(low + block_size, self._sampler.length))
                 block = self._block = epoch, number, self._sampler(epoch, positions)

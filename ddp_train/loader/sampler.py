@@ -226,7 +226,7 @@ def sampler_from(
 
 
 def plain_sampler(source: DataSource, *, seed: int, sampling: str, weights: NDArray[np.float64] | None, multiple_of: int = 1) -> Sampler:
-    """Return what `loader.sampling` asks for, of one source; with `weighted` by the weights of its samples."""
+    """Return the sampler that `loader.sampling` asks for, of one source; with `weighted` by the weights of its samples."""
     if sampling == "balanced":
         return Balanced(labels_of(source), seed=seed, multiple_of=multiple_of)
     return Shuffled(len(source), seed=seed) if weights is None else Weighted(weights, seed=seed)

@@ -64,8 +64,7 @@ class WandB(Tracker):
             reinit="create_new",
             settings=settings,
         )
-        is_online = not self.run.settings._offline
-        return self.run.starting_step - 1 if is_online and self.run.resumed else None
+        return self.run.starting_step - 1 if self.run.resumed and not self.run.settings._offline else None
 
     def show(self, media: Media, step: int) -> None:
         import wandb

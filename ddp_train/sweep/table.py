@@ -87,12 +87,11 @@ class SweepScreen:
     def _refresh(self) -> None:
         self._refreshed = time.monotonic()
         if self._live is not None:
-            max_rows = max(5, shutil.get_terminal_size().lines - _LINES_AROUND)
-            self._live.update(self._progress_table(max_rows), refresh=True)
+            self._live.update(self._progress_table(), refresh=True)
 
-    def _progress_table(self, max_rows: int) -> Table:
+    def _progress_table(self) -> Table:
         """Return the running jobs, and those that ended last where there are rows left."""
-        jobs = self._sweep.jobs
+        jobs, max_rows = self._sweep.jobs, max(5, shutil.get_terminal_size().lines - _LINES_AROUND)
         running = [job for job in jobs if job.status == Status.RUNNING][:max_rows]
         ended = [job for job in jobs if job.status not in (Status.RUNNING, Status.QUEUED)]
         rows = running + (ended[-(max_rows - len(running)) :] if len(running) < max_rows else [])

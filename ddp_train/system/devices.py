@@ -41,7 +41,7 @@ class GpuInventory:
 
 @cache
 def ask_driver() -> GpuInventory | None:
-    """Return what the driver says, the same for the life of this process; None: its library is not there."""
+    """Return the driver's answer, the same for the life of this process; None: its library is not there."""
     library = _load_nvml()
     if library is None:
         return None

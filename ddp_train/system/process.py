@@ -231,10 +231,8 @@ def start_of(pid: int) -> str:
 
 def descendants(pid: int) -> list[int]:
     """Return the pids of a process's children, of their children, and so on."""
-    pids = []
-    for task in Path("/proc").glob(f"{pid}/task/*/children"):
-        pids += [pid for child in map(int, _read(task).split()) for pid in (child, *descendants(child))]
-    return pids
+    children = (int(child) for task in Path("/proc").glob(f"{pid}/task/*/children") for child in _read(task).split())
+    return [below for child in children for below in (child, *descendants(child))]
 
 
 def open_files(pid: int) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 _FIRST_OF_SLURMS_OWN = 0xFFFFFF00  # steps with such numbers are the batch script, an interactive shell and the like
 
@@ -35,9 +36,8 @@ def slurm_step(environment: Mapping[str, str]) -> SlurmStep | None:
 
 
 def hosts_of(text: str) -> Iterator[str]:
-    """Yield the hosts that `node[01-03,7],login` means, as `scontrol show hostnames` does."""
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        yield from _expanded(part)
+    """Return the hosts that `node[01-03,7],login` means, as `scontrol show hostnames` does."""
+    return chain.from_iterable(map(_expanded, re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text)))
 
 
 def _expanded(part: str) -> Iterator[str]:

@@ -207,7 +207,7 @@ class ImageFiles(Protocol):
         """Open a file for reading."""
 
     def name(self, index: int) -> str:
-        """Return what a message calls the file. Never fails."""
+        """Return the name of the file for messages. Never fails."""
 
 
 class ImageDecoder:

@@ -127,14 +127,10 @@ class TokenWriter:
         _remove_ours(root)
         dtype = "uint16" if vocab_size <= np.iinfo(np.uint16).max + 1 else "uint32"
         self._root, self._index = root, TokenIndex(dtype, vocab_size, tokenizer, end_of_text, {})
-        self._splits = {name: _SplitWriter(root, name, DTYPES[dtype], end_of_text, shard_tokens) for name in splits}
-
-    def append(self, split: str, tokens: Tokens, *, num_bytes: int, ends_document: bool) -> None:
-        """Append a part of a document to a split: `num_bytes` is the size of its text, `ends_document` is true for the last part."""
-        self._splits[split].append(tokens, num_bytes=num_bytes, ends_document=ends_document)
+        self.splits = {name: SplitWriter(root, name, DTYPES[dtype], end_of_text, shard_tokens) for name in splits}
 
     def finish(self) -> TokenIndex:
-        index = replace(self._index, splits={name: split.finish() for name, split in self._splits.items()})
+        index = replace(self._index, splits={name: split.finish() for name, split in self.splits.items()})
         write_atomic(self._root / INDEX, index.to_json())
         return index
 
@@ -142,13 +138,15 @@ class TokenWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        for split in self._splits.values():
+        for split in self.splits.values():
             split.close()
         if kind is not None:
             _remove_ours(self._root)
 
 
-class _SplitWriter:
+class SplitWriter:
+    """Writes the token shards of one split."""
+
     def __init__(self, root: Path, name: str, dtype: np.dtype[np.unsignedinteger[Any]], end_of_text: int, shard_tokens: int) -> None:
         self._root, self._name, self._dtype, self._shard_tokens = root, name, dtype, shard_tokens
         self._end_of_text = np.asarray([end_of_text], dtype).tobytes()
@@ -158,6 +156,7 @@ class _SplitWriter:
         self._starts = array("q")  # a list would take four times the memory
 
     def append(self, tokens: Tokens, *, num_bytes: int, ends_document: bool) -> None:
+        """Append a part of a document: `num_bytes` is the size of its text, `ends_document` is true for the last part."""
         if self._file is None:
             self._file = open(self._path(), "wb")  # noqa: SIM115
         self._file.write(tokens.astype(self._dtype, copy=False).tobytes())

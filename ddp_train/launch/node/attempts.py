@@ -293,7 +293,7 @@ class Attempts:
         raise ProgramEnd(FAILED)
 
     async def _next_event(self) -> Event | None:
-        """Return what happens next; None after a moment without anything."""
+        """Return the next event; None after a moment without one."""
         try:
             async with asyncio.timeout(_POLL_S):
                 return await self._registry.events.get()

@@ -221,7 +221,7 @@ class Registry:
 
 
 def _facts(hello: Message) -> NodeFacts | None:
-    """Return what a machine tells of itself; None where it is not what machines of this version tell."""
+    """Return the facts in a machine's hello; None where its version tells others."""
     try:
         facts = NodeFacts.from_json(hello["facts"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -35,7 +35,7 @@ class LineSilent(LineLost):
 
 
 def proof(token: str, *, by: str, over: Any, own: Any) -> str:
-    """Return what shows knowledge of the token.
+    """Return a proof of knowing the token.
 
     Args:
         by: node or registry: neither can send the other's proof back.
@@ -51,7 +51,7 @@ def is_proven(received: Any, expected: str) -> bool:
 
 
 def shown(text: Any, most: int = _MAX_SHOWN) -> str:
-    """Return what another machine has said as a terminal may show it: no control characters, and not without end."""
+    """Return a text of another machine for a terminal: without control characters, and cut where it is too long."""
     return printable(str(text) if len(str(text)) <= most else f"{str(text)[:most]}...")
 
 

@@ -26,7 +26,7 @@ class _Names(NamedTuple):
 
 
 def differences(first: NodeFacts, other: NodeFacts) -> list[str]:
-    """Return what a machine has otherwise than the first: [] when both can train together.
+    """Return a sentence for each difference of a machine from the first one: [] when both can train together.
 
     Left out is what may differ: how many processes and threads, devices, clocks, users.
     """

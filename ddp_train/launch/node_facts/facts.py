@@ -137,7 +137,7 @@ def _values(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, FileList | None]]:
-    """Yield what lies at the paths that the data set is given, each once."""
+    """Yield the files at each path that the data set is given, by the path's key."""
     paths: dict[Path, str] = {}
     for key, value in leaves(config.data):
         name = key.rpartition(".")[2]
@@ -168,7 +168,7 @@ def _versions() -> dict[str, str]:
 
 
 def interface_problems(environment: Mapping[str, str], interfaces: Mapping[str, Sequence[str]], *, uses_gpu: bool) -> Iterator[str]:
-    """Yield what is wrong with the network interfaces that the ranks' environment names, on GPUs also to NCCL."""
+    """Yield the problems of the network interfaces that the ranks' environment names, on GPUs also to NCCL."""
     there = f"this machine has {', '.join(interfaces)}"
     for name in filter(None, environment.get(GLOO, "").split(",")):
         if name not in interfaces:

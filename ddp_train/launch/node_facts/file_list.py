@@ -39,7 +39,7 @@ class FileList:
 
 
 def list_data(path: Path, *, within_s: float) -> FileList | None:
-    """Return what a file or a folder of data holds; None: it is not there. One file is sampled, however long it takes.
+    """List a file or a folder of data; None: it is not there. One file is sampled, however long it takes.
 
     Names that begin with a dot are passed over: downloads at work, indices and locks, which may differ.
     """
@@ -106,8 +106,7 @@ def _listing(path: Path, deadline: float) -> tuple[dict[str, int], list[str], bo
         except OSError as error:
             problems.append(f"{below or path} cannot be read: {error.strerror}")
             continue
-        shown = [entry for entry in entries if not entry.name.startswith(".")]
-        for entry in sorted(shown, key=lambda entry: entry.name):
+        for entry in sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name):
             if len(sizes) == _MAX_DATA_FILES or time.monotonic() > deadline:
                 return sizes, problems, False
             name = f"{below}/{entry.name}".lstrip("/")

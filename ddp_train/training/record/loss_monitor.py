@@ -97,13 +97,9 @@ class LossMonitor:
         if self.on_nonfinite == "rewind":
             raise Rewind(event, happened)
         self.log_event(event, "")
-        raise NonFiniteLossError(
-            key="optimizer.lr",
-            happened=happened,
-            expected="a finite loss",
-            fix="a smaller optimizer.lr, trainer.clip_grad_norm=1.0, or amp=off to see whether precision is the cause;"
-            " for single bad batches health.on_nonfinite=skip or rewind",
-        )
+        fix = "a smaller optimizer.lr, trainer.clip_grad_norm=1.0, or amp=off to see whether precision is the cause;"
+        fix += " for single bad batches health.on_nonfinite=skip or rewind"
+        raise NonFiniteLossError(key="optimizer.lr", happened=happened, expected="a finite loss", fix=fix)
 
     def _judge_spike(self, get_step: Callable[[], _Step], state: TrainState, loss: float, turns: str) -> None:
         earlier = state.losses.get(turns, [])  # of steps with the same turns: others have another loss

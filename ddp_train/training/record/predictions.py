@@ -97,9 +97,8 @@ class PredictionFiles:
         if keep and problem:
             raise OSError(f"{self._folder} was not saved (evaluation.save_predictions). {problem}")
         if keep and not is_complete:
-            raise ValueError(
-                f"{self._folder} was not saved: rows {num_rows} by rank, of {known}; expected {self._num_samples}, alike on all"
-            )
+            rows = f"rows {num_rows} by rank, of {known}; expected {self._num_samples}, alike on all"
+            raise ValueError(f"{self._folder} was not saved: {rows}")
 
     @contextmanager
     def _noting_problems(self) -> Iterator[None]:
