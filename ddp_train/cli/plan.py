@@ -150,9 +150,8 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
     screen.fact("code", f"{files}, are copied to {as_typed(target)}; later edits do not reach the run")
     screen.fact("spec", f"{as_typed(run_folder.spec)}: the frozen job, its shape, and the hash of the code")
     _show_files(screen, rendered.files)
-    if allocation := engine.allocation():
-        where = f"in the allocation (job {allocation.id}), as a step of {allocation.starter} with task.sh"
-        screen.fact("step", f"not submitted: it runs at once {where}")
+    if held := engine.allocation():
+        screen.fact("step", f"not submitted: it runs at once in the allocation (job {held.id}), as a step of {held.starter} with task.sh")
     else:
         screen.fact("runs", *map(shell_command, rendered.commands))
 

@@ -60,9 +60,6 @@ class LocalWeights(Protocol):
         Entered for each evaluation and each save, also within another. Yields this rank's own values of all that changed (`memory_key`).
         """
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the strategy's state: kind -> parameter -> tensor. Compared between the ranks while their weights are equal."""
-
 
 class Strategy(StrategyConstants, ABC):
     """Which rank keeps which weights, gradients and optimizer state, and when the ranks exchange them.
@@ -130,7 +127,10 @@ class Strategy(StrategyConstants, ABC):
         """Free the weights that a forward without a backward has gathered: after an evaluation, say."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return for each save what the next exchange needs, which `start_training` gets back."""
+        """Return for each save what the next exchange needs, which `start_training` gets back.
+
+        With `local_weights` it is kind -> parameter -> tensor, and compared between the ranks while their weights are equal.
+        """
         return {}
 
 

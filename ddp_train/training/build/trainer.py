@@ -66,7 +66,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
             every_steps=every_steps,
             optimizer=components.optimizer,
             others=partial(hashes, components, trainer.state),
-            local_weights=local_weights,
+            strategy=components.strategy,
         )
     _before_first_step(trainer, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):

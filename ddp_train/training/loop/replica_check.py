@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError, join_few
-from ddp_train.interfaces.strategy import LocalWeights, is_sharded, local_rows, num_replicas, num_shards
+from ddp_train.interfaces.strategy import Strategy, is_sharded, local_rows, num_replicas, num_shards
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OF_OPTIMIZER = "optimizer's tensors"
@@ -44,7 +44,7 @@ class ReplicaCheck:
     every_steps: int  # between two comparisons; there is also one before each save, because every rank may write a part of it
     optimizer: Optimizer
     others: Callable[[], Mapping[str, str]]  # return hashes of all other things that must be the same, by name
-    local_weights: LocalWeights | None = None  # of the strategy
+    strategy: Strategy
 
     def __post_init__(self) -> None:
         self._last_checked = -1  # step
@@ -68,7 +68,7 @@ class ReplicaCheck:
 
     def _compare(self, step: int) -> None:
         """Compare. Raises ReplicaError, on all ranks: it names the rank and the tensor that differ."""
-        if self.local_weights is not None and not self.local_weights.weights_are_equal:
+        if (local := self.strategy.local_weights) is not None and not local.weights_are_equal:
             return  # after the next synchronisation
         self._last_checked, self._is_due = step, False
         optimizer_tensors = self._optimizer_tensors()
@@ -134,8 +134,8 @@ class ReplicaCheck:
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that the optimizer keeps, or a synchronisation, by kind and parameter."""
-        if self.local_weights is not None:
-            kinds = self.local_weights.state_dict().items()
+        if self.strategy.local_weights is not None:
+            kinds = self.strategy.state_dict().items()
             return {f"{kind} of {name}": tensor for kind, tensors in kinds for name, tensor in tensors.items()}
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         return {

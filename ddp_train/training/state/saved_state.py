@@ -1,11 +1,12 @@
 """The content of a checkpoint: `checkpoint_content` saves the parts of a run that have a state, and `start_from` loads them.
 
-A part whose state is the same on every rank is added to `shared_parts` alone; any other part is added to both of these functions.
+A part whose state is the same on every rank is added to `shared_parts` alone; rank 0 writes its tensors, unless `checkpoint.layout` has the
+part's name among those that all ranks share out. Any other part is added to both of these functions.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.codec import Leaf
-from ddp_train.checkpoint.layout import OF_RANK_0, SHARED
+from ddp_train.checkpoint.layout import OF_RANK_0
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
 from ddp_train.distributed.world import World
@@ -174,31 +175,23 @@ def _compare_rates(saved: list[float], current: list[float]) -> list[str]:
 def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
     """Return, for `read_shared`, the run's own tensor for each tensor of a checkpoint that is to be sharded among the ranks like it."""
     layouts, weights = {}, dict(sharded_weights(components.modules))
-    parameters, names = named_parameters(components.trained), plain.get(optimizer_state.PARAMETERS, [])
+    parameters, names = named_parameters(components.trained), plain.get(optimizer_state.PARAMETERS)
+    numbered = {str(number): parameters.get(str(name)) for number, name in enumerate(names)} if isinstance(names, list) else {}
     averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
-    averaging = f"{SHARED}.callbacks.{components.averaging}."
+    averaging = components.averaging
     for name, leaf in leaves.items():
-        like = weights.get(name)
-        if name.startswith(f"{SHARED}.optimizer.state."):
-            parameter = _parameter_of_number(name.split(".")[3], names, parameters)
-            like = None if parameter is None else components.optimizer_shards.get(parameter, parameter)
-        elif name.startswith(f"{SHARED}.parameters_in_training."):
-            like = _parameter_of_number(name.split(".")[2], names, parameters)
-        elif name.startswith(averaging):
-            like = next((averaged[suffix] for suffix in _suffixes(name.removeprefix(averaging)) if suffix in averaged), None)
+        like: Tensor | None = None
+        match name.split("."):
+            case [_, "optimizer", "state", number, *_]:
+                if (parameter := numbered.get(number)) is not None:
+                    like = components.optimizer_shards.get(parameter, parameter)
+            case [_, "parameters_in_training", number, *_]:
+                like = numbered.get(number)
+            case [_, "callbacks", callback, *path] if callback == averaging:  # it has the model's names behind some of its own
+                suffixes = (".".join(path[start:]) for start in range(len(path)))
+                like = next((averaged[suffix] for suffix in suffixes if suffix in averaged), None)
+            case _:
+                like = weights.get(name)
         if like is not None and is_sharded(like) and tuple(like.shape) == leaf.shape:
             layouts[name] = like
     return layouts
-
-
-def _parameter_of_number(number: str, names: Any, parameters: Mapping[str, nn.Parameter]) -> nn.Parameter | None:
-    """Return the parameter that had a number in the saved optimizer; None: the checkpoint does not say, or it is gone."""
-    is_known = number.isdecimal() and isinstance(names, list) and int(number) < len(names)
-    return parameters.get(str(names[int(number)])) if is_known else None
-
-
-def _suffixes(name: str) -> Iterator[str]:
-    """Yield a dotted name, and what is left of it without its first word, its first two words, ..."""
-    while name:
-        yield name
-        name = name.partition(".")[2]

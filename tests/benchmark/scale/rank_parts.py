@@ -30,6 +30,7 @@ from ddp_train.launch.job import Job
 from ddp_train.loader.order import SampleOrder, share
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.run_folder.paths import RunFolder, step_folder
+from ddp_train.strategy.ddp import DDP
 from ddp_train.training.build.build import build
 from ddp_train.training.loop.replica_check import ReplicaCheck
 from tests.unit.parts import checked, manifest
@@ -85,7 +86,8 @@ def comparing(size: int) -> list[Cost]:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     with fake_world(0, size) as world:
-        check = ReplicaCheck(model=model, world=world, every_steps=1, optimizer=optimizer, others=lambda: {"scheduler": "0" * 64})
+        others = lambda: {"scheduler": "0" * 64}  # noqa: E731
+        check = ReplicaCheck(model=model, world=world, every_steps=1, optimizer=optimizer, others=others, strategy=DDP())
         return [cost("weights compared", world, lambda: check.before_save(1))]
 
 

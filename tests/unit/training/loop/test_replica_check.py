@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
+from ddp_train.strategy.ddp import DDP
 from ddp_train.training.loop.replica_check import ReplicaCheck, ReplicaError
 from tests.unit.parts import components, trainer
 from tests.unit.training.threads import ThreadWorld, on_all, thread_worlds
@@ -56,7 +57,7 @@ class Fleet:
     def _check_of(self, rank: int, world: ThreadWorld) -> ReplicaCheck:
         others = lambda: {"scheduler": "a", "scaler": "b", **self.changes.get(rank, {})}  # noqa: E731
         model, optimizer = self.models[rank], self.optimizers[rank]
-        return ReplicaCheck(model=model, world=world, every_steps=self.every_steps, optimizer=optimizer, others=others)
+        return ReplicaCheck(model=model, world=world, every_steps=self.every_steps, optimizer=optimizer, others=others, strategy=DDP())
 
 
 def fleet(size: int, *, every_steps: int = 1) -> Fleet:
@@ -177,19 +178,20 @@ def test_ranks_that_step_apart_are_compared_when_they_have_met_with_what_that_ne
 
         def __init__(self, value: float) -> None:
             self.value = value
+            self.local_weights = self
 
         def state_dict(self) -> dict[str, dict[str, Tensor]]:
             return {"last": {"weight": torch.full((2,), self.value)}}
 
     ranks = fleet(3, every_steps=4)
     own = [Apart(1.0), Apart(1.0), Apart(2.0)]
-    for check, local_weights in zip(ranks.checks, own, strict=True):
-        check.local_weights = local_weights  # type: ignore[assignment]
+    for check, strategy in zip(ranks.checks, own, strict=True):
+        check.strategy = strategy  # type: ignore[assignment]
     for step in (1, 4, 5):  # due at the fourth
         ranks.after_step(step)
     ranks.before_save(5)
-    for local_weights in own:
-        local_weights.weights_are_equal = True
+    for strategy in own:
+        strategy.weights_are_equal = True
     with pytest.raises(ReplicaError, match=r"after step 6: rank 2 on .* differs from the others in last of weight"):
         ranks.after_step(6)
     own[2].value = 1.0
