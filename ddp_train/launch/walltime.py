@@ -13,8 +13,7 @@ from ddp_train.system.torchrun_env import is_torchrun_worker
 def stops_at(cluster: ClusterConfig, *, asks_slurm: bool = False) -> float | None:
     """Return when a run has to stop for its time limit, in seconds since the epoch; None: no limit is known.
 
-    A job of `cluster=slurm` has asked SLURM for its walltime: there SLURM's word counts, which may be another by now.
-
+    A job of `cluster=slurm` has asked SLURM for its walltime: there SLURM's word counts.
     `asks_slurm`: `scontrol update` may have moved the end since the job began: ask for it. Takes up to the client's time-out.
     """
     end = os.environ.get("SLURM_JOB_END_TIME", "")  # seconds since the epoch, in the environment of sbatch and srun

@@ -33,8 +33,6 @@ class SweepScheduler:
 
     Args:
         sweep: updated, in sweep.json too, with every job that starts or ends.
-        screen: shows lines; refreshed several times a second.
-        on_start: called with each job that starts.
         on_end: called with each job that ended, for good or to be tried again.
         stops_at: returns when to stop as after SIGTERM, in seconds since the epoch; None: never. Called again with True when that time has
             come: it may have been moved.
