@@ -1,4 +1,8 @@
-"""ddp_train: compose once with Hydra, train anywhere with torchrun."""
+"""ddp_train: compose once with Hydra, train anywhere with torchrun.
+
+Rooms by layer, each imports from those below: cli, rank | sweep, doctor | launch, training | checkpoint, loader, watchdog |
+config, distributed, run_folder, and components by their conf group (model, data, ...) | interfaces | system, traits | errors.
+"""
 
 import importlib
 from pathlib import Path

@@ -1,10 +1,9 @@
-"""`ddp-train` and `python -m ddp_train`: how this process was started, and what it becomes.
+"""`ddp-train` and `python -m ddp_train`: how this process was started, and what it becomes. `=>` begins a new process:
 
-| started by | becomes |
-|---|---|
-| a person, a script, an engine | the command that was typed (`cli.main`), or this machine's part of a run (`ddp-train node`) |
-| that command, or an agent | a fork server (`system.fork_server`); a request makes it a check, an agent, or a rank |
-| torchrun | a rank (`rank.main`) |
+   `_run_command` -> `cli.main` -> `cli.compose` -> `launch.local`: the typed command; `ddp-train node` is one, too
+=> `system.fork_server`: imports torch meanwhile, and forks what is asked of it (`run_request`): a check, an agent, a rank
+=> `launch.agent.main`: the agent of this machine
+=> `rank.main` -> `rank.rank` -> `rank.run_job` -> `Trainer.train`: one for each device; torchrun starts such a process itself
 """
 
 import atexit

@@ -15,7 +15,7 @@ from ddp_train.config.spelling import nearest, override, text_of
 from ddp_train.config.targets.locate import hints_of, look_up
 from ddp_train.config.targets.target import AUTO, DIRECTIVES, FACTS, admits_text
 from ddp_train.config.tree import replace_values, value_at
-from ddp_train.errors import ConfigError
+from ddp_train.errors import ConfigError, one_line
 
 BY_DATA = ("model", "objective", EVALUATION_METRICS)
 BY_RUN = {name: FACTS[name] for name in ("scheduler", "metrics")}
@@ -120,8 +120,7 @@ def _unanswered(unanswered: Mapping[str, str], facts: Mapping[str, Any]) -> Conf
 
 
 def _shown(value: Any) -> str:
-    text = text_of(yaml_value(value))
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return one_line(text_of(yaml_value(value)), _SHOWN)
 
 
 def _autos(value: Any, key: str, name: str, owner: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:

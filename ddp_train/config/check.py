@@ -127,9 +127,8 @@ def plain_secret(key: str, name: str) -> ConfigError:
 
 def check_folder(folder: str, *, key: str) -> list[ConfigError]:
     """Return the error for a folder's name that contains a secret: everybody can see it."""
-    if (name := redaction.variable_for_secret("", folder)) is None:
-        return []
-    return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder name without a secret")]
+    name = redaction.variable_for_secret("", folder)
+    return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder name without a secret")] if name else []
 
 
 def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
@@ -144,9 +143,7 @@ def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigE
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in fields:
-            valid = [f"{prefix}{field}" for field in fields]
-            if not section.startswith("debug"):
-                valid += SECTION_KEYS
+            valid = [*(f"{prefix}{field}" for field in fields), *([] if section.startswith("debug") else SECTION_KEYS)]
             errors.append(unknown_key(key, valid, value))
             continue
         if (inner := schema.subsection(fields[name])) is not None:

@@ -147,7 +147,7 @@ class ClusterConfig:
     python: str | None
     wait: bool
     code_limit_mib: int = field(metadata={"min": 1})
-    slurm: SlurmConfig
+    slurm: SlurmConfig = field(metadata={"section": SlurmConfig})
     hosts: tuple[values.Host, ...] | None = field(metadata={"parse": values.host_list})
 
 
@@ -238,7 +238,7 @@ TARGETS = tuple(item.name for item in dataclasses.fields(Sections) if item.name 
 
 def subsection(item: dataclasses.Field[Any]) -> type | None:
     """Return the schema of a key that is a section itself; None for any other."""
-    return SlurmConfig if item.type == "SlurmConfig" else None
+    return item.metadata.get("section")
 
 
 def keys_of(schema: type, prefix: str) -> list[str]:
@@ -273,7 +273,7 @@ def describe(schema: type, item: dataclasses.Field[Any]) -> str:
     """Return the type and the range of a key as people read them: `int or null, at least 1`; "": it is a section itself."""
     rule, kind, choices = item.metadata, str(item.type), choices_of(schema).get(item.name, ())
     if choices:
-        kind = "str | None" if kind.endswith(", None]") else "str"
+        kind = "str | None" if None in get_args(get_type_hints(schema)[item.name]) else "str"
     parts = [] if "parse" in rule or subsection(item) is not None else [kind.replace(" | None", " or null")]
     parts += [*values.range_of(rule), *([f"one of {', '.join(choices)}"] if choices else [])]
     if "parse" in rule:
