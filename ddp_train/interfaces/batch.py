@@ -1,7 +1,4 @@
-"""Batches, whatever they are made of: their tensors, their size, and how they are described.
-
-Shapes: B samples in a batch.
-"""
+"""Batches, whatever they are made of: their tensors, their size, and how they are described. B samples are in a batch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -6,7 +6,7 @@ Shapes: B samples, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +148,7 @@ class Joint(nn.Module):
         turn: whose loss; None: the objective takes no turns.
     """
 
-    objective: Any
+    objective: AnyObjective
 
     def __init__(self, model: nn.Module, objective: AnyObjective, *, has_state: bool = True, turn: str | None = None) -> None:
         super().__init__()
@@ -160,14 +160,18 @@ class Joint(nn.Module):
         self.turn = turn
 
     def forward(self, batch: Batch) -> Tensor:
-        loss: Tensor = self.objective.loss(self.model, batch, *([] if self.turn is None else [self.turn]))
-        return loss
+        return loss_of_turn(self.objective, self.model, batch, self.turn)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the model; that of the objective's parts is its own (a teacher that only evaluates)."""
         self.training = mode
         self.model.train(mode)
         return self
+
+
+def loss_of_turn(objective: AnyObjective, model: nn.Module, batch: Batch, turn: str | None) -> Tensor:
+    """Return the training loss of a batch, shape []: of one turn, or (None) of an objective that takes none. Asked in every step."""
+    return cast(Objective, objective).loss(model, batch) if turn is None else cast(TurnObjective, objective).loss(model, batch, turn)
 
 
 def whole_loss(objective: AnyObjective, model: nn.Module, batch: Batch) -> Tensor:

@@ -14,13 +14,13 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import RunError
+from ddp_train.interfaces.objective import loss_of_turn
 from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.rehearsal import untouched
@@ -169,7 +169,6 @@ class _Search:
     def _compute(self, size: int) -> None:
         """Run forward and backward as a step does; where it accumulates, a second time on top of the first one's gradients."""
         components, world = self._components, self._world
-        objective: Any = components.objective  # called with the bare model, which exchanges no gradients
         micro_batch = components.train_loader.of_size(size)
         _ahead = [to_device(micro_batch.batch, world.device) for _ in range(2)]  # as many as a run has on a GPU (`loader.device_copy`)
         turns: list[Turn | None] = [*components.turns.values()] or [None]
@@ -178,7 +177,8 @@ class _Search:
                 with turn.alone() if turn is not None else nullcontext():
                     for _ in range(2 if size < self._most else 1):
                         with components.amp.autocast(world.device):
-                            loss = objective.loss(components.model, batch, *([] if turn is None else [turn.name]))
+                            # Of the bare model, which exchanges no gradients.
+                            loss = loss_of_turn(components.objective, components.model, batch, turn.name if turn else None)
                         loss.backward()
                         del loss
                 self._constant = self._constant or self._memory.in_use()

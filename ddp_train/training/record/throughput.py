@@ -154,7 +154,7 @@ class ShapeCopy:
     Raises Exception: they cannot be copied, or take turns, each with a backward of its own.
     """
 
-    def __init__(self, trained: nn.Module, objective: Any) -> None:
+    def __init__(self, trained: nn.Module, objective: AnyObjective) -> None:
         if isinstance(objective, TurnObjective):
             raise ValueError("the parts of the objective take turns")
         shapes: dict[int, Any] = {}
