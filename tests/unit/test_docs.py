@@ -78,7 +78,7 @@ def test_files_and_links_exist(doc: Path) -> None:
 DECISIONS = sorted((ROOT / "docs/decisions").glob("0*.md"))  # not history.md, which speaks of what is gone
 OF_OTHERS = {
     *("BlendedDataset", "BootStrapper", "ControlMaster", "SearchPathPlugin", "_apply_optimizer_in_backward", "checkpoint_wrapper"),
-    *("dcp_to_torch_save", "file_system", "interleave_datasets", "max_shard_size", "mkl_set_num_threads", "on_exception"),
+    *("dcp_to_torch_save", "file_system", "interleave_datasets", "is_locked", "max_shard_size", "mkl_set_num_threads", "on_exception"),
     *("optuna_sweeper", "set_requires_gradient_sync", "suppress_errors", "to_empty"),
 }
 """Names in decisions that are other libraries', and that we do not use."""
