@@ -54,7 +54,6 @@ _WRITTEN = "config.yaml, .hydra, environment.json, metrics.jsonl, tensorboard, l
 def plan(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train plan key=value ...`: show what the same words without `plan` would do."""
     sys.dont_write_bytecode = True  # of the user's modules, which the check imports
-    is_json = "--json" in arguments
     words = options_first([word for word in arguments if word != "--json"])
     sys.argv[1:] = words  # as Hydra would read them: the explanation of its errors reads them there
     refuse_unknown_options(words)
@@ -67,7 +66,7 @@ def plan(arguments: list[str], runner: JobRunner) -> int:
     screen = Screen()
     screen.fact("plan", shell_command(["ddp-train", *words]), "This is the plan. Nothing is started or written.")
     (_plan_sweep if args.multirun else _plan_run)(screen, loader, composed)
-    (screen.show_json if is_json else screen.show)()  # only a complete plan
+    (screen.show_json if "--json" in arguments else screen.show)()  # only a complete plan
     return DONE
 
 

@@ -49,8 +49,7 @@ def find_unanswerable(tree: Mapping[str, Any], sections: tuple[str, ...]) -> Ite
 
 def answer(tree: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer for every `auto` below these sections. ConfigError: it names all that the facts do not answer."""
-    answers: dict[str, Any] = {}
-    unanswered: dict[str, str] = {}
+    answers, unanswered = dict[str, Any](), dict[str, str]()
     for section, node in tree.items():
         for key, name, owner in _autos(node, section, "", None):
             fact = name if name in facts else _ALSO_CALLED.get(name, name)

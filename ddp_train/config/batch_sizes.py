@@ -36,8 +36,7 @@ class BatchSizes:
     def notes(self) -> list[str]:
         """Return the line on the effect of another number of ranks, if it has one."""
         keeps = f"trainer.global_batch_size={self.global_batch_size} keeps both"
-        has_effect = self.is_derived and self.world_size > 1
-        return [f"another number of ranks changes the batch and the result; {keeps}"] if has_effect else []
+        return [f"another number of ranks changes the batch and the result; {keeps}"] if self.is_derived and self.world_size > 1 else []
 
     def __str__(self) -> str:
         sign = "=" if self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size else "<="

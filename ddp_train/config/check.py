@@ -73,9 +73,8 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
 
 def _check_targets(tree: Mapping[str, Any], *, reported: set[str]) -> Iterator[ConfigError]:
     """Check what is instantiated. A key is reported once, also where an evaluation set inherits it from `data`."""
-    changed = evaluation_sets(tree)
     for node, key in _target_nodes(tree):
-        training_key = "data" if key in changed else key
+        training_key = "data" if key in evaluation_sets(tree) else key
         node_errors = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, training_key, 1)} & reported]
         reported |= {error.key for error in node_errors}
         yield from node_errors
@@ -240,9 +239,8 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
         if name in SECTIONS_HERE and not any(instead_of(*text.split("=", 1)) for text in own_overrides if "=" in text):
             expected, fix = SECTIONS_HERE[name], f"leave it out: {removal(name, value)}"
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
-            parts = ", ".join([*schema.TARGETS, *(f"{section}.NAME" for section in schema.NAMED)])
+            expected = f"a component in one of {', '.join([*schema.TARGETS, *(f'{section}.NAME' for section in schema.NAMED)])}"
             close = nearest(name, [*schema.TARGETS, *schema.NAMED])
-            expected = f"a component in one of {parts}"
             fix = f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"
         else:
             expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, go below extra"
@@ -286,8 +284,7 @@ def _without_package(option: str, landed: Mapping[str, Any], hydra: DictConfig |
 
 
 def _targets_in_extra(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
-    extra = tree.get("extra")
-    for key, node in dotted_items({"extra": extra} if isinstance(extra, Mapping) else {}):
+    for key, node in dotted_items({"extra": tree["extra"]} if isinstance(tree.get("extra"), Mapping) else {}):
         if isinstance(node, Mapping) and "_target_" in node:
             happened = "has a _target_, and nothing below extra is instantiated"
             expected = f"plain values; components go below {', '.join([*schema.TARGETS, *schema.NAMED])}"

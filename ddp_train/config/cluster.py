@@ -177,11 +177,9 @@ def _nodes(cluster: ClusterConfig, environment: Mapping[str, str]) -> NodeRange:
 
 def _setting(name: str, cluster: ClusterConfig, environment: Mapping[str, str]) -> tuple[Any, str]:
     """Return a value and its source: the config, the environment, or none (None)."""
-    value = getattr(cluster, name)
-    if value is not None:
+    if (value := getattr(cluster, name)) is not None:
         return reveal(value), f"cluster.{name}"
-    variable = next((variable for variable in _VARIABLES[name] if environment.get(variable)), None)
-    if variable is not None:
+    if variable := next((variable for variable in _VARIABLES[name] if environment.get(variable)), ""):
         return environment[variable], variable
     step = slurm_step(environment) if name == "nodes" else None
     return (len(step.hosts), "SLURM_STEP_NODELIST") if step is not None else (None, f"cluster.{name}")

@@ -33,10 +33,7 @@ def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "")
     with _sealed():
         plain = _resolve(config, f"{section}." if section else "", errors, keeps_missing=bool(section))
     sealed = re.compile(f"{_MARK}(.*?){_MARK}")
-    unsealed: dict[str, Any] = replace_values(
-        plain, "", lambda key, value: sealed.sub(r"${\1}", value) if isinstance(value, str) else value
-    )
-    return unsealed
+    return {**replace_values(plain, "", lambda key, value: sealed.sub(r"${\1}", value) if isinstance(value, str) else value)}
 
 
 def _resolve(node: DictConfig, prefix: str, errors: list[ConfigError], *, keeps_missing: bool) -> dict[str, Any]:

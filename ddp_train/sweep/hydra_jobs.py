@@ -37,7 +37,6 @@ from ddp_train.sweep.sweeper import compose_job, freeze_yaml, plans_all, save_as
 from ddp_train.sweep.table import EngineAnswers, SweepScreen, show, update
 
 Check = Callable[[DictConfig, DictConfig], RunConfig]
-_FROZEN_YAML = "conf"
 
 
 class Multirun:
@@ -63,7 +62,7 @@ class Multirun:
         self.sweep.keys = self.sweep.keys or swept_keys(base)
         loader: Any = context.config_loader
         if not plans_all(base) and not self._contexts:  # the first launch
-            freeze_yaml(loader, base, self.sweep.root / _FROZEN_YAML)
+            freeze_yaml(loader, base, self.sweep.root / "conf")
         composed, checked = self.compose(loader, base, job_overrides)
         self.sweep.save()  # from here on the sweep can be resumed
         entries: list[SweepJob] = []
@@ -86,8 +85,7 @@ class Multirun:
     def compose(self, loader: Any, base: DictConfig, job_overrides: Sequence[list[str]]) -> tuple[list[DictConfig], list[RunConfig]]:
         """Compose and check jobs. Writes nothing. Raises ConfigErrors: with every problem of every job."""
         self._plans_all = plans_all(base)
-        first = self._next_number()
-        composed = [compose_job(loader, base, overrides, number) for number, overrides in enumerate(job_overrides, first)]
+        composed = [compose_job(loader, base, overrides, number) for number, overrides in enumerate(job_overrides, self._next_number())]
         return composed, self._check_all(composed)
 
     def resume(self, to_job: Callable[[Path], Job], *, is_asked: bool) -> None:
@@ -137,10 +135,9 @@ class Multirun:
             self._submit([(entry, job) for entry, job in jobs if entry.number not in self._engines.alive])
             return
         if self._schedule is None:
-            count = self._settings.parallel_jobs
             self._schedule = schedule.SweepScheduler(
                 self.sweep,
-                self._make_slots(self.sweep.root, count, make=engine_slots if self._has_engine else None),
+                self._make_slots(self.sweep.root, self._settings.parallel_jobs, make=engine_slots if self._has_engine else None),
                 self._settings,
                 screen=self._screen,
                 on_start=self._on_start,

@@ -176,8 +176,7 @@ def refuse_unknown_options(arguments: list[str]) -> None:
 
 def options_first(arguments: list[str]) -> list[str]:
     """Put options, with their values, before overrides: Hydra's parser takes no override after an option that follows one."""
-    options, overrides = [], []
-    rest = list(arguments)
+    options, overrides, rest = list[str](), list[str](), [*arguments]
     while rest:
         text, *rest = rest
         if not text.startswith("-") or text[1:2].isdigit() or text[1:2] == ".":  # a number, cut off its key
@@ -248,8 +247,7 @@ def _conf_folder() -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise ConfigError(key=_PYPROJECT, happened=f"cannot be read: {error}", fix="mend it, or --config-dir=FOLDER") from None
-    table = content.get("tool", {}).get("ddp_train")
-    if table is None:
+    if (table := content.get("tool", {}).get("ddp_train")) is None:
         return None
     if [*table] != ["conf"] or not isinstance(folder := table["conf"], str):
         expected = "one key, conf: the folder with YAML in folders named after groups"

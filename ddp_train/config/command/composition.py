@@ -80,8 +80,7 @@ class Composition:
     def _find_choices(self) -> list[Choice]:
         """Return the option of each group, in the order of the root's defaults."""
         typed = {word.key_or_group for word in self._typed}
-        by_root: dict[str, str] = {}
-        by_file: dict[str, str] = {}
+        by_root, by_file = dict[str, str](), dict[str, str]()
         for name, content in self._contents.items():
             entries = [entry for entry in content.get("defaults") or () if isinstance(entry, Mapping)]
             for words, option in ((str(key).split(), option) for entry in entries for key, option in entry.items()):

@@ -80,9 +80,8 @@ def _find_all(arguments: list[str], conf: Path) -> list[ConfigError]:
     new = tuple(f"{override.key_or_group}." for override in values if override.is_add() or override.is_force_add())
     absent = {override.key_or_group: override for override in values if not f"{override.key_or_group}.".startswith(new)}
     absent = {key: override for key, override in absent.items() if key not in known and not override.is_delete()}
-    hydra_node = _apply(values, composed)
     try:
-        check_config(composed, hydra=hydra_node)
+        check_config(composed, hydra=_apply(values, composed))
     except ConfigErrors as error:
         return [*errors, *_to_be_added(absent, _plain(composed), error.errors), *error.errors]
     return [*errors, *_to_be_added(absent, _plain(composed), [])]

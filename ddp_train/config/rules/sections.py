@@ -61,8 +61,7 @@ def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
                 happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
                 expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
                 yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)
-            is_unevaluated = not config.is_evaluated and "data" in config.tree
-            if is_unevaluated and path and class_constants(node, CallbackConstants).needs_evaluation:
+            if not config.is_evaluated and "data" in config.tree and path and class_constants(node, CallbackConstants).needs_evaluation:
                 happened = "follows a metric of the evaluation, and data.eval is null: there is none"
                 yield ConfigError(key=f"callbacks.{name}", happened=happened, expected="evaluation data", fix=f"~callbacks.{name}")
 

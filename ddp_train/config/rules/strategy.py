@@ -24,8 +24,7 @@ def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
             yield conflict(key, f"is true, with {micro_steps} micro-batches a step", "false")
     for key, value in given(strategy, class_constants(strategy, StrategyConstants).divides_ranks):
         if isinstance(value, int) and (value < 1 or world_size % value):
-            expected = "a divisor of the number of ranks"
-            yield ConfigError(key=key, happened=f"is {value}, on {world_size} ranks", expected=expected)
+            yield ConfigError(key=key, happened=f"is {value}, on {world_size} ranks", expected="a divisor of the number of ranks")
     named = [(key, str(value)) for key, value in dotted_items({"optimizer": config.optimizer}) if key.endswith("._target_")]
     if class_constants(strategy, StrategyConstants).shards_optimizer:
         for key, path in named:

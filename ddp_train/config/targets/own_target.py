@@ -33,8 +33,7 @@ def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | No
         option = _option(hydra, section) if hydra is not None and isinstance(node, Mapping) else {}
         if hydra is None or node is None or option.get("_target_") in (None, "???", node.get("_target_")):
             continue
-        target = look_up_or_none(node.get("_target_"))
-        if target is not None:
+        if (target := look_up_or_none(node.get("_target_"))) is not None:
             kept[section] = _with_accepted_arguments(node, option, target, _typed(hydra, section))
             lines += _lines(section, node, kept[section], option)
     return replace_values(kept, "", _partial), lines
@@ -75,7 +74,6 @@ def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any],
 
 
 def _is_from_option(name: str, value: Any, option: Mapping[str, Any]) -> bool:
-    """Tell whether a value is from the option, and not from an experiment."""
     return name in option and (value == option[name] or "${" in str(option[name]))
 
 

@@ -139,8 +139,7 @@ def _check_arguments(
         yield ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}")
     hints = hints_of(target)
     for name, value in arguments.items():
-        is_default = name in parameters and value == parameters[name].default
-        if name in hints and not is_default and not fits(value, hints[name]):
+        if name in hints and not (name in parameters and value == parameters[name].default) and not fits(value, hints[name]):
             wants_text = str in members_of(hints[name]) and not isinstance(value, (list, Mapping))
             expected = f"a value of type {_spell(hints[name])}"
             fix = f"""'{key}.{name}="{value}"'""" if wants_text else ""
