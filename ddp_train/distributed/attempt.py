@@ -87,8 +87,7 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
     prefix = uuid.uuid4().hex
     place = PrefixStore(prefix, store)
     remembered: dict[int, str] = {}  # rank -> where its newest hello says that the attempt begins
-    answered = set[str]()
-    num_read = 0
+    answered, num_read = set[str](), 0
 
     def is_complete() -> bool:
         nonlocal num_read
@@ -111,8 +110,7 @@ def _welcome(store: Store, size: int, within_s: float) -> Attempt:
 
 
 def _attempt_at(rank: int, size: int, place: Store, prefix: str, beginning: str) -> Attempt:
-    begins_at = Path(beginning) if beginning else None
-    store = PrefixStore("attempt", place)
+    begins_at, store = Path(beginning) if beginning else None, PrefixStore("attempt", place)
     return Attempt(rank=rank, size=size, store=store, prefix=f"ddp_train/{prefix}/attempt", begins_at=begins_at)
 
 

@@ -33,8 +33,7 @@ def join_store() -> dist.Store:
 
 def join_store_again(prefix: str) -> dist.Store:
     """Connect once more to the store that another process of this rank has joined."""
-    address, port = torchrun_env.store_address()
-    return dist.PrefixStore(prefix, join_served(address, port))
+    return dist.PrefixStore(prefix, join_served(*torchrun_env.store_address()))
 
 
 def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> str:

@@ -57,16 +57,14 @@ class Spec:
 
     def to_json(self) -> str:
         """Return the spec as text, the same text for equal specs."""
-        code = None if self.code is None else asdict(self.code)
-        content = {**vars(self), "job": json.loads(self.job.to_json()), "code": code}
+        content = {**vars(self), "job": json.loads(self.job.to_json()), "code": self.code and asdict(self.code)}
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Spec:
         content = json.loads(text)
         code = content["code"] and Code(**{**content["code"], "roots": tuple(content["code"]["roots"])})
-        job = Job.from_json(json.dumps(content["job"]))
-        return cls(**{**content, "job": job, "code": code, "processes": tuple(content["processes"])})
+        return cls(**{**content, "job": Job.from_json(json.dumps(content["job"])), "code": code, "processes": tuple(content["processes"])})
 
     def hash(self) -> str:
         """Return the sha256 of the spec, by which machines tell that they have the same."""

@@ -49,11 +49,9 @@ class Slurm(Engine):
             if number := sum(file.parent == script.parent for file in files):
                 script = script.with_stem(f"slurm_{number}")
             files[script] = without_secrets(batch_script(share, among=len(shares)))
-        commands = [["sbatch", "--parsable", str(script)] for script in files]
-        files |= {spec.job.run_folder.launch / "task.sh": task_script(spec) for spec in specs}
         return Rendered(
-            files=files,
-            commands=commands,
+            files=files | {spec.job.run_folder.launch / "task.sh": task_script(spec) for spec in specs},
+            commands=[["sbatch", "--parsable", str(script)] for script in files],
             run_folders=[spec.job.run_folder.root for share in shares for spec in share],
             shares=[len(share) for share in shares],
         )

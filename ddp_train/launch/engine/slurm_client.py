@@ -91,8 +91,7 @@ def most_tasks() -> int:
 
 def allocation() -> str | None:
     """Return the job in whose allocation this process stands (salloc, a batch script); None outside. Refuses what has several parts."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
+    if (job := os.environ.get("SLURM_JOB_ID")) is None:
         return None
     if os.environ.get("SLURM_HET_SIZE"):
         happened = f"job {job} is heterogeneous (SLURM_HET_SIZE={os.environ['SLURM_HET_SIZE']})"
@@ -114,8 +113,7 @@ def _states(id: str) -> dict[str, State]:
     squeue = _run(["squeue", "--noheader", "--array", "--states=all", f"--jobs={id}", "--format=%i|%T|%r|%N|%S|%e"])
     if squeue.returncode != 0 and "Invalid job id" not in squeue.stderr:
         raise EnvironmentRefuses(happened=f"SLURM does not answer: {_said(squeue)}", fix="try again in a minute; `scontrol ping`")
-    rows = [line.split("|") for line in squeue.stdout.splitlines() if line.count("|") == 5]
-    return {task: _state(*facts) for task, *facts in rows}
+    return {task: _state(*facts) for task, *facts in (line.split("|") for line in squeue.stdout.splitlines() if line.count("|") == 5)}
 
 
 def _state(name: str, reason: str, nodes: str, began: str, ends: str) -> State:

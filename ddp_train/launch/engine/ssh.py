@@ -117,9 +117,7 @@ class Ssh(Engine):
             return verdict_of(run_folder).exit_code
         with stop_signals(client.signal, lambda: client.signal(signal.SIGQUIT)):
             code = client.wait()
-        if run_folder.cancelled.exists():  # `ddp-train cancel`, in another shell
-            return verdict_of(run_folder).exit_code
-        return code
+        return verdict_of(run_folder).exit_code if run_folder.cancelled.exists() else code  # `ddp-train cancel`, in another shell
 
 
 def ssh_command(host: str) -> list[str]:

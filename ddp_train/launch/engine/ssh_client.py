@@ -55,8 +55,7 @@ def run_client(run_folder: RunFolder, remotes: Sequence[Remote], *, least: int, 
     `is_run`: something of it stays that could be resumed.
     """
     os.setsid()  # Ctrl-C on the terminal reaches the command, which tells us once
-    received: list[int] = []
-    lines: list[_Line] = []
+    received, lines = list[int](), list[_Line]()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(number)
@@ -191,8 +190,7 @@ def _wait_until_ended(lines: Sequence[_Line], least: int) -> int:
     stop_at: float | None = None
     while any(line.exit_code() is None for line in lines):
         ended = [line.exit_code() for line in lines if line.exit_code() is not None]
-        is_lost = len(lines) - len(ended) < least and any(code not in (DONE, _BROKEN) for code in ended)
-        if is_lost and stop_at is None:
+        if stop_at is None and len(lines) - len(ended) < least and any(code not in (DONE, _BROKEN) for code in ended):
             stop_at = time.monotonic() + _ENDS_ALONE_S
         for line in lines:
             line.say("alive")

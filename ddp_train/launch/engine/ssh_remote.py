@@ -33,8 +33,7 @@ def main(arguments: list[str]) -> int:
         return ENVIRONMENT_REFUSES
     os.write(1, f"{READY}\n".encode())
     words = _words()
-    first_word = next((text for text in words if text != "alive"), "")  # `alive`: other machines take longer
-    word, _, launch_id = first_word.partition(" ")
+    word, _, launch_id = next((text for text in words if text != "alive"), "").partition(" ")  # `alive`: other machines take longer
     if word != "go":
         return DONE  # another machine cannot take part
     command = [sys.executable, "-m", "ddp_train", "node", spec, f"--index={index}", f"--launch={launch_id}"]
