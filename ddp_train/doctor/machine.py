@@ -196,7 +196,6 @@ def _file_system(path: Path) -> os.statvfs_result | None:
 
 
 def _adapters() -> dict[str, str]:
-    """Return the adapters for InfiniBand and RoCE, with the states of their ports."""
     adapters = {}
     with suppress(OSError):
         for adapter in sorted(_INFINIBAND.iterdir()):

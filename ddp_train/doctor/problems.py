@@ -100,9 +100,8 @@ def blocks_all_reduce(report: ClusterReport) -> bool:
 
 def _differences(report: ClusterReport) -> Iterator[_Finding]:
     """Problems that a machine has found itself, and differences between its facts and the usual machine's."""
-    usual = report.machines[report.usual].facts
     for number, machine in sorted(report.machines.items()):
-        for sentence in [*machine.facts.problems, *differences(usual, machine.facts)]:
+        for sentence in [*machine.facts.problems, *differences(report.machines[report.usual].facts, machine.facts)]:
             yield number, sentence, next(advice for beginning, advice in _ADVICE.items() if sentence.startswith(beginning))
 
 

@@ -40,9 +40,8 @@ def _lines(report: ClusterReport) -> Iterator[tuple[str, Mapping[int, str]]]:
     hashes = [set(machine.source.hashes) for machine in facts.values()]
     common = set.intersection(*hashes) if facts else set()  # a missing file is a problem
     yield "code", dict.fromkeys(facts, f"{len(common)} files")
-    if facts:
-        for key in facts[min(facts)].data:
-            yield key, {number: _data(machine.data.get(key)) for number, machine in facts.items()}
+    for key in facts[min(facts)].data if facts else ():
+        yield key, {number: _data(machine.data.get(key)) for number, machine in facts.items()}
     shared = {number: "not shared" if number in peers and peers[number].unseen else "writable" for number in machines}
     yield "run folder", {number: machine.write_error or shared[number] for number, machine in machines.items()}
     yield "free there", {number: f"{machine.free_bytes // _GIB} GiB" for number, machine in machines.items()}

@@ -141,16 +141,14 @@ class Console:
         return f"epoch {epoch:.2f}/{round(last, 2):g}"
 
     def _where(self, record: Mapping[str, Any]) -> str:
-        width = len(str(self._total_steps))
         epoch = f"  epoch {record['epoch']:.2f}" if record["epoch"] is not None else ""
-        return f"step {record['step']:>{width}}/{self._total_steps}{epoch}  {record['split']:<5}"
+        return f"step {record['step']:>{len(str(self._total_steps))}}/{self._total_steps}{epoch}  {record['split']:<5}"
 
     def _left(self, record: Mapping[str, Any]) -> str:
         done = record["step"] - self._first_step
         if record["split"] != "train" or done <= 0:
             return ""
-        seconds = (time.monotonic() - self._started) / done * (self._total_steps - record["step"])
-        return f"{_clock(seconds)} left"
+        return f"{_clock((time.monotonic() - self._started) / done * (self._total_steps - record['step']))} left"
 
 
 def _text(record: Mapping[str, Any]) -> str:

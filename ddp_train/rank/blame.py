@@ -63,8 +63,7 @@ def report_failure(
     if not job.in_sweep and (file := torchrun_env.error_file()):
         report.tell_torchrun(file, is_by_peer=is_by_peer)
     _record_and_show(report, job, terminal, seconds=time.monotonic() - started, is_by_peer=is_by_peer)
-    first = failure.load_report(job.run_folder.failure) or report  # on another machine there is an agent that knows no other reason
-    return first.exit_code
+    return (failure.load_report(job.run_folder.failure) or report).exit_code  # an agent elsewhere knows no other reason
 
 
 def report_lost_rank(job: Job, terminal: TextIO, lost: Neighbour, doing: dict[int, str]) -> None:

@@ -113,11 +113,6 @@ def _raise() -> None:
     raise InjectedFault("debug.faults asked for it")
 
 
-def _hold_the_interpreter() -> None:
-    """Keep Python's lock for ever, as a C extension can: no other thread of this process runs."""
-    re.match("(a?){64}a{64}", "a" * 64)  # tries 2^64 ways, without letting go between them
-
-
 def _loop() -> None:
     while True:
         pass
@@ -135,7 +130,7 @@ ON_ITSELF: Mapping[str, Callable[[], object]] = {
     "segfault": partial(ctypes.string_at, 0),
     "exit": partial(os._exit, 0),
     "stop": partial(signal.raise_signal, signal.SIGSTOP),
-    "gil": _hold_the_interpreter,
+    "gil": partial(re.match, "(a?){64}a{64}", "a" * 64),  # tries 2^64 ways, and keeps Python's lock meanwhile, as a C extension can
     "loop": _loop,
     "deadlock": _deadlock,
     **{name.lower(): partial(signal.raise_signal, signal.Signals[name]) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")},

@@ -63,8 +63,7 @@ def _set_threads(count: int) -> bool:
                 if setters := [name for name in _OPENBLAS_SETTERS if hasattr(library, name)]:
                     getattr(library, setters[0])(count)
         try:
-            mkl = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
-            mkl.mkl_serv_set_num_threads(count)  # torch asks it in each further thread
+            ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD).mkl_serv_set_num_threads(count)  # torch asks it in each further thread
         except (AttributeError, OSError):  # a torch without MKL
             torch.set_num_threads(count)
         return torch.get_num_threads() == count

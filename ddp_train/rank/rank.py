@@ -131,7 +131,6 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
 
 
 def _make_stop(job: Job, world: World, peers: Peers, terminal: TextIO, *, is_users_agent: bool) -> Stop:
-    """Return what stops the ranks of a job together."""
     return Stop(
         world=world,
         peers=peers,

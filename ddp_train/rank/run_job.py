@@ -166,8 +166,7 @@ def _load_initial_weights(config: RunConfig, weights: Path, components: Componen
         meaning = components.data_identity["meaning"]
         changes = accepted_meaning_changes(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
         world.print(*(f"{line}; accepted" for line in changes))
-    lines = load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict)
-    world.print(*lines)
+    world.print(*load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict))
 
 
 def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, phases: Phases) -> None:

@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from ddp_train.training.train_state import TrainState
 
 def opening(job: Job, world: World) -> str:
     """Say what begins and where it lies."""
-    lacks_gpu = world.device.type == "cpu" and job.config.cluster.device == "auto"
-    why = devices.why_none() if lacks_gpu else ""
+    why = devices.why_none() if world.device.type == "cpu" and job.config.cluster.device == "auto" else ""
     debug_variables = {"NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG"} & job.config.cluster.env.keys()
     batch = [str(job.config.batch), *job.config.batch_notes()] if isinstance(job.work, Training) else []
     lines = [
@@ -93,17 +92,15 @@ def _spread(groups: Iterable[Mapping[str, Any]]) -> str:
     return f"{peaks[0]:g}" if len(peaks) == 1 else f"{peaks[0]:g} to {peaks[-1]:g}"
 
 
-def _groups(optimizer: Optimizer) -> list[str]:
+def _groups(optimizer: Optimizer) -> Iterator[str]:
     """Say which parameters have which rate, where there are groups: what a pattern has matched is seen here."""
     named: dict[str, list[Mapping[str, Any]]] = {}
     for group in optimizer.param_groups:
         if "name" in group:
             named.setdefault(group["name"], []).append(group)
-    lines = []
     for name, groups in named.items():
         sizes = [parameter.numel() for group in groups for parameter in group["params"]]
-        lines.append(f"group    {name}: {sum(sizes):,} parameters in {len(sizes)} tensors, lr {_spread(groups)}")
-    return lines
+        yield f"group    {name}: {sum(sizes):,} parameters in {len(sizes)} tensors, lr {_spread(groups)}"
 
 
 def closing(job: Job, state: TrainState, result: Result) -> str:

@@ -124,8 +124,7 @@ class Member:
             report = failure.from_exit(
                 rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=was_out_of_memory
             )
-            report = report.with_others(log_lines.last_activities(run_folder, pids))
-            report.record(run_folder, seconds=time.monotonic() - self._started)
+            report.with_others(log_lines.last_activities(run_folder, pids)).record(run_folder, seconds=time.monotonic() - self._started)
         return FAILED
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:

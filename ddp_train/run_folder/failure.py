@@ -101,8 +101,7 @@ class Failure:
 
     def screen(self, run_folder: RunFolder) -> str:
         """Return the report for the terminal; the log of the rank has the rest."""
-        where = "" if self.step is None else f", after step {self.step}"
-        head = f"The run failed: {self.who}{where}"
+        head = f"The run failed: {self.who}{'' if self.step is None else f', after step {self.step}'}"
         rest = [
             *([f"  fix: {self.fix}"] if self.fix else []),
             "",

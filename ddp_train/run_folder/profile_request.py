@@ -31,8 +31,7 @@ class ProfileRequest:
 
     def put(self, run_folder: RunFolder) -> bool:
         """Write the request into a run's folder; return False if an earlier request still waits."""
-        content = {name: value for name, value in vars(self).items() if value is not None}
-        return create_json(run_folder.profile_request, content)
+        return create_json(run_folder.profile_request, {name: value for name, value in vars(self).items() if value is not None})
 
     @classmethod
     def pop(cls, run_folder: RunFolder) -> ProfileRequest:

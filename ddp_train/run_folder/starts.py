@@ -124,8 +124,7 @@ def close_last_attempt(
     files = run_folder.root.glob("failure*.json")  # reports of all attempts: failure.json, failure.1.json ...
     reports = sorted(filter(None, map(failure.load_report, files)), key=lambda report: report.time)
     starts.close(reports, has_failed=has_failed)
-    no_progress = starts.judge(reports)
-    if no_progress is None:
+    if (no_progress := starts.judge(reports)) is None:
         with suppress(OSError):  # a full disk
             starts.write(run_folder)
         return None
@@ -137,9 +136,8 @@ def close_last_attempt(
 
 
 def _load(run_folder: RunFolder) -> _Starts:
-    try:
+    starts = _Starts()
+    with suppress(OSError, ValueError, TypeError):
         starts = _Starts(**json.loads(run_folder.starts.read_text()))
-    except (OSError, ValueError, TypeError):
-        starts = _Starts()
     newest = max(run_folder.saved_steps(), default=0)
     return starts if starts.checkpoint == newest else _Starts(checkpoint=newest, began=starts.began[-1:], open=starts.open)

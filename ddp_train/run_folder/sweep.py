@@ -153,5 +153,4 @@ def update_table(run: Path, status: Status | None = None) -> None:
 
 
 def _values(job: SweepJob) -> dict[str, str]:
-    pairs = (text.partition("=") for text in job.overrides)
-    return {key.lstrip("+~"): value for key, _, value in pairs}
+    return {key.lstrip("+~"): value for key, _, value in (text.partition("=") for text in job.overrides)}

@@ -22,7 +22,6 @@ from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_json
 
 _SHOWN = 200  # characters of an error
-_NOT_RUNNABLE = (126, 127)  # exit codes of a shell that cannot run its command
 _POLL_S = 0.5
 RESULT_VISIBLE_WITHIN_S = 10.0  # until another machine sees result.json on a network file system
 
@@ -84,7 +83,7 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
 
     `code` is the highest exit code of the machines: only one of `errors.FINAL` counts. In the `logs` the machine may have given a reason.
     """
-    code = ENVIRONMENT_REFUSES if code in _NOT_RUNNABLE else code
+    code = ENVIRONMENT_REFUSES if code in (126, 127) else code  # exit codes of a shell that cannot run its command
     report = failure.load_report(run_folder.failure)
     if code not in FINAL or verdict_of(run_folder).outcome != Outcome.AGAIN or (is_elastic and (report or run_folder.read_result())):
         return
