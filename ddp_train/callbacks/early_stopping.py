@@ -34,8 +34,7 @@ class EarlyStopping(Callback):
         self._goal = self._goal or run.goals.get(self._metric)
         if self._goal is None:
             happened = f"is {self._metric!r}, and the run does not know whether a higher value is better"
-            expected = f"one of {', '.join(run.goals)}, or a `goal`: min or max"
-            raise ConfigError(key=".metric", happened=happened, expected=expected)
+            raise ConfigError(key=".metric", happened=happened, expected=f"one of {', '.join(run.goals)}, or a `goal`: min or max")
         self._judge(run)
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:

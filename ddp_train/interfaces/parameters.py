@@ -17,10 +17,8 @@ def named_parameters(trained: nn.Module) -> dict[str, nn.Parameter]:
 
     These are the model's own, without what `Joint` and torch.compile put before them; an objective's begin with `objective.`.
     """
-    names = {name: plain_name(name) for name, _ in trained.named_parameters()}
-    if isinstance(trained, Joint):
-        names = {name: plain.removeprefix("model.") for name, plain in names.items()}
-    return {names[name]: parameter for name, parameter in trained.named_parameters()}
+    prefix = "model." if isinstance(trained, Joint) else ""
+    return {plain_name(name).removeprefix(prefix): parameter for name, parameter in trained.named_parameters()}
 
 
 def plain_name(name: str) -> str:

@@ -45,9 +45,8 @@ class GPT(nn.Module):
         super().__init__()
         if width % num_heads != 0:
             happened = f"{num_heads} heads do not divide the width {width}"
-            expected = "model.width to be a multiple of model.num_heads"
             fix = f"model.width={math.ceil(width / num_heads) * num_heads}, or another model.num_heads"
-            raise ConfigError(key="model.num_heads", happened=happened, expected=expected, fix=fix)
+            raise ConfigError(key="model.num_heads", happened=happened, expected="model.width to be a multiple of model.num_heads", fix=fix)
         self.context_length = context_length
         self.token_embedding = nn.Embedding(vocab_size, width)
         self.position_embedding = nn.Embedding(context_length, width)

@@ -99,8 +99,7 @@ class LanguageModeling(CountsTargets):
         return metrics
 
     def _totals(self, losses: Tensor, batch: Batch) -> dict[str, Tensor]:
-        targets_BT = batch[1]
-        tokens = self.weight(batch)
+        targets_BT, tokens = batch[1], self.weight(batch)
         return {
             "loss": losses.sum(dtype=torch.float64),
             "tokens": tokens if isinstance(tokens, Tensor) else count(tokens, targets_BT),
@@ -143,8 +142,7 @@ class ChunkedHead:
         if losses_N is None:
             raise self._not_the_logits("was not called with all tokens in the model's forward")
         # A strategy may return a copy. One check is enough, and costs a wait for the device.
-        is_same = outputs is losses_N or (outputs.shape == losses_N.shape and (self._is_checked or torch.equal(outputs, losses_N)))
-        if not is_same:
+        if not (outputs is losses_N or (outputs.shape == losses_N.shape and (self._is_checked or torch.equal(outputs, losses_N)))):
             raise self._not_the_logits("does not give what the model gives: the model changes it")
         self._is_checked = True
         return outputs, auxiliary
@@ -178,8 +176,7 @@ class ChunkedHead:
         return self._losses_N
 
     def _chunk(self, hidden_CD: Tensor, targets_C: Tensor) -> Tensor:
-        logits_CV = at_least_float32(self._logits(hidden_CD))
-        return F.cross_entropy(logits_CV, targets_C, reduction="none", ignore_index=self.ignore_index)
+        return F.cross_entropy(at_least_float32(self._logits(hidden_CD)), targets_C, reduction="none", ignore_index=self.ignore_index)
 
     def _not_the_logits(self, why: str) -> ConfigError:
         happened = f"{self.name} ({type(self.head).__name__}) {why}"

@@ -63,7 +63,6 @@ class AdamW(TorchAdamW):
     step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it: its hooks and its profiler mark are in `_step_with_hooks`
 
     def _needs_torch_step(self) -> bool:
-        """Tell whether hooks, a profiler or a loss scaler take part in the step."""
         return bool(
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks

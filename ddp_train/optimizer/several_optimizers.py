@@ -125,13 +125,7 @@ def muon(
     logger.info("Muon trains %d matrices with %.1f M weights, AdamW %d tensors with %.1f M", *_size(matrices), *_size(others))
     parts: list[torch.optim.Optimizer] = [
         torch.optim.Muon(
-            matrices,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            ns_steps=ns_steps,
-            adjust_lr_fn=adjust_lr_fn,
+            matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn
         )
     ]
     if others:

@@ -111,8 +111,7 @@ class FSDP(Strategy):
 
     def reshard(self, module: nn.Module) -> None:
         for each in module.modules():
-            reshard: Any = getattr(each, "reshard", None)
-            if reshard is not None:
+            if (reshard := getattr(each, "reshard", None)) is not None:
                 reshard()
 
     def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
@@ -171,7 +170,6 @@ class FSDP(Strategy):
 
 
 def _count_owners(module: nn.Module) -> Counter[nn.Parameter]:
-    """Count how many modules have each parameter."""
     return Counter(parameter for part in module.modules() for parameter in set(part.parameters(recurse=False)))
 
 

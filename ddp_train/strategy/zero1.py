@@ -75,7 +75,6 @@ def _replace(optimizer: Optimizer, others: Mapping[Tensor, Tensor]) -> None:
 
 
 def _shard(parameters: Iterable[nn.Parameter]) -> Iterator[_Shard]:
-    """Yield this rank's rows of each parameter."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.evaluation_sets import evaluation_sets, set_name
@@ -60,7 +58,11 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         raise ConfigError(key="model", happened="the model has no parameter to train")
     peak = peak_of(world.device, amp, trained, cast=strategy.param_dtype if world.has_group else None)
     throughput = make_throughput(world, objective, trained, source=source, peak=peak)
-    notes = [note_methods_not_called(model), _checkpoint_activations(model, config)]
+    notes = [note_methods_not_called(model)]
+    if config.activation_checkpointing.blocks is not None:
+        from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
+
+        notes.append(checkpoint_activations(model, config.activation_checkpointing))
     called = [*model.children()] if isinstance(objective, TurnObjective) else [model]
     compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
     notes.append(compile_note(compiled, config.compile))
@@ -151,20 +153,16 @@ def _answers(config: RunConfig, facts: Mapping[str, Any], world: World) -> dict[
     return answers | auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
 
-def _checkpoint_activations(model: nn.Module, config: RunConfig) -> str:
-    if config.activation_checkpointing.blocks is None:
-        return ""
-    from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
-
-    return checkpoint_activations(model, config.activation_checkpointing)
-
-
 def _measure_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:
     """Return the components with the largest micro-batch that fits, or with the one that the run has had before. Collective."""
     if config.batch.is_open:
         from ddp_train.training.check.micro_batch import largest_micro_batch
 
-        config = config.with_micro_batch(largest_micro_batch(components, world, most=_largest_share(config, components)))
+        sizes = [config.batch.global_batch_size, *(change.value for change in config.trainer.batch_size_schedule or ())]
+        epoch_size = components.train_loader.order.epoch_size
+        most = max(sizes) if epoch_size is None else min(max(sizes), epoch_size)
+        share = -(-most // config.batch.world_size)  # the most samples that a rank has of a global batch
+        config = config.with_micro_batch(largest_micro_batch(components, world, most=share))
         components = replace(components, train_loader=_train_loader(source, config, world))
     return replace(components, answers={**components.answers, MICRO_BATCH: config.loader.micro_batch_size})
 
@@ -201,11 +199,3 @@ def _train_loader(source: Source, config: RunConfig, world: World) -> Loader:
     """Return what reads the training data on this rank: its first batch alone with `debug.overfit`."""
     loader = data.make_train_loader(source, config, world)
     return OneBatch(loader) if config.debug.overfit else loader
-
-
-def _largest_share(config: RunConfig, components: Components) -> int:
-    """Return the most samples that a rank has of a global batch."""
-    sizes = [config.batch.global_batch_size, *(change.value for change in config.trainer.batch_size_schedule or ())]
-    epoch_size = components.train_loader.order.epoch_size
-    most = max(sizes) if epoch_size is None else min(max(sizes), epoch_size)
-    return -(-most // config.batch.world_size)

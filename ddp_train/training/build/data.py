@@ -39,10 +39,9 @@ def make_data(config: RunConfig, *, key: str) -> Any:
 
 def make_source(config: RunConfig, *, key: str) -> Source:
     """Return the data of a key (`make_data`) as the loaders read it."""
-    node = config.loader.collate
     data = make_data(config, key=key)
-    collate = instantiate(node, key="loader.collate") if node is not None else None
-    if not callable(collate) and collate is not None:
+    collate = instantiate(config.loader.collate, key="loader.collate") if config.loader.collate is not None else None
+    if collate is not None and not callable(collate):
         expected = "a function that takes a list of samples, or a class whose objects do"
         raise ConfigError(key="loader.collate._target_", happened=f"gave a {type(collate).__name__}", expected=expected)
     return adapt(data, config.loader.fields, collate)
@@ -90,7 +89,6 @@ def _own_sampler(source: DataSource, config: RunConfig) -> Any:
 
 
 def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader:
-    """Return what reads the training data on this rank."""
     loader, batch = config.loader, config.batch
     drop_last = loader.drop_last or config.debug.overfit
     if isinstance(source, Stream):
@@ -152,9 +150,8 @@ def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | Non
     whole = source.facts.get("context_length")
     differ = not isinstance(source, Stream) and source.lengths is not None  # as those of documents do
     if not isinstance(whole, int) or differ:
-        happened = "is given, and the data is not made of windows of one length"
         expected = "data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null"
-        raise conflict("trainer.length_schedule", happened, "null", expected=expected)
+        raise conflict("trainer.length_schedule", "is given, and the data is not made of windows of one length", "null", expected=expected)
     if uneven := [change.value for change in trainer.length_schedule if whole % change.value]:
         from ddp_train.config.rules.training import uneven_length  # with all rules, which the launcher has checked
 
@@ -163,7 +160,6 @@ def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | Non
 
 
 def make_eval_loader(source: Source, config: RunConfig, world: World, *, key: str) -> EvaluationLoader:
-    """Return what reads the evaluation set of a key on this rank."""
     loader, batch_size = config.loader, config.evaluation.batch_size
     limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
     max_samples = min(limits, default=None)

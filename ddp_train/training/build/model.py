@@ -145,7 +145,6 @@ def _to_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_metad
 
 
 def _from_plain(module: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
-    """Rename it back before it is loaded."""
     for name in _names(module):
         if name != plain_name(name) and prefix + plain_name(name) in state:
             state[prefix + name] = state.pop(prefix + plain_name(name))

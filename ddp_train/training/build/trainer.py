@@ -56,6 +56,15 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
 def _add_features(trainer: Trainer, config: RunConfig) -> None:
     components, hooks, world = trainer.components, trainer.hooks, trainer.world
     local_weights, scheduler = components.strategy.local_weights, components.scheduler
+    _before_first_step(trainer, sanity_check=config.sanity_check)
+    if isinstance(scheduler, EveryEpoch):
+        _count_epochs(trainer, scheduler)
+    if local_weights is not None:
+        hooks.after_step.append(local_weights.after_step)
+    if world.device.type == "cuda":
+        from ddp_train.training.loop.device_queue import DeviceQueue
+
+        hooks.after_step.append(DeviceQueue(trainer.services.phases).after_step)
     replicas = None
     if every_steps := config.health.check_replicas_every_steps:
         from ddp_train.training.loop.replica_check import ReplicaCheck
@@ -68,16 +77,6 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
             others=partial(hashes, components, trainer.state),
             strategy=components.strategy,
         )
-    _before_first_step(trainer, sanity_check=config.sanity_check)
-    if isinstance(scheduler, EveryEpoch):
-        _count_epochs(trainer, scheduler)
-    if local_weights is not None:
-        hooks.after_step.append(local_weights.after_step)
-    if world.device.type == "cuda":
-        from ddp_train.training.loop.device_queue import DeviceQueue
-
-        hooks.after_step.append(DeviceQueue(trainer.services.phases).after_step)
-    if replicas is not None:
         hooks.after_step.append(replicas.after_step)
     Profiler(config.profile, trainer).register()
     if components.callbacks:

@@ -38,16 +38,12 @@ _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manife
 
 def print_memory_use(components: Components, world: World) -> None:
     """Called after the first step that this process takes: rank 0 prints, every rank warns in its log. Does not wait for the device."""
-    parts = memory_by_part(components, num_ranks=world.size)
+    parts, warning = memory_by_part(components, num_ranks=world.size), ""
     sizes = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
     if world.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(world.device)
         on_device = 0 if components.strategy.rank_memory(components.trained, world.size).on_host else sum(parts.values())
         sizes.append(f"activations and all else {format_bytes(max(0, peak - on_device))}, at most {format_bytes(peak)} at a time")
-    else:
-        sizes.append(f"the process has {format_bytes(resident_bytes())}")
-    lines = [(logging.INFO, f"memory   {', '.join(sizes)}")]
-    if world.device.type == "cuda":
         total = torch.cuda.get_device_properties(world.device).total_memory
         share = torch.cuda.max_memory_reserved(world.device) / total
         if share > _MAX_SHARE:
@@ -55,10 +51,12 @@ def print_memory_use(components: Components, world: World) -> None:
                 f"warning  {share:.0%} of the {format_bytes(total)} of rank {world.rank}'s device are in use: a longer or larger batch may"
                 " not fit. A smaller loader.micro_batch_size, activation_checkpointing=full or amp=bf16 leave more"
             )
-            lines.append((logging.WARNING, warning))
-    for level, line in lines:
-        logger.log(level, line)
-        world.print(line)
+    else:
+        sizes.append(f"the process has {format_bytes(resident_bytes())}")
+    for level, line in ((logging.INFO, f"memory   {', '.join(sizes)}"), (logging.WARNING, warning)):
+        if line:
+            logger.log(level, line)
+            world.print(line)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

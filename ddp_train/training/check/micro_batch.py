@@ -91,8 +91,7 @@ def sizes_to_try(most: int) -> list[int]:
 
 def bisect(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
     """Return the largest size that fits: try sizes that double, then those between. None: none fits."""
-    good, bad = -1, len(sizes)
-    tried = 0
+    good, tried, bad = -1, 0, len(sizes)
     while good < tried < bad:
         if not fits(sizes[tried]):
             bad = tried

@@ -135,7 +135,8 @@ class RunView:
     """The run as callbacks see it (`interfaces.Run`)."""
 
     def __init__(self, trainer: Trainer, callbacks: Callbacks) -> None:
-        self._trainer, self._callbacks = trainer, callbacks
+        self._trainer = trainer
+        self.log, self.stop, self.set_trained = callbacks.log, callbacks.request_end, callbacks.set_trained
         components, world = trainer.components, trainer.world
         self.model, self.optimizer = components.model, components.optimizer
         self.goals: Mapping[str, Goal] = components.goals
@@ -151,9 +152,6 @@ class RunView:
     def step(self) -> int:
         return self._trainer.state.step
 
-    def log(self, name: str, value: float | Tensor) -> None:
-        self._callbacks.log(name, value)
-
     def log_image(self, name: str, image: Tensor) -> None:
         if self.rank != 0:
             return
@@ -164,12 +162,6 @@ class RunView:
     def log_text(self, name: str, text: str) -> None:
         if self.rank == 0:
             self._trainer.services.show(name, text, self.step)
-
-    def stop(self, reason: str) -> None:
-        self._callbacks.request_end(reason)
-
-    def set_trained(self, names: Collection[str], is_trained: bool) -> None:
-        self._callbacks.set_trained(names, is_trained)
 
     def evaluation_batch(self) -> Batch | None:
         components = self._trainer.components

@@ -38,5 +38,4 @@ class DeviceQueue:
             self._tell(step, is_awaited=False)
 
     def _tell(self, step: int, *, is_awaited: bool) -> None:
-        finished = self._under_way[0][0] - 1 if self._under_way else step
-        self._phases.see_device(finished, is_awaited=is_awaited)
+        self._phases.see_device(self._under_way[0][0] - 1 if self._under_way else step, is_awaited=is_awaited)

@@ -25,13 +25,14 @@ class TurnsStep(TrainStep):
         turns = components.turns_at(self.state.step)
         self.window.begin_turns(turn.name for turn in turns)
         norm: Tensor | None = None
-        for self._turn in turns:
-            with self._turn.alone():
+        for turn in turns:
+            self._turn = turn
+            with turn.alone():
                 self.guard.begin()
-                self.compute_gradients(self._turn.module, all_batches, units)
+                self.compute_gradients(turn.module, all_batches, units)
                 of_turn = self.measure_and_clip(measures_norm=measures_norm)
                 norm = of_turn if norm is None or of_turn is None else torch.hypot(norm, of_turn)
-                self.guard.step(components.optimizer, components.scaler, norm, turn=self._turn.name)
+                self.guard.step(components.optimizer, components.scaler, norm, turn=turn.name)
                 components.scaler.update()
                 components.zero_gradients()
         return norm

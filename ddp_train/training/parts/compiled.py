@@ -31,7 +31,6 @@ from ddp_train.system.folder_lock import is_shared
 logger = logging.getLogger(__name__)
 
 _CACHE, _THREADS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
-_LIMIT = "recompile_limit"
 _SHOWN = 300  # characters of an error
 
 
@@ -137,7 +136,7 @@ class Compiled:
         if config.mode != "default":
             options["mode"] = config.mode
             self.begin_batch = torch.compiler.cudagraph_mark_step_begin
-        setattr(dynamo.config, _LIMIT, config.max_recompiles + len(regions))  # those whose class is the same are counted together
+        dynamo.config.recompile_limit = config.max_recompiles + len(regions)  # those whose class is the same are counted together
         self._counted = {"graphs": dynamo.utils.counters["stats"]["unique_graphs"], **dynamo.utils.counters["graph_break"]}
         callback_handler.register_start_callback(self._begins)
         callback_handler.register_end_callback(self._ends)
@@ -193,9 +192,8 @@ class _Region:
                 return self(*args, **kwargs)
             where, what = _users_line(error), f"{type(error).__name__}: {one_line(str(error), _SHOWN)}"
             if not self._goes_on:
-                happened = f"{self._name} cannot be compiled{where}\n  {what}"
                 fix = "compile.on_failure=eager runs it without compilation; compile.regions=[CLASS] compiles other parts; compile=off"
-                raise RunError(key="compile", happened=happened, fix=fix) from error
+                raise RunError(key="compile", happened=f"{self._name} cannot be compiled{where}\n  {what}", fix=fix) from error
             logger.warning("%s is not compiled%s: %s", self._name, where, what, exc_info=error)
         self._compiled.given_up += 1
         self._call = self._as_written

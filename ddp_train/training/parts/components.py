@@ -162,7 +162,6 @@ class Components(EvaluationComponents):
         return [self.turns[name] for name in names]
 
     def zero_gradients(self) -> None:
-        """Forget the gradients of a step."""
         if self.zeroes_gradients_in_place():
             self.optimizer.zero_grad(set_to_none=False)
         elif getattr(self.optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:  # it may have more to forget

@@ -26,8 +26,6 @@ from ddp_train.training.instantiate import instantiate
 
 logger = logging.getLogger(__name__)
 
-_OF_LAST_BATCHES = "torchmetrics.wrappers.running"
-
 
 class KeptMetric:
     """A metric as those of torchmetrics are: `update`, `compute`, and states that say how they are reduced. It is where it computes."""
@@ -148,7 +146,8 @@ def recorded_name(set_name: str, name: str) -> str:
 
 def as_metric(candidate: Any, name: str, device: torch.device) -> Metric:
     """Return what a node of `evaluation.metrics` has made, as a metric: of torchmetrics' kind, or a function."""
-    if any(type(part).__module__ == _OF_LAST_BATCHES for part in (candidate.modules() if isinstance(candidate, nn.Module) else ())):
+    parts = candidate.modules() if isinstance(candidate, nn.Module) else ()
+    if any(type(part).__module__ == "torchmetrics.wrappers.running" for part in parts):
         happened = f"gave a {type(candidate).__name__}, whose value covers the last batches only"
         expected = "a metric of all samples: its value must not depend on which rank saw which batch"
         raise ConfigError(key=f"evaluation.metrics.{name}._target_", happened=happened, expected=expected, fix="the metric that it wraps")
@@ -216,9 +215,8 @@ def _value(name: str, metric: Metric, states: Sequence[Any]) -> dict[str, float]
     try:
         return _numbers(name, metric.result(known_states)) if known_states else {}
     except Exception as error:  # of the user's code
-        happened = f"{type(error).__name__}: {error}"
         expected = "a metric whose value is a number, a row of numbers, or a dict of them"
-        raise ConfigError(key=f"evaluation.metrics.{name}", happened=happened, expected=expected) from error
+        raise ConfigError(key=f"evaluation.metrics.{name}", happened=f"{type(error).__name__}: {error}", expected=expected) from error
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:

@@ -103,8 +103,7 @@ class Checkpoints:
             raise RewindError(key="checkpoint.every_steps", happened=happened, expected="a checkpoint before the first bad number", fix=fix)
         from_step, samples, jumps = state.step, state.samples, state.jumps
         start_from(chosen, self.components, state, self.world, on_progress=self.phases.move)
-        in_vain = [jump for jump in jumps[-_MAX_REWINDS:] if jump.to_step == state.step]
-        if len(in_vain) == _MAX_REWINDS:
+        if sum(jump.to_step == state.step for jump in jumps[-_MAX_REWINDS:]) == _MAX_REWINDS:
             raise RewindError(
                 key="health.on_nonfinite",
                 happened=f"{cause.happened}\n"

@@ -37,7 +37,6 @@ _KEY, _BATCH = "accept_changed_data", "trainer.global_batch_size"
 _LOADER = ("loader.drop_last", "loader.sampling", "loader.bucket_batches", "loader.sampler")
 _ORDER = ("seed", "trainer.batch_size_schedule", "debug.overfit", *_LOADER)
 _PROBED = 64  # positions of the order; a function of others' (`loader.sampler`) has no other identity
-_SHOWN = 8
 
 
 def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
@@ -46,8 +45,7 @@ def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
     if config.loader.sample_weights is not None:  # the file has been read: to hash it costs little beside that
         order["loader.sample_weights"] = xxhash.xxh3_64_hexdigest(Path(config.loader.sample_weights).read_bytes())
     if isinstance(loader.order, SampleOrder):
-        first = loader.order.indices(0, 0, min(_PROBED, loader.order.epoch_size))
-        order["the first samples"] = xxhash.xxh3_64_hexdigest(first.tobytes())
+        order["the first samples"] = xxhash.xxh3_64_hexdigest(loader.order.indices(0, 0, min(_PROBED, loader.order.epoch_size)).tobytes())
     # A mixture says the number of samples of each source, a stream says its own where it knows it.
     known = source.fingerprint if isinstance(source, (MixtureSource, Stream)) else {"samples": len(source), **source.fingerprint}
     data = {f"data.{name}": value for name, value in known.items()}
@@ -122,7 +120,7 @@ def require_alike(identity: Identity, world: World) -> None:
         for name in sorted(hashes.keys() | hashes_of_rank.keys())
         if hashes.get(name) != hashes_of_rank.get(name)
     ]
-    if shown := world.from_main(lambda: differing[:_SHOWN]):
+    if shown := world.from_main(lambda: differing[:8]):
         happened = f"other ranks have other data than rank 0: {', '.join(shown)}"
         raise UserError(key="data", happened=happened, expected="the same data on every machine", fix="copy it again")
 

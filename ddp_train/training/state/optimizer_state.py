@@ -26,9 +26,8 @@ def compare_optimizer(optimizer: Optimizer, trained: nn.Module, shared: Mapping[
     """Return the difference between the optimizer and the saved one."""
     if _saved_class_name(optimizer) != shared[_CLASS]:
         return [f"the optimizer was {shared[_CLASS]}, and is {_saved_class_name(optimizer)}"]
-    groups = regrouped(optimizer, shared["optimizer"])
     sizes = [len(group["params"]) for group in optimizer.param_groups]
-    saved_sizes = [len(group["params"]) for group in groups]
+    saved_sizes = [len(group["params"]) for group in regrouped(optimizer, shared["optimizer"])]
     if sizes != saved_sizes:
         return [f"the optimizer's groups had {saved_sizes} parameters, and have {sizes}"]
     pairs = zip(_parameter_names(optimizer, trained), shared[PARAMETERS], strict=True)

@@ -134,7 +134,6 @@ def start_from(
 
 
 def _load_shared(checkpoint: Path, shared: Mapping[str, Any], components: Components, state: TrainState, world: World) -> None:
-    """Compare the shared state with the components, and then load it."""
     optimizer, modules = components.optimizer, components.modules
     problems = compare_model(components.model, shared["model"])
     objective = compare_model(modules.get("objective", nn.Module()), shared.get("objective", {}))  # it may have no state

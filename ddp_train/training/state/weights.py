@@ -34,15 +34,14 @@ def find(path: Path) -> tuple[Path, Path]:
     Raises UserError: it is neither, or there is no undamaged one.
     """
     path = path.absolute()
-    is_run = (path / "config.yaml").exists() and not catalog.is_checkpoint(path)
-    folder = path if is_run else path.parent.parent
-    if not is_run and not catalog.is_checkpoint(path):
+    if catalog.is_checkpoint(path):
+        return path.parent.parent, catalog.find(path, problem_of, key=_KEY)
+    if not (path / "config.yaml").exists():
         expected = "a folder that holds config.yaml, or one of its checkpoints"
         raise ConfigError(key=_KEY, happened=f"{path} is neither a run folder nor a checkpoint", expected=expected)
-    name = path / "checkpoints" / catalog.LAST if is_run else path
-    if is_run:
-        catalog.require_candidates(name, key=_KEY)
-    return folder, catalog.find(name, problem_of, key=_KEY)
+    newest = path / "checkpoints" / catalog.LAST
+    catalog.require_candidates(newest, key=_KEY)
+    return path, catalog.find(newest, problem_of, key=_KEY)
 
 
 def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Any]:
