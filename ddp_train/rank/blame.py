@@ -11,12 +11,11 @@ from torch.distributed import DistError
 
 from ddp_train.errors import FINAL
 from ddp_train.launch.job import Job
-from ddp_train.rank.out_of_memory import part_short_of_memory, settings_for_less_memory
 from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.run_folder import failure
 from ddp_train.system import stack_text, torchrun_env
 from ddp_train.system.process import exit_code_of
-from ddp_train.training.check.memory import is_out_of_memory
+from ddp_train.training.check.memory import is_out_of_memory, part_short_of_memory, settings_for_less_memory
 from ddp_train.training.train_state import TrainState
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,8 @@
-"""The memory of a run: what a rank has and will have, what a checkpoint takes, and which errors say that it is short."""
+"""The memory of a run: what a rank has and will have, what a checkpoint takes, which errors say that it is short, and what would help."""
 
 import logging
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,15 @@ from torch.optim import Optimizer
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import leaf_of
 from ddp_train.checkpoint.layout import SHARED, divide_shared
+from ddp_train.config.run_config import RunConfig
+from ddp_train.config.targets.locate import class_of
+from ddp_train.config.targets.target import AUTO
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import SupportsState
+from ddp_train.interfaces.run import implements
 from ddp_train.interfaces.strategy import is_sharded, local_rows, shard_range
+from ddp_train.system.devices import resolve_device
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.parts.components import Components
 from ddp_train.traits import has_modes
@@ -34,6 +40,16 @@ _MIB = 2.0**20
 _MAX_SHARE = 0.95  # of a device; libraries take more of it, outside of torch's allocator
 
 _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
+
+_MAX_SETTINGS = 3  # that are shown
+_PARTS = (  # what the run was at, by the file of a frame of the stack; the first of these that has such a frame
+    ("the build of model and data", ("ddp_train/training/build/build.py",)),
+    ("the save of a checkpoint", ("ddp_train/training/state/checkpoints.py",)),
+    ("the evaluation", ("ddp_train/training/loop/evaluation.py",)),
+    ("the optimizer's step", ("torch/optim/", "ddp_train/training/loop/skip_nonfinite.py")),
+    ("backward", ("torch/autograd/graph.py", "torch/_tensor.py")),
+    ("forward", ("torch/nn/modules/",)),
+)
 
 
 def print_memory_use(components: Components, world: World) -> None:
@@ -189,3 +205,44 @@ def _optimizer_state(parameter: Tensor, group: Mapping[str, Any], optimizer: Opt
     if isinstance(optimizer, torch.optim.SGD) or "ns_steps" in group:  # Muon has a momentum, too
         return {"momentum_buffer": like} if group["momentum"] else {}
     return {"average": like, "average_sq": like}
+
+
+def part_short_of_memory(error: BaseException) -> str:
+    """Return the part of the run in which an error was raised; "" where the stack does not tell."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return next((part for part, places in _PARTS if any(place in file for file in files for place in places)), "")
+
+
+def settings_for_less_memory(config: RunConfig, part: str) -> str:
+    """Return up to three settings that would help most, as they are typed: those that this run has not taken, for one part of it."""
+    on_gpu = resolve_device(config.cluster.device) == "cuda"
+    size, batch, evaluated = config.loader.micro_batch_size, config.batch.global_batch_size, config.evaluation.batch_size
+    checkpointing, logits = config.activation_checkpointing, config.objective.get("chunk_tokens", 0)  # of language models
+    is_blocks_taken = checkpointing.blocks is not None and checkpointing.every == 1 and not checkpointing.save_ops
+    here = str(config.strategy.get("_target_", "")).lower()
+
+    precision = ["amp=bf16"] if config.amp.get("dtype") is None and on_gpu else []
+    chunks = ["objective.chunk_tokens=4096"] if logits is None else []
+    blocks = [] if is_blocks_taken else ["activation_checkpointing=full"]
+    shards = [f"strategy={name}" for name in ("fsdp", "zero1") if name not in here and config.batch.world_size > 1]
+    smaller = []  # half a micro-batch, and the global batch as it is: accumulation follows
+    if size == AUTO:
+        smaller = [f"loader.micro_batch_size with half of what auto has come to (config.yaml) and trainer.global_batch_size={batch}"]
+    elif size > 1:
+        smaller = [f"loader.micro_batch_size={size // 2} trainer.global_batch_size={batch} trainer.grad_accum_steps=null"]
+    step = [*precision, *chunks, *(blocks if "chunk_tokens" in config.objective else []), *smaller, *blocks, *shards]
+    settings = step  # of forward and backward: activations and logits
+    if part == "the evaluation":
+        metrics = [f"~evaluation.metrics.{name}" for name, node in config.evaluation.metrics.items() if node]
+        settings = [*([f"evaluation.batch_size={evaluated // 2}"] if evaluated > 1 else []), *precision, *chunks, *shards, *metrics]
+    elif part == "the optimizer's step":
+        averages = [
+            name for name, node in config.callbacks.items() if node and implements(class_of(node["_target_"]), "evaluation_weights")
+        ]
+        settings = [*shards, *(f"~callbacks.{name}" for name in averages), *step]
+    elif part == "the build of model and data":
+        loader = ["loader.on_device=false"] if config.loader.on_device else []
+        settings = [*loader, *shards, *(["loader.num_workers=0"] if config.loader.num_workers else [])]
+    pieces = "+cluster.env.PYTORCH_ALLOC_CONF=expandable_segments:True, for memory in pieces"
+    always = [pieces if on_gpu else "cluster.processes_per_node with fewer processes", "a smaller model"]
+    return "; ".join([*dict.fromkeys([*settings, *always])][:_MAX_SETTINGS])

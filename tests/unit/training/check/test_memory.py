@@ -1,12 +1,17 @@
-"""What a run keeps and what a checkpoint takes is known before training; the line after the first step says what it took."""
+"""What a run keeps and what a checkpoint takes is known before training; the line after the first step says what it took.
+
+Where memory is short, the part of the run is named, and settings that would help there and that this run has not taken yet.
+"""
 
 import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.staging import StagingBuffer
@@ -18,14 +23,17 @@ from ddp_train.training.check.memory import (
     estimate_share,
     is_out_of_memory,
     memory_by_part,
+    part_short_of_memory,
     print_memory_use,
+    settings_for_less_memory,
 )
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import SetAside, checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
-from tests.unit.parts import components, saved, trainer
+from tests.unit.parts import checked, components, saved, trainer
 
 MIB = 2**20
+TOO_MUCH = 1 << 50
 
 
 def test_parts_are_what_they_take() -> None:
@@ -204,3 +212,74 @@ def test_what_the_libraries_of_a_gpu_say_is_known(text: str) -> None:
 )
 def test_what_else_goes_wrong_on_a_gpu_is_not_taken_for_it(text: str) -> None:
     assert not is_out_of_memory(RuntimeError(text))
+
+
+class Greedy(torch.autograd.Function):
+    """Takes too much in backward."""
+
+    @staticmethod
+    def forward(context: Any, given: Tensor) -> Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return torch.empty(TOO_MUCH, dtype=torch.uint8)
+
+
+def raised(where: str) -> BaseException:
+    """Return the error of a run in which a part takes too much."""
+    parts = components("trainer.max_steps=1")
+    if where in ("forward", "evaluation"):
+
+        def takes(module: nn.Module, given: Any, output: Tensor) -> None:
+            if module.training == (where == "forward"):
+                torch.empty(TOO_MUCH, dtype=torch.uint8)
+
+        parts.model.register_forward_hook(takes)
+    elif where == "backward":
+        parts.model.register_forward_hook(lambda module, given, output: Greedy.apply(output))
+    else:
+        parts.optimizer.register_step_pre_hook(lambda *_: torch.empty(TOO_MUCH, dtype=torch.uint8) and None)
+    with pytest.raises(RuntimeError) as found:
+        trainer(parts, TrainState()).train()  # with an evaluation at its end
+    assert is_out_of_memory(found.value)
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("where", "part"),
+    [("forward", "forward"), ("backward", "backward"), ("optimizer", "the optimizer's step"), ("evaluation", "the evaluation")],
+)
+def test_the_part_is_told_by_the_stack(where: str, part: str) -> None:
+    assert part_short_of_memory(raised(where)) == part
+
+
+def test_settings_are_those_that_the_run_has_not_taken() -> None:
+    images = checked("loader.micro_batch_size=32", "trainer.global_batch_size=64", base=[])
+    smaller = "loader.micro_batch_size=16 trainer.global_batch_size=64 trainer.grad_accum_steps=null"
+    assert settings_for_less_memory(images, "forward").split("; ")[:2] == [smaller, "activation_checkpointing=full"]
+    text = ["data=char_text", "data.path=README.md", "model=gpt", "objective=language_modeling"]
+    assert settings_for_less_memory(checked(*text, base=[]), "backward").startswith(
+        "objective.chunk_tokens=4096; activation_checkpointing=full; loader."
+    )
+    taken = [
+        *text,
+        "objective.chunk_tokens=64",
+        "activation_checkpointing=full",
+        "loader.micro_batch_size=2",
+        "trainer.global_batch_size=2",
+    ]
+    assert settings_for_less_memory(checked(*taken, base=[]), "backward").startswith(
+        "loader.micro_batch_size=1 trainer.global_batch_size=2 "
+    )
+    assert settings_for_less_memory(checked("evaluation.batch_size=100", base=[]), "the evaluation").startswith("evaluation.batch_size=50")
+    assert settings_for_less_memory(checked("loader.on_device=true", base=[]), "the build of model and data").startswith(
+        "loader.on_device=false"
+    )
+    assert "~callbacks.ema" in settings_for_less_memory(checked("callbacks=ema", base=[]), "the optimizer's step")
+    gpu = checked(
+        "amp=off", "cluster.device=cuda", "cluster.nodes=2", "cluster.launcher=machines", "cluster.rendezvous_endpoint=a:1", base=[]
+    )
+    assert settings_for_less_memory(gpu, "forward").startswith("amp=bf16; ")
+    for part in ("forward", "backward", "the optimizer's step", "the evaluation", ""):
+        assert len(settings_for_less_memory(images, part).split("; ")) == 3
