@@ -37,12 +37,11 @@ from ddp_train.config.schema import ClusterConfig, SweepConfig
 from ddp_train.config.tree import leaves, texts
 from ddp_train.errors import DONE, ConfigError, ConfigErrors
 from ddp_train.launch.job import Job, Training
-from ddp_train.launch.job_runner import JobRunner, meet, take_part
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 if TYPE_CHECKING:
-    from ddp_train.launch.node.this_node import NodeRendezvous
     from ddp_train.sweep.hydra_jobs import Multirun
 
 _OUR_LAUNCHER = "hydra_plugins.ddp_train_launcher.DdpTrainLauncher"
@@ -82,15 +81,14 @@ class HydraSession:
     def claim_run(self, composed: DictConfig) -> None:
         """Check a single run, meet the other machines, claim the folder and tell Hydra which one it is."""
         checked = check_composed(composed, composed.hydra, trains_here=_starts_ranks_here(composed))
-        rendezvous = meet(checked, run_identity=typed_run_folder(composed))
-        self._leave_with(take_part(rendezvous, checked))
+        self._leave_with(self._runner.follow_first_machine(checked, run_identity=typed_run_folder(composed)))
         location = location_of(composed, checked)
         folder = location.take_for_run(checked)
         with read_write(composed.hydra), open_dict(composed.hydra):
             composed.hydra.run.dir = str(folder)
             if location.is_continued:
                 composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-        self._claimed = _ClaimedRun(_without_hydra(composed), checked, rendezvous)
+        self._claimed = _ClaimedRun(_without_hydra(composed), checked)
 
     def _leave_with(self, exit_code: int | None) -> None:
         """Leave Hydra where this machine has taken part in what another one composes and claims; None: it has not."""
@@ -112,7 +110,7 @@ class HydraSession:
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-        self.exit_code = self._runner.run_to_end(self._change(job), claimed.rendezvous if claimed is not None else None)
+        self.exit_code = self._runner.run_to_end(self._change(job))
 
     def claim_sweep(self, composed: DictConfig) -> None:
         """Claim the folder of a sweep, or continue it; its jobs are checked when they are composed."""
@@ -137,7 +135,7 @@ class HydraSession:
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
-            self._multirun = Multirun(sweep, section(base, SweepConfig), self._runner.begin_sweep, check_composed)
+            self._multirun = Multirun(sweep, section(base, SweepConfig), self._runner, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
         return self._multirun.launch(context, base, job_overrides)
 
@@ -168,7 +166,6 @@ class _ClaimedRun(NamedTuple):
 
     config: Any  # as it was checked (`_without_hydra`)
     checked: RunConfig
-    rendezvous: NodeRendezvous | None  # where the other machines come that this one leads
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:

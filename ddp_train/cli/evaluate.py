@@ -26,7 +26,7 @@ from ddp_train.config.saved import answered_config, config_text
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses
 from ddp_train.launch.job import Evaluation, Job
-from ddp_train.launch.job_runner import JobRunner, meet, take_part
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import Outcome, verdict_of
@@ -102,15 +102,14 @@ def _begin(command: str, arguments: list[str], runner: JobRunner) -> int:
         require_candidates(checkpoint, key="RUN")
     config = _config(folder, overrides, [command, str(path.absolute()), *overrides], chosen_set=chosen_set, predicts=command == "predict")
     require_pipeline(config)
-    rendezvous = meet(config, run_identity=str(checkpoint))
-    if (code := take_part(rendezvous, config)) is not None:
+    if (code := runner.follow_first_machine(config, run_identity=str(checkpoint))) is not None:
         return code  # the first machine claims
     evaluation_folder = RunFolder(claim_new(RunFolder(folder).evaluations / time.strftime("%Y-%m-%d_%H-%M-%S")))
     work = Evaluation(run=str(folder), checkpoint=str(checkpoint), predicts=command == "predict", watches=watches)
     work.write(evaluation_folder)
     evaluation_folder.record_config(config_text(config, evaluation_folder.root))
     job = Job(config=config, run_folder=evaluation_folder, command=list(sys.argv), overrides=overrides, work=work)
-    return runner.run_to_end(job, rendezvous)
+    return runner.run_to_end(job)
 
 
 def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_set: str, predicts: bool) -> RunConfig:

@@ -1,7 +1,7 @@
 """`ddp-train`: which command was typed, how it ends, and what is said when it cannot go on.
 
 Without a command it trains: Hydra composes (`compose`). The `JobRunner` gets every job that is composed, checked and claimed. That of the
-typed command starts torchrun agents (`launch`); under torchrun rank 0 comes here with its own, for the ranks that are there (`rank.main`).
+typed command is `CommandRunner`; under torchrun rank 0 comes here with its own, for the ranks that are there (`rank.command_group`).
 """
 
 import errno
@@ -35,9 +35,38 @@ from ddp_train.system import handover
 from ddp_train.system.process import die_with_parent
 
 
+class CommandRunner(JobRunner):
+    """Runs the jobs of the command that was typed: torchrun agents start their ranks."""
+
+    def __init__(self) -> None:
+        pid, _, descriptor = os.environ.pop(handover.CALLER, "").partition(":")  # what this command starts has another one
+        self._caller = int(descriptor) if descriptor else None  # a pipe to the process that has started this command by `ddp_train.run`
+        if self._caller is not None:
+            os.set_inheritable(self._caller, False)
+            die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
+
+    def run_job(self, job: Job) -> int:
+        """Run a job on this machine, or give it to the engine that its section `cluster` names."""
+        if job.config.cluster.launcher not in ENGINES:  # other machines are led by `run_to_end`
+            return local.run_on_this_machine(job)
+        from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
+
+        return submit.submit_job(job)
+
+    def slots(self, folder: Path, count: int) -> Sequence[Slot]:
+        from ddp_train.sweep import warm_group  # which a single run does without
+
+        return warm_group.slots(folder, count)
+
+    def tell_caller(self, name: str, value: str) -> bool:
+        if self._caller is not None:
+            os.write(self._caller, json.dumps({name: value}).encode() + b"\n")
+        return self._caller is not None
+
+
 def main() -> int:
     """Run the command line in the process that was typed, and return the exit code."""
-    runner = JobRunner(run_job=_run_job, slots=_slots_here, tell_caller=_find_caller())
+    runner = CommandRunner()
     try:
         _require_readable_names()
     except EnvironmentRefuses as error:
@@ -71,21 +100,6 @@ def resume(folder: Path, runner: JobRunner) -> int:
     from ddp_train.cli.resume import resume_typed
 
     return _exit_code_of(lambda: resume_typed([str(folder)], runner, is_restart=True), [], runner)
-
-
-def _run_job(job: Job) -> int:
-    """Run a job on this machine, or give it to the engine that its section `cluster` names."""
-    if job.config.cluster.launcher not in ENGINES:  # several machines have met before the job began (`launch.job_runner.meet`)
-        return local.run_on_this_machine(job)
-    from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
-
-    return submit.submit_job(job)
-
-
-def _slots_here(folder: Path, count: int) -> Sequence[Slot]:
-    from ddp_train.sweep.warm_group import slots  # which a single run does without
-
-    return slots(folder, count)
 
 
 def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobRunner) -> int:
@@ -170,18 +184,3 @@ def _require_readable_names() -> None:
         happened = f"a name cannot be read with the file system encoding {sys.getfilesystemencoding()}"
         expected = "utf-8, in which checkpoints and configurations are written"
         raise EnvironmentRefuses(happened=happened, expected=expected, fix="export LC_ALL=C.UTF-8, and no PYTHONUTF8=0") from None
-
-
-def _find_caller() -> Callable[[str, str], bool]:
-    """Find the process that has started this command by `ddp_train.run`, if one has; return what tells it something (`tell_caller`)."""
-    pid, _, descriptor = os.environ.pop(handover.CALLER, "").partition(":")  # what this command starts has another one
-    if not descriptor:
-        return lambda name, value: False
-    os.set_inheritable(int(descriptor), False)
-    die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
-
-    def tell_caller(name: str, value: str) -> bool:
-        os.write(int(descriptor), json.dumps({name: value}).encode() + b"\n")
-        return True
-
-    return tell_caller

@@ -52,10 +52,10 @@ def node(arguments: list[str], runner: JobRunner) -> int:
     node_rank, launch_id = int(options["--index"]) if "--index" in options else None, options.get("--launch")
     rendezvous = rendezvous_under_an_engine(spec, os.environ, node_rank=node_rank, launch_id=launch_id, meeting=options.get("--meeting"))
     with rendezvous.listener or nullcontext():
-        return _take_part(spec, rendezvous, runner)
+        return _run_own_part(spec, rendezvous, runner)
 
 
-def _take_part(spec: Spec, rendezvous: NodeRendezvous, runner: JobRunner) -> int:
+def _run_own_part(spec: Spec, rendezvous: NodeRendezvous, runner: JobRunner) -> int:
     """Lock the folder, collect the facts of this machine, and run."""
     run_folder = spec.job.run_folder
     if rendezvous.is_first and (code := _lock_folder(run_folder)) is not None:

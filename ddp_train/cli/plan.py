@@ -65,7 +65,10 @@ def plan(arguments: list[str], runner: JobRunner) -> int:
     composed = loader.load_configuration(args.config_name or "config", args.overrides, run_mode=mode)
     screen = Screen()
     screen.fact("plan", shell_command(["ddp-train", *words]), "This is the plan. Nothing is started or written.")
-    (_plan_sweep if args.multirun else _plan_run)(screen, loader, composed)
+    if args.multirun:
+        _plan_sweep(screen, loader, composed, runner)
+    else:
+        _plan_run(screen, loader, composed)
     (screen.show_json if "--json" in arguments else screen.show)()  # only a complete plan
     return DONE
 
@@ -83,7 +86,7 @@ def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
     _show(screen, loader, composed, [job])
 
 
-def _plan_sweep(screen: Screen, loader: Any, base: DictConfig) -> None:
+def _plan_sweep(screen: Screen, loader: Any, base: DictConfig, runner: JobRunner) -> None:
     """Show the jobs of a sweep, and the plan of its first job."""
     compose.require_our_launcher(base)
     location = location_of_sweep(base)
@@ -91,7 +94,7 @@ def _plan_sweep(screen: Screen, loader: Any, base: DictConfig) -> None:
     compose.fix_sweep_folder(base, folder := location.folder)
     overrides = planned_overrides(loader, base)
     settings = section(base, SweepConfig)
-    multirun = Multirun(Sweep(root=folder, command=sys.argv[1:]), settings, lambda *asked: [], compose.check_composed)
+    multirun = Multirun(Sweep(root=folder, command=sys.argv[1:]), settings, runner, compose.check_composed)
     parser = OverridesParser.create(config_loader=loader)
     of_all_jobs = [text for text in texts(base.hydra.overrides.task) if not parser.parse_override(text).is_sweep_override()]
     composed, checked = multirun.compose(loader, base, overrides or [of_all_jobs])

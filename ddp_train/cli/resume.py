@@ -13,7 +13,7 @@ from ddp_train.config.saved import config_text
 from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
 from ddp_train.launch.job import Evaluation
-from ddp_train.launch.job_runner import JobRunner, meet, take_part
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import is_sweep
@@ -44,11 +44,9 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
     if is_sweep(path):
         return _resume_sweep(path.absolute(), overrides, runner, is_restart=is_restart)
     checkpoint = str(path.absolute()) if is_checkpoint(path) else None
-    rendezvous = None
     if not is_torchrun_worker():
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
-        rendezvous = meet(config, run_identity=checkpoint or str(folder.absolute()))
-        if (code := take_part(rendezvous, config)) is not None:
+        if (code := runner.follow_first_machine(config, run_identity=checkpoint or str(folder.absolute()))) is not None:
             return code  # the first machine holds the folder
         require_ended(folder)
     # A running sweep may start this job at any time.
@@ -65,7 +63,7 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
         job.run_folder.cancelled.unlink(missing_ok=True)
     saved = job.run_folder.config.read_text()
     job.run_folder.record_config(config_text(job.config, job.run_folder.root))
-    code = runner.run_to_end(job, rendezvous)
+    code = runner.run_to_end(job)
     if code == WRONG_INPUT:  # the ranks have refused the overrides, and trained nothing: the run keeps its config
         job.run_folder.record_config(saved)
     return code
@@ -89,6 +87,6 @@ def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_r
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with a config.yaml", expected="the folder of a sweep")
     first = frozen_job(configs[0], overrides, sweep=folder)
-    with closing(Multirun(sweep, first.config.sweep, runner.begin_sweep, check_composed)) as multirun:
+    with closing(Multirun(sweep, first.config.sweep, runner, check_composed)) as multirun:
         multirun.resume(lambda job_folder: frozen_job(job_folder, overrides, in_sweep=True), is_asked=not is_restart)
     return multirun.exit_code()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,48 +33,43 @@ class Slot(Protocol):
         """Let go of the processes; the slot can start a job again."""
 
 
-MakeSlots = Callable[[Path, int], Sequence[Slot]]  # gives so many slots; the path is the folder for the logs of torch's agents
+class JobRunner(ABC):
+    """What a command gives its jobs to: `cli.main.CommandRunner`, which starts their ranks, or the ranks of a user's torchrun."""
 
-
-@dataclass(kw_only=True)
-class JobRunner:
-    """Where jobs run: on this machine, or in the group of ranks that torchrun started."""
-
-    run_job: Callable[[Job], int]  # one job, to its end; returns the exit code
-    slots: MakeSlots  # for the jobs of a sweep
-    tell_caller: Callable[[str, str], bool] = lambda name, value: False  # "folder" of a run that begins, or "error"; False: there is none
     begun_folder: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
+    _rendezvous: NodeRendezvous | None = None  # where the other machines come that this one, the first, leads
 
-    def run_to_end(self, job: Job, rendezvous: NodeRendezvous | None = None) -> int:
-        """Run a job to its end, with the machines that come to `rendezvous` (`meet`), and return its exit code."""
-        self.begun_folder = job.run_folder.root
-        self.tell_caller("folder", str(self.begun_folder))
-        if rendezvous is None:
-            return self.run_job(job)
+    @abstractmethod
+    def run_job(self, job: Job) -> int:
+        """Run a job to its end, and return its exit code."""
+
+    @abstractmethod
+    def slots(self, folder: Path, count: int) -> Sequence[Slot]:
+        """Return so many slots for the jobs of a sweep, which are run at once; `folder`: for the logs of torch's agents."""
+
+    def tell_caller(self, name: str, value: str) -> bool:
+        """Tell the "folder" of a run that begins, or an "error", to the program that has started this command; False: there is none."""
+        return False
+
+    def follow_first_machine(self, config: RunConfig, *, run_identity: str) -> int | None:
+        """Meet the other machines of a run, and take part to its end where another one leads it; return the exit code.
+
+        None: this machine is alone, or the first, which claims the folder and gives the job to `run_to_end`. `run_identity`: which run
+        this machine comes for (`NodeFacts.run`).
+        """
+        if config.cluster.launcher != "machines":
+            return None
         from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
 
-        return machines.lead(rendezvous, job)
+        self._rendezvous = machines.meet_machines(config.cluster, run=run_identity)
+        return machines.follow(self._rendezvous, config) if self._rendezvous is not None and not self._rendezvous.is_first else None
 
-    def begin_sweep(self, folder: Path, count: int, *, make: MakeSlots | None = None) -> Sequence[Slot]:
-        """Return the slots for the jobs of a sweep, which are run at once; `make`: of an engine, in the place of the runner's own."""
-        slots = (make or self.slots)(folder, count)
-        self.begun_folder = folder
-        return slots
+    def run_to_end(self, job: Job) -> int:
+        """Run a job to its end, with the machines that this one leads, and return its exit code."""
+        self.begun_folder = job.run_folder.root
+        self.tell_caller("folder", str(self.begun_folder))
+        if self._rendezvous is None:
+            return self.run_job(job)
+        from ddp_train.launch import machines  # as above
 
-
-def meet(config: RunConfig, *, run_identity: str) -> NodeRendezvous | None:
-    """Meet the other machines of a run (`run_identity`: `NodeFacts.run`); the first one claims the folder. None: this machine is alone."""
-    if config.cluster.launcher != "machines":
-        return None
-    from ddp_train.launch import machines  # as above
-
-    return machines.meet(config.cluster, run=run_identity)
-
-
-def take_part(rendezvous: NodeRendezvous | None, config: RunConfig) -> int | None:
-    """Take part in a run that another machine leads, to its end, and return the exit code. None: this one is alone, or the first."""
-    if rendezvous is None or rendezvous.is_first:
-        return None
-    from ddp_train.launch import machines  # as above
-
-    return machines.take_part(rendezvous, config)
+        return machines.lead(self._rendezvous, job)

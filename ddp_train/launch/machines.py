@@ -1,7 +1,7 @@
 """Several machines by hand: the same `ddp-train cluster=machines ...` on each of them.
 
-Every machine composes and checks, and finds which one it is (`meet`). The first one claims the folder, and its job is what all run
-(`lead`); the others claim nothing and write nothing (`take_part`). What runs then on each machine is in `node/`.
+Every machine composes and checks, and finds which one it is (`meet_machines`). The first one claims the folder, and its job is what all
+run (`lead`); the others claim nothing and write nothing (`follow`). What runs then on each machine is in `node/`.
 """
 
 import errno
@@ -26,7 +26,7 @@ from ddp_train.system.network import is_address, listen
 from ddp_train.system.torchrun_env import is_torchrun_worker
 
 
-def meet(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
+def meet_machines(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:
     """Find which of the machines this one is, and listen where it is the first. None: it is alone, or something else starts the ranks.
 
     `run`: which run this machine comes for (`NodeFacts.run`). ConfigError: nothing says where machines meet. EnvironmentRefuses: this is
@@ -47,7 +47,7 @@ def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     return _run(replace(this_node, job=job, max_restarts=this_node.max_restarts if job.is_run else 0))
 
 
-def take_part(rendezvous: NodeRendezvous, config: RunConfig) -> int:
+def follow(rendezvous: NodeRendezvous, config: RunConfig) -> int:
     """Take part in a run that another machine leads, to its end; return its exit code."""
     return _run(_this_node(rendezvous, config))
 
@@ -57,7 +57,7 @@ def take_part_in_sweep(cluster: ClusterConfig, arguments: Sequence[str]) -> int 
 
     Global rank 0, on the first machine, composes the `arguments` and claims the folder.
     """
-    rendezvous = meet(cluster)
+    rendezvous = meet_machines(cluster)
     return None if rendezvous is None else _run(_this_node(rendezvous, cluster, arguments))
 
 

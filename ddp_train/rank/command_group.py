@@ -36,8 +36,8 @@ _LOOK_WITHIN_S = 60.0  # at a machine, which takes a second and a half where it 
 _COMMAND_KEY = "command"  # where rank 0 says what the processes are for
 
 
-class CommandGroup:
-    """The ranks of an attempt that have a command line, `words`, as seen from one of them."""
+class CommandGroup(JobRunner):
+    """The ranks of an attempt that have a command line, `words`, as seen from one of them: on rank 0 they run the command's jobs."""
 
     def __init__(self, attempt: Attempt, words: Sequence[str]) -> None:
         self._attempt, self._words = attempt, words
@@ -62,16 +62,15 @@ class CommandGroup:
                 self._announce({"exit_code": final_code})
                 return final_code
             make_way(begins_at, self._attempt.size)
-        runner = JobRunner(run_job=self._run, slots=self._slots)
         try:
-            return int(load_cli().resume(begins_at, runner) if begins_at else load_cli().run(self._words, runner))
+            return int(load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self))
         finally:
             if self._leader is not None:
                 self._leader.leave()
             elif not self._is_announced:
                 self._announce({})
 
-    def _run(self, job: Job) -> int:
+    def run_job(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         counts_anew = job.checkpoint is not None and not self._attempt.begins_at
         if no_progress := close_last_attempt(job.run_folder, counts_anew=counts_anew):
@@ -88,7 +87,7 @@ class CommandGroup:
         self._announce({"job": text})
         return self._serve_job(Job.from_json(text))  # what the others receive, to the letter
 
-    def _slots(self, folder: Path, count: int) -> list[Leader]:
+    def slots(self, folder: Path, count: int) -> list[Leader]:
         """Announce a sweep, and return the one place where its jobs run: these processes (rank 0)."""
         if count > 1:
             happened = f"is {count}, but torchrun started one group of processes"

@@ -42,7 +42,7 @@ def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
         replace_forked_rank()
     job = Job.from_json(os.environ[handover.JOB]) if handover.JOB in os.environ else None
     try:
-        attempt = _meet(job)
+        attempt = _meet_ranks(job)
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
@@ -68,7 +68,7 @@ def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
     return code
 
 
-def _meet(job: Job | None) -> Attempt:
+def _meet_ranks(job: Job | None) -> Attempt:
     """Meet the other ranks, and make way for what this attempt writes. Collective. Raises UserError: a rank did not come."""
     note = restart_note.recall_run()
     rank, size = torchrun_env.rank(), torchrun_env.world_size()

@@ -24,7 +24,7 @@ from ddp_train.config.tree import identity, texts
 from ddp_train.errors import DISK_REFUSES, ENVIRONMENT_REFUSES, FAILED, ConfigError, ConfigErrors, EnvironmentRefuses, UserError
 from ddp_train.launch import source_copy
 from ddp_train.launch.job import Job
-from ddp_train.launch.job_runner import Slot
+from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.submit import slots as engine_slots
 from ddp_train.launch.submit import submit_jobs
 from ddp_train.launch.walltime import stops_at
@@ -40,10 +40,10 @@ Check = Callable[[DictConfig, DictConfig], RunConfig]
 
 
 class Multirun:
-    """One sweep, new or read back from the folder of one that stopped; `make_slots` says where its jobs run."""
+    """One sweep, new or read back from the folder of one that stopped; `runner` has the slots for its jobs."""
 
-    def __init__(self, sweep: Sweep, settings: SweepConfig, make_slots: Callable[..., Sequence[Slot]], check: Check) -> None:
-        self.sweep, self._settings, self._make_slots, self._check = sweep, settings, make_slots, check
+    def __init__(self, sweep: Sweep, settings: SweepConfig, runner: JobRunner, check: Check) -> None:
+        self.sweep, self._settings, self._runner, self._check = sweep, settings, runner, check
         if settings.direction is not None:
             sweep.goal = GOALS[settings.direction]
         self._earlier: list[SweepJob] = []  # of an earlier attempt, completed or failed; each replaces one launch of the same identity
@@ -135,9 +135,12 @@ class Multirun:
             self._submit([(entry, job) for entry, job in jobs if entry.number not in self._engines.alive])
             return
         if self._schedule is None:
+            folder, count = self.sweep.root, self._settings.parallel_jobs
+            slots = engine_slots(folder, count) if self._has_engine else self._runner.slots(folder, count)
+            self._runner.begun_folder = folder
             self._schedule = schedule.SweepScheduler(
                 self.sweep,
-                self._make_slots(self.sweep.root, self._settings.parallel_jobs, make=engine_slots if self._has_engine else None),
+                slots,
                 self._settings,
                 screen=self._screen,
                 on_start=self._on_start,

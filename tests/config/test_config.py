@@ -20,9 +20,9 @@ from ddp_train.config.cluster import environment_of, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.launch.job import Job
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.system import devices
 from ddp_train.system.files import write_json
+from tests.fake_runner import FakeRunner
 
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}"
@@ -77,7 +77,7 @@ def command_line(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str)
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *arguments])
-    return app.run(sys.argv[1:], JobRunner(run_job=run_job, slots=lambda folder, count: [])), jobs
+    return app.run(sys.argv[1:], FakeRunner(run_job)), jobs
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -401,7 +401,7 @@ def sweep(
     seen: list[str] = []
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *arguments])
-    place = JobRunner(run_job=lambda job: 0, slots=lambda folder, count: [FakeSlot(outcome or {}, seen) for _ in range(count)])
+    place = FakeRunner(lambda job: 0, slots=lambda folder, count: [FakeSlot(outcome or {}, seen) for _ in range(count)])
     return app.run(sys.argv[1:], place), seen
 
 
@@ -430,7 +430,7 @@ def test_an_error_after_the_start_is_not_called_a_mistake_of_the_command_line(
     monkeypatch.setattr(slot, "poll", break_off)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "cluster=cpu", *arguments])
-    code = app.run(sys.argv[1:], JobRunner(run_job=break_off, slots=lambda folder, count: [slot]))
+    code = app.run(sys.argv[1:], FakeRunner(break_off, slots=lambda folder, count: [slot]))
     assert code == (78 if isinstance(error, OSError) else 1)
     shown = capsys.readouterr().err
     assert str(error) in shown and "`ddp-train resume there` continues it" in shown
@@ -545,8 +545,9 @@ def test_hydras_own_options_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.mark.parametrize(("words", "code", "said"), [([], 0, ""), (["optimizer.lrr=3"], 2, "did you mean optimizer.lr=3?")])
 def test_checking_components_of_ours_and_torchs_imports_no_torch(tmp_path: Path, words: list[str], code: int, said: str) -> None:
-    run = "import sys; from ddp_train.cli import main as app; from ddp_train.launch.job_runner import JobRunner\n"
-    run += f"sys.argv[1:] = ['cluster=cpu', *{words!r}]\ncode = app.run(sys.argv[1:], JobRunner(run_job=lambda job: 0, slots=None))\n"
+    run = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r})\n"
+    run += "from ddp_train.cli import main as app; from tests.fake_runner import FakeRunner\n"
+    run += f"sys.argv[1:] = ['cluster=cpu', *{words!r}]\ncode = app.run(sys.argv[1:], FakeRunner())\n"
     run += "assert 'torch' not in sys.modules\nsys.exit(code)"
     done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == code and said in done.stderr, done.stderr

@@ -21,9 +21,9 @@ from ddp_train.cli.help import options
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.schema import SECTIONS, TARGETS
 from ddp_train.config.tree import dotted_items
-from ddp_train.launch.job_runner import JobRunner
 from tests.docs.conftest import problems_of
 from tests.docs.pages import PAGES, ROOT, Block, Command, blocks, inline, write_files
+from tests.fake_runner import FakeRunner
 
 CLOSED = (
     "seed",
@@ -163,7 +163,7 @@ def _names(words: list[str], file: Path, folder: Path) -> bool:
 def _refusal(block: Block, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Return nothing where a command is refused with the words that its block shows."""
     monkeypatch.setattr(sys, "argv", ["ddp-train", *command.words[1:]])
-    code = command_line.run(command.words[1:], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
+    code = command_line.run(command.words[1:], FakeRunner())
     said = capsys.readouterr().err.strip()
     shown = block.text.partition("\n")[2].strip()
     return [] if code == 2 and said == shown else [f"{command}\nexit code {code}, and it said\n{said}"]

@@ -57,7 +57,7 @@ class _Program:
         for number in received:
             self._on_signal(number)
         try:
-            return await (self._lead() if self._rendezvous.is_first else self._take_part())
+            return await (self._lead() if self._rendezvous.is_first else self._run_own_part())
         except ProgramEnd as end:
             return end.code
         finally:
@@ -77,7 +77,7 @@ class _Program:
         self._rendezvous.publish()
         own_connection = asyncio.create_task(registry.serve(own_line, is_first=True))
         attempts = asyncio.create_task(self._attempts.run())
-        own = asyncio.create_task(self._take_part())
+        own = asyncio.create_task(self._run_own_part())
         try:
             await asyncio.wait({attempts, own}, return_when=asyncio.FIRST_COMPLETED)
             code = self._exit_code(attempts, own, registry)
@@ -115,7 +115,7 @@ class _Program:
             traceback.print_exception(error)
             return report.exit_code
 
-    async def _take_part(self) -> int:
+    async def _run_own_part(self) -> int:
         """Be a node of the run until it has ended, and return its exit code."""
         client = self._client
         has_closed = False

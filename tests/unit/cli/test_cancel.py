@@ -15,15 +15,15 @@ from ddp_train.cli.cancel import cancel
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder import verdict
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 from ddp_train.system.folder_lock import HOLDER
+from tests.fake_runner import FakeRunner
 from tests.unit.cli.runs import a_run, works_in
 
-RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = FakeRunner(lambda job: 99)
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 PROGRAM = """
 import contextlib, io, json, os, sys
+from tests.fake_runner import FakeRunner
 from ddp_train.cli import check_process
 from ddp_train.cli import main as app
 from ddp_train.launch import agent_process
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.system.fork_server import run_fork_server, spawn_fork_server
 
 if sys.argv[1:] == ["waits"]:
@@ -22,7 +22,7 @@ def run(words):
     said, jobs = io.StringIO(), []
     sys.argv = ["ddp-train", "cluster=cpu", *words]
     with contextlib.redirect_stderr(said):
-        code = app.run(sys.argv[1:], JobRunner(run_job=lambda job: jobs.append(job) or 0, slots=lambda *given: []))
+        code = app.run(sys.argv[1:], FakeRunner(lambda job: jobs.append(job) or 0))
     return [code, said.getvalue(), [job.config.hash() for job in jobs]]
 
 cases, results, ask = json.loads(sys.argv[1]), [], check_process._ask

@@ -17,7 +17,7 @@ import pytest
 
 from ddp_train.cli.completion import complete
 from ddp_train.errors import UserError
-from ddp_train.launch.job_runner import JobRunner
+from tests.fake_runner import FakeRunner
 
 SHELLS = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
@@ -66,7 +66,7 @@ def terminal(
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     monkeypatch.setattr(sys, "argv", ["ddp-train", "completion", shell])
-    complete([shell], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
+    complete([shell], FakeRunner())
     (tmp_path / "script").write_text(capsys.readouterr().out)
     with closing(Terminal(SHELLS[shell], tmp_path)) as terminal:
         terminal.type(f"{PREPARE[shell]}; echo COMES''NOW\r")
@@ -89,4 +89,4 @@ def test_tab_completes_commands_options_and_keys_at_once(terminal: Terminal) -> 
 
 def test_another_shell_is_refused() -> None:
     with pytest.raises(UserError, match="no completion for tcsh"):
-        complete(["tcsh"], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
+        complete(["tcsh"], FakeRunner())

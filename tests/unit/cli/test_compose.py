@@ -11,7 +11,7 @@ import pytest
 from ddp_train.cli import compose
 from ddp_train.cli import main as app
 from ddp_train.launch.job import Job
-from ddp_train.launch.job_runner import JobRunner
+from tests.fake_runner import FakeRunner
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> list[Job]
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["ddp-train", *words])
-    assert app.run(sys.argv[1:], JobRunner(run_job=take, slots=lambda *given: [])) == 0
+    assert app.run(sys.argv[1:], FakeRunner(take)) == 0
     return jobs
 
 

@@ -17,11 +17,12 @@ from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import write_json
+from tests.fake_runner import FakeRunner
 from tests.unit.parts import checked
 
 
 def runner(run: Callable[[Job], int]) -> JobRunner:
-    return JobRunner(run_job=run, slots=lambda folder, count: [])
+    return FakeRunner(run)
 
 
 @pytest.fixture

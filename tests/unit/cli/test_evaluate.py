@@ -18,7 +18,6 @@ from ddp_train.cli.resume import resume_typed
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses, UserError
 from ddp_train.launch.job import Evaluation, Job
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import Result, Status
@@ -27,6 +26,7 @@ from ddp_train.training.loop import evaluation
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
 from tests.conftest import metrics
+from tests.fake_runner import FakeRunner
 from tests.unit.parts import saved
 from tests.unit.training.finished import finished
 
@@ -40,7 +40,7 @@ def let_go() -> Iterator[None]:
 def begun(command: Any, *words: str) -> Job:
     """Type a command, and return the job that would be started."""
     jobs: list[Job] = []
-    runner = JobRunner(run_job=lambda job: jobs.append(Job.from_json(job.to_json())) or 0, slots=lambda folder, count: [])
+    runner = FakeRunner(lambda job: jobs.append(Job.from_json(job.to_json())) or 0)
     assert command([*words], runner) == 0
     return jobs[0]
 

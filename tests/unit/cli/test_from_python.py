@@ -153,7 +153,7 @@ def test_the_command_is_stopped_when_the_process_that_started_it_is_killed(tmp_p
     child = f"""
 import signal, sys, time
 from ddp_train.cli import main
-main._find_caller()
+main.CommandRunner()
 signal.signal(signal.SIGTERM, lambda *_: (open({str(started)!r}, "a").write("stopped"), sys.exit()))
 open({str(started)!r}, "w").write("started ")
 time.sleep(60)

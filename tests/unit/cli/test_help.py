@@ -13,11 +13,11 @@ from ddp_train import CONF, FOLDER
 from ddp_train.cli.help import argument_type, default_options, explain, kind_of, options
 from ddp_train.config.check import SECTION_KEYS
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.launch.job_runner import JobRunner
+from tests.fake_runner import FakeRunner
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert explain([*words], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: [])) == 0
+    assert explain([*words], FakeRunner()) == 0
     return capsys.readouterr().out
 
 
@@ -65,7 +65,7 @@ def test_ones_own_folder_is_explained_too(tmp_path: Path, capsys: pytest.Capture
 )
 def test_what_is_not_there_gets_the_nearest_name(asked: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):
-        explain([asked], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
+        explain([asked], FakeRunner())
 
 
 def test_the_type_of_a_class_is_read_and_torch_is_not_imported_for_it() -> None:

@@ -14,7 +14,7 @@ from ddp_train.cli.init import init, starter
 from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
 from ddp_train.errors import UserError
-from ddp_train.launch.job_runner import JobRunner
+from tests.fake_runner import FakeRunner
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(*words: str) -> int:
-    runner: Any = JobRunner(run_job=lambda job: 0, slots=lambda folder, count: [])
+    runner: Any = FakeRunner()
     return init(list(words), runner)
 
 

@@ -19,6 +19,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.system.folder_lock import release
+from tests.fake_runner import FakeRunner
 
 
 def must_not_run(*given: object) -> int:
@@ -27,7 +28,7 @@ def must_not_run(*given: object) -> int:
 
 @pytest.fixture
 def runner() -> JobRunner:
-    return JobRunner(run_job=must_not_run, slots=must_not_run)  # type: ignore[arg-type]
+    return FakeRunner(must_not_run, slots=must_not_run)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

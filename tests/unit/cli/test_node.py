@@ -14,13 +14,13 @@ from ddp_train.cli import node as module
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.launch import signals
 from ddp_train.launch.job import Job
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.spec import Code, Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_json
 from ddp_train.system.folder_lock import hold, release
+from tests.fake_runner import FakeRunner
 from tests.unit.parts import checked
 
 FIRST, SECOND = ["--index=0", "--launch=monday"], ["--index=1", "--launch=monday"]
@@ -46,7 +46,7 @@ def node(spec: Spec, *words: str) -> int:
     def run(job: Job) -> int:
         raise AssertionError(job)
 
-    return module.node([str(spec.write()), *words], JobRunner(run_job=run, slots=lambda folder, count: []))
+    return module.node([str(spec.write()), *words], FakeRunner(run))
 
 
 def report(spec: Spec) -> failure.Failure | None:

@@ -17,10 +17,10 @@ from ddp_train.cli import main as app
 from ddp_train.cli import plan_text
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, WRONG_INPUT
 from ddp_train.launch.engine.engine import Submission
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import mark_cancelled
 from tests.conftest import TINY
+from tests.fake_runner import FakeRunner
 from tests.unit.cli.test_plan_text import run as past_run
 from tests.unit.parts import checked
 
@@ -42,7 +42,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def show(*words: str, code: int = DONE, base: list[str] = TINY) -> str:
         monkeypatch.setattr(sys, "argv", ["ddp-train", "plan", *base, *words])
         before = tree(tmp_path)
-        assert app.run(sys.argv[1:], JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])) == code
+        assert app.run(sys.argv[1:], FakeRunner(lambda job: 99)) == code
         assert tree(tmp_path) == before
         said = capsys.readouterr()
         return said.out if code == DONE else said.err
@@ -205,7 +205,7 @@ def test_a_users_model_is_imported_and_nothing_is_written_beside_it(plan: Plan, 
 
 def test_help_says_what_it_is_for(plan: Plan, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ddp-train", "plan", "--help"])
-    assert app.run(sys.argv[1:], JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])) == DONE
+    assert app.run(sys.argv[1:], FakeRunner(lambda job: 99)) == DONE
     assert capsys.readouterr().out.startswith("ddp-train plan key=value")
     assert os.listdir() == []
 

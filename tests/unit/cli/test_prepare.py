@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ddp_train.cli import main as app
 from ddp_train.data.tokens.token_shards import TokenDocuments
-from ddp_train.launch.job_runner import JobRunner
 from tests.conftest import Project
+from tests.fake_runner import FakeRunner
 from tests.unit.data_files import TEXT
 
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -50,7 +50,7 @@ def prepare_words(words: list[str]) -> int:
     """Type `ddp-train prepare WORDS`, and return the exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ddp-train", "prepare", *words])
-        return app.run(sys.argv[1:], JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
+        return app.run(sys.argv[1:], FakeRunner())
 
 
 def made(*arguments: object) -> None:

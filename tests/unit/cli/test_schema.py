@@ -15,11 +15,11 @@ from ddp_train import CONF
 from ddp_train.cli.init import starter
 from ddp_train.cli.schema import schemas, write
 from ddp_train.errors import UserError
-from ddp_train.launch.job_runner import JobRunner
+from tests.fake_runner import FakeRunner
 
 jsonschema = pytest.importorskip("jsonschema", reason="needs a validator: make train installs it")
 STARTER = starter() / "conf"
-RUNNER: Any = JobRunner(run_job=lambda job: 0, slots=lambda folder, count: [])
+RUNNER: Any = FakeRunner()
 FILES = [path for folder in (CONF, STARTER) for path in sorted(folder.rglob("*.yaml")) if "hydra" not in path.relative_to(folder).parts]
 
 

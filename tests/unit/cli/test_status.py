@@ -17,15 +17,15 @@ from ddp_train.errors import DataError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.launch.job import Evaluation
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import batch_notes
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.verdict import mark_cancelled
+from tests.fake_runner import FakeRunner
 from tests.unit.cli.runs import a_run, works_in
 
-RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = FakeRunner(lambda job: 99)
 
 
 def status(root: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:

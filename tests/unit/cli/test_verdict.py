@@ -12,14 +12,14 @@ from ddp_train.cli.status import show_verdict
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder import failure
 from ddp_train.run_folder import starts as counting
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+from tests.fake_runner import FakeRunner
 from tests.unit.launch.engine.specs import spec
 
-RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = FakeRunner(lambda job: 99)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from hydra import version
 
 from ddp_train.cli import main as command_line
 from ddp_train.config.field_words import LEAVE_IT_OUT, field_words
-from ddp_train.launch.job_runner import JobRunner
 from tests.docs.conftest import problems_of
+from tests.fake_runner import FakeRunner
 
 TYPED = {
     **dict.fromkeys(("lr", "learning_rate", "base_lr", "weight_decay", "wd", "momentum", "label_smoothing", "ema_decay"), "0.1"),
@@ -67,7 +67,7 @@ def version_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]) -> dict[str, str]:
     """Return what is advised for each key, of one command with all of the words."""
     monkeypatch.setattr(sys, "argv", ["ddp-train", *words])
-    code = command_line.run(words, JobRunner(run_job=lambda job: 0, slots=lambda folder, count: []))
+    code = command_line.run(words, FakeRunner())
     shown = capsys.readouterr().err
     assert code == 2, shown
     problems = (block.splitlines() for block in shown.split("\n\n")[1:])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import EnvironmentRefuses
-from ddp_train.launch.machines import meet
+from ddp_train.launch.machines import meet_machines
 from ddp_train.launch.node.this_node import NodeRendezvous
 from ddp_train.launch.node_facts.facts import of_a_command_line
 from tests.unit.config.clusters import cluster_with
@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 def place(port: int, node_rank: int | None = None, host: str = "127.0.0.1") -> NodeRendezvous:
-    found = meet(cluster_with(launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
+    found = meet_machines(cluster_with(launcher="machines", nodes=2, rendezvous_endpoint=f"{host}:{port}", node_rank=node_rank))
     assert found is not None
     return found
 
@@ -50,7 +50,7 @@ def test_a_machine_elsewhere_follows(free_port: int) -> None:
 
 
 def test_one_machine_alone_meets_nobody() -> None:
-    assert meet(cluster_with(launcher="machines", nodes=1)) is None
+    assert meet_machines(cluster_with(launcher="machines", nodes=1)) is None
 
 
 def test_of_a_command_line_what_is_each_machines_own_is_left_out() -> None:

@@ -14,13 +14,13 @@ from ddp_train.cli import main as app
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.sweep import schedule
 from ddp_train.sweep.hydra_jobs import Multirun
+from tests.fake_runner import FakeRunner
 
 SLURM = ["cluster=slurm", "cluster.device=cpu", "model=mlp", "hydra.sweep.dir=s"]
 
@@ -58,7 +58,7 @@ def queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Queue:
 def type_(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["ddp-train", *words])
-        return app.run(sys.argv[1:], JobRunner(run_job=lambda job: 99, slots=lambda folder, count: []))
+        return app.run(sys.argv[1:], FakeRunner(lambda job: 99))
 
     return run
 

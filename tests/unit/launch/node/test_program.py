@@ -283,7 +283,7 @@ def test_a_machine_that_was_dropped_waits_for_its_place(
 
             monkeypatch.setattr(way, "join", join_at_once)
             monkeypatch.setattr(way, "_try", unreachable)
-            end = asyncio.get_running_loop().create_task(found.program._take_part())
+            end = asyncio.get_running_loop().create_task(found.program._run_own_part())
             found.registry.send("attempt", **an_attempt(tmp_path, max_restarts=3))
             await until(lambda: agents)
             if is_dropped:

@@ -22,14 +22,14 @@ from ddp_train.checkpoint.save import Content, Saver
 from ddp_train.cli.export import export as typed
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.training.inference.export import DcpFolder, export
+from tests.fake_runner import FakeRunner
 from tests.unit.cli.test_prepare import prepare_words
 from tests.unit.training.finished import finished
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-RUNNER = JobRunner(run_job=lambda job: 1, slots=lambda folder, count: [])
+RUNNER = FakeRunner(lambda job: 1)
 
 
 class Tied(nn.Module):
