@@ -20,7 +20,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import LogTail, evaluation_line, newest_record, progress_line
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import close_last_attempt, count_attempt
+from ddp_train.run_folder.starts import close_before_launch, count_attempt
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
 from ddp_train.sweep.table import show, update
@@ -206,8 +206,8 @@ def _verdict(run_folder: RunFolder, options: Mapping[str, str]) -> Verdict:
         verdict = Verdict(Outcome.NEVER, f"its machines ended with exit code {ended}; fix the cause in its log", ended)
     if "--begins" in options and verdict.outcome == Outcome.AGAIN:
         try:
-            if no_progress := close_last_attempt(run_folder, by_engine=True):
-                print(no_progress.screen(run_folder), file=sys.stderr)
+            if no_progress := close_before_launch(run_folder):
+                no_progress.show(run_folder)
                 verdict = verdict_of(run_folder)
             else:
                 count_attempt(run_folder, by_engine=True)

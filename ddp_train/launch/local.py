@@ -1,13 +1,10 @@
 """This machine: one agent, one process per GPU, or two on CPU."""
 
-import sys
-
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
-from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
 from ddp_train.launch.fork_request import AgentOptions
 from ddp_train.launch.job import Job
-from ddp_train.run_folder.starts import close_last_attempt
+from ddp_train.run_folder.starts import NoProgress, close_if_unfinished
 from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import handover
 
@@ -19,18 +16,17 @@ def run_on_this_machine(job: Job) -> int:
     """
     if not job.is_run:
         return _run_agent(job)
-    if reports_no_progress(job):
-        return NO_PROGRESS
+    if no_progress := close_earlier_attempt(job):
+        return no_progress.show(job.run_folder)
     before = job.run_folder.read_result()
     return exit_code_after_agent(job.run_folder, _run_agent(job), before=before)
 
 
-def reports_no_progress(job: Job) -> bool:
-    """Tell whether a run was started too often without a new checkpoint; then its reason is printed."""
-    no_progress = close_last_attempt(job.run_folder, counts_anew=job.checkpoint is not None)
-    if no_progress is not None:
-        print(no_progress.screen(job.run_folder), file=sys.stderr)
-    return no_progress is not None
+def close_earlier_attempt(job: Job) -> NoProgress | None:
+    """Close an attempt that was cut off, or count anew where a person has chosen the checkpoint; return why the run cannot start, if so."""
+    if job.checkpoint is not None:
+        job.run_folder.starts.unlink(missing_ok=True)
+    return close_if_unfinished(job.run_folder)
 
 
 def arguments_for(job: Job) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ddp_train.config.cluster import Rendezvous, max_restarts, processes_given, rendezvous_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ClusterConfig
-from ddp_train.errors import NO_PROGRESS, PREEMPTED, TERMINATED, EnvironmentRefuses
+from ddp_train.errors import PREEMPTED, TERMINATED, EnvironmentRefuses
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.job import Job
@@ -41,8 +41,8 @@ def meet_machines(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | 
 
 def lead(rendezvous: NodeRendezvous, job: Job) -> int:
     """Run a job on this machine, the first, and on those that come, to its end; return its exit code."""
-    if local.reports_no_progress(job):
-        return NO_PROGRESS
+    if no_progress := local.close_earlier_attempt(job):
+        return no_progress.show(job.run_folder)
     this_node = _this_node(rendezvous, job.config)
     return _run(replace(this_node, job=job, max_restarts=this_node.max_restarts if job.is_run else 0))
 

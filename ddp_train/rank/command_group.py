@@ -17,7 +17,7 @@ from torch.distributed import Store
 
 from ddp_train.distributed.attempt import Attempt
 from ddp_train.distributed.store import wait_for
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, ConfigError, EnvironmentRefuses
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.rank.rank import serve_job
@@ -25,7 +25,7 @@ from ddp_train.rank.restart import final_code_before, make_way
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
-from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_last_attempt
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_if_unfinished
 from ddp_train.system import handover, torchrun_env
 from ddp_train.system.process import command_line
 
@@ -72,15 +72,14 @@ class CommandGroup(JobRunner):
 
     def run_job(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
-        counts_anew = job.checkpoint is not None and not self._attempt.begins_at
-        if no_progress := close_last_attempt(job.run_folder, counts_anew=counts_anew):
-            screen = no_progress.screen(job.run_folder)
-            print(screen, file=sys.stderr, flush=True)
-            report = failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=screen.strip(), exit_code=NO_PROGRESS)
-            report.record(job.run_folder)
+        if job.checkpoint is not None and not self._attempt.begins_at:  # a person has chosen it: earlier attempts do not count
+            job.run_folder.starts.unlink(missing_ok=True)
+        if no_progress := close_if_unfinished(job.run_folder):
+            code, message = no_progress.show(job.run_folder), no_progress.screen(job.run_folder).strip()
+            failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=message, exit_code=code).record(job.run_folder)
             restart_note.remember_run(job.run_folder.root)
-            self._announce({"exit_code": NO_PROGRESS})
-            return NO_PROGRESS
+            self._announce({"exit_code": code})
+            return code
         if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):
             print("warning  a machine that joins would wait forever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()

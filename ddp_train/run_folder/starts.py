@@ -6,6 +6,7 @@ would start the run again for ever.
 """
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -30,6 +31,11 @@ class NoProgress:
     checkpoint: int  # step of the newest one; 0: there is none
     step: int | None  # after which the last attempt failed, where that is known
     endings: list[str]  # how each attempt ended
+
+    def show(self, run_folder: RunFolder) -> int:
+        """Print it, and return the exit code of the run."""
+        print(self.screen(run_folder), file=sys.stderr, flush=True)
+        return NO_PROGRESS
 
     def screen(self, run_folder: RunFolder) -> str:
         """Return what is shown to a person."""
@@ -104,23 +110,27 @@ def end_attempt(run_folder: RunFolder, *, is_saved: bool = True) -> None:
     starts.write(run_folder)
 
 
-def close_last_attempt(
-    run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False, counts_anew: bool = False
-) -> NoProgress | None:
-    """Record that the last attempt has ended, and return why the run is not to be started again, if so.
+def close_if_unfinished(run_folder: RunFolder) -> NoProgress | None:
+    """Record that the last attempt has failed if no process has recorded its end, and not one that an engine's program has counted.
 
-    The reason comes once, with `failed` in result.json; then the count begins anew, for a person who has fixed the cause.
-
-    Args:
-        has_failed: the caller knows that the attempt has failed. Otherwise it has failed if no process has recorded its end.
-        by_engine: the program that starts the machines asks; an attempt that it has counted is over as well.
-        counts_anew: a person has chosen the checkpoint to continue from: earlier attempts do not count.
+    As the two below it returns why the run is not to be started again, if so. The reason comes once, with `failed` in result.json; then the
+    count begins anew, for a person who has fixed the cause.
     """
-    if counts_anew:
-        run_folder.starts.unlink(missing_ok=True)
     starts = _load(run_folder)
-    if not has_failed and not by_engine and starts.open in ("", _ENGINE):
-        return None
+    return None if starts.open in ("", _ENGINE) else _close(run_folder, starts, has_failed=False)
+
+
+def close_before_launch(run_folder: RunFolder) -> NoProgress | None:
+    """Record that the last attempt is over, also one that an engine's program has counted: it asks before it starts the machines."""
+    return _close(run_folder, _load(run_folder), has_failed=False)
+
+
+def close_failed(run_folder: RunFolder) -> NoProgress | None:
+    """Record that the last attempt has failed, as the caller knows."""
+    return _close(run_folder, _load(run_folder), has_failed=True)
+
+
+def _close(run_folder: RunFolder, starts: _Starts, *, has_failed: bool) -> NoProgress | None:
     files = run_folder.root.glob("failure*.json")  # reports of all attempts: failure.json, failure.1.json ...
     reports = sorted(filter(None, map(failure.load_report, files)), key=lambda report: report.time)
     starts.close(reports, has_failed=has_failed)
