@@ -11,8 +11,8 @@ from ddp_train.training.check import memory
 from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
 from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.evaluation import as_evaluated
-from ddp_train.training.loop.skip_nonfinite import SkippingGuard, StepGuard
-from ddp_train.training.loop.train_step import TrainStep
+from ddp_train.training.loop.skip_nonfinite import SkippingGuard
+from ddp_train.training.loop.train_step import StepGuard, TrainStep
 from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.profile import Profiler

@@ -1,4 +1,4 @@
-"""Let the optimizer take each step, or only those with finite numbers (`health.on_nonfinite=skip`).
+"""Let the optimizer take only the steps with finite numbers (`health.on_nonfinite=skip`).
 
 The device decides by a number that is the same on all ranks: the norm of the gradients after their all-reduce. A loss that is not finite on
 one rank reaches the others in those gradients, so that no other collective is needed.
@@ -11,22 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-
-class StepGuard:
-    """Takes every step."""
-
-    needs_norm = False  # of every step's gradient
-
-    def begin(self) -> None:
-        """Called before the first forward of a step."""
-
-    def spread_nonfinite(self, factor: Tensor, loss: Tensor) -> Tensor:
-        """Return the gradient that backward begins with: `factor`, or another one that marks a bad loss; all of shape []."""
-        return factor
-
-    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
-        """Let the optimizer step; with `needs_norm`, after unscaling. Where an objective takes turns, `turn` has gradients."""
-        scaler.step(optimizer)
+from ddp_train.training.loop.train_step import StepGuard
 
 
 class SkippingGuard(StepGuard):

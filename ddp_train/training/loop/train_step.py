@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.interfaces.batch import Batch, batch_size, counted_as
@@ -21,7 +22,6 @@ from ddp_train.interfaces.pixels import as_pair
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop import gradient
-from ddp_train.training.loop.skip_nonfinite import StepGuard
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
@@ -32,6 +32,23 @@ class TotalUnits(NamedTuple):
 
     get: Callable[[], float | Tensor]  # a tensor of shape [] where the shapes do not tell it
     num_ranks: int  # whose micro-batches are counted: the strategy takes the mean of their gradients, and the sum is wanted
+
+
+class StepGuard:
+    """Lets the optimizer take every step; `SkippingGuard` is the other one."""
+
+    needs_norm = False  # of every step's gradient
+
+    def begin(self) -> None:
+        """Called before the first forward of a step."""
+
+    def spread_nonfinite(self, factor: Tensor, loss: Tensor) -> Tensor:
+        """Return the gradient that backward begins with: `factor`, or another one that marks a bad loss; all of shape []."""
+        return factor
+
+    def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
+        """Let the optimizer step; with `needs_norm`, after unscaling. Where an objective takes turns, `turn` has gradients."""
+        scaler.step(optimizer)
 
 
 @dataclass(kw_only=True)
