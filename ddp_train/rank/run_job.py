@@ -40,7 +40,7 @@ from ddp_train.training.record import predictions
 from ddp_train.training.record.records import Records
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, ranking_of, require_room_for_run, retention
-from ddp_train.training.state.data_identity import accepted_changes, accepted_meaning_changes, known_meaning, require_alike
+from ddp_train.training.state.data_identity import known_meaning, require_alike, require_same_data, require_same_meaning
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 
@@ -71,7 +71,7 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
     checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
-    data_changes = accepted_changes(checkpoint, components.data_identity, world, job.config) if checkpoint else []
+    data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
     _restore_or_begin(checkpoint, job.config, components, state, world, phases)
@@ -164,7 +164,7 @@ def _load_initial_weights(config: RunConfig, weights: Path, components: Componen
 
     if config.init_from_strict and world.is_main:
         meaning = components.data_identity["meaning"]
-        changes = accepted_meaning_changes(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
+        changes = require_same_meaning(meaning, known_meaning(weights), key="init_from", accepted=config.accept_changed_data)
         world.print(*(f"{line}; accepted" for line in changes))
     world.print(*load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict))
 

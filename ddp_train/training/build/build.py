@@ -30,7 +30,7 @@ from ddp_train.training.parts.components import Components, EvaluationComponents
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import make_throughput, peak_of
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.state.data_identity import accepted_meaning_changes, identity_of
+from ddp_train.training.state.data_identity import identity_of, require_same_meaning
 from ddp_train.traits import require_rows
 
 
@@ -118,7 +118,7 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     for key, source in sources.items():
         source.adopt(meaning)
         auto.require_kind(answers, source.facts)
-        accepted_meaning_changes(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
+        require_same_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)
     added = _answers(config, next(iter(sources.values())).facts, world)  # with what was typed: another metric
     strategy = make_strategy(config.strategy)
@@ -175,7 +175,7 @@ def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Sourc
     for key, source in eval_sources.items():
         source.adopt(meaning)
         data.require_same_facts(train_source.facts, source.facts, key=key)
-        accepted_meaning_changes(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
+        require_same_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)
     return train_source, eval_sources
 

@@ -23,7 +23,7 @@ from ddp_train.run_folder.trust import require_trust
 from ddp_train.training.build.data import adapt, make_data
 from ddp_train.training.build.model import build_model
 from ddp_train.training.seeding import random_state, set_random_state
-from ddp_train.training.state.data_identity import accepted_meaning_changes, saved_identity
+from ddp_train.training.state.data_identity import require_same_meaning, saved_identity
 from ddp_train.training.state.weights import find, put_weights, read_weights
 
 
@@ -58,7 +58,7 @@ class FinishedRun:
         data = make_data(self.typed, key=key)
         source = adapt(data)
         source.adopt(self.meaning)
-        accepted_meaning_changes(source.meaning, self.meaning, key=key, accepted=self.typed.accept_changed_data)
+        require_same_meaning(source.meaning, self.meaning, key=key, accepted=self.typed.accept_changed_data)
         return data
 
     @property

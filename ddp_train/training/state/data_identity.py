@@ -52,16 +52,16 @@ def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
     return {name: yaml_value(part) for name, part in {"order": order, "data": data, "meaning": source.meaning}.items()}
 
 
-def accepted_meaning_changes(meaning: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
-    """Refuse data whose numbers mean something else than a model knows, as far as both say it (UserError); return accepted differences."""
+def require_same_meaning(meaning: Mapping[str, Any], known: Mapping[str, Any], *, key: str, accepted: str | None) -> list[str]:
+    """Refuse data whose numbers mean something else than a model knows, as far as both say it; return the accepted differences."""
     names = meaning.keys() & known.keys()
     saved, present = ({"meaning": {name: yaml_value(values[name]) for name in names}} for values in (known, meaning))
     happened = "the classes or tokens of the data do not mean what the model was trained with"
-    return _accepted(saved, present, accepted=accepted, key=key, happened=happened)
+    return _require_same(saved, present, accepted=accepted, key=key, happened=happened)
 
 
-def _accepted(saved: Identity, present: Identity, *, accepted: str | None, key: str, happened: str) -> list[str]:
-    """Return what differs, if it was accepted on purpose; else refuse it."""
+def _require_same(saved: Identity, present: Identity, *, accepted: str | None, key: str, happened: str) -> list[str]:
+    """Refuse what differs, unless it was accepted on purpose (UserError); return the accepted differences."""
     old, new = _values(saved), _values(present)
     names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     changes = [_change(name, old.get(name), new.get(name)) for name in names]
@@ -91,8 +91,8 @@ def known_meaning(run: Path) -> Mapping[str, Any]:
     return {}
 
 
-def accepted_changes(checkpoint: Path, identity: Identity, world: World, config: RunConfig) -> list[str]:
-    """Refuse to go on from a checkpoint with other data, or in another order; return what differs and was accepted. Collective.
+def require_same_data(checkpoint: Path, identity: Identity, world: World, config: RunConfig) -> list[str]:
+    """Refuse to go on from a checkpoint with other data, or in another order; return the accepted differences. Collective.
 
     Rank 0 decides: `require_alike` has compared the ranks.
     """
@@ -103,7 +103,7 @@ def accepted_changes(checkpoint: Path, identity: Identity, world: World, config:
             print(f"{checkpoint.name} does not say which data it was trained on: the data is not compared", flush=True)
             return []
         happened = f"{checkpoint} was saved with different data: samples would be repeated, skipped, or mean something else"
-        changes = _accepted(saved, identity, accepted=config.accept_changed_data, key="resume", happened=happened)
+        changes = _require_same(saved, identity, accepted=config.accept_changed_data, key="resume", happened=happened)
         if changes:
             print(f"{_KEY}: the run continues with these changes:", *changes, sep="\n    ", flush=True)
         return changes

@@ -40,7 +40,7 @@ def resumed(folder: Path, *overrides: str, base: list[str] | None = None) -> lis
     config = checked(*overrides, **({} if base is None else {"base": base}))
     parts, run_folder = build(config, alone()), RunFolder(folder)
     checkpoint = find_checkpoint(run_folder, None, alone(), on_progress=lambda: None)
-    return data_identity.accepted_changes(checkpoint, parts.data_identity, alone(), config) if checkpoint else None
+    return data_identity.require_same_data(checkpoint, parts.data_identity, alone(), config) if checkpoint else None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_classes_of_a_users_data_are_those_that_the_model_knows(tmp_path: Path) 
             resumed(tmp_path, base=other)
         own = build(checked(base=other), alone()).data_identity["meaning"]
         with pytest.raises(UserError, match=r"init_from: .*do not mean what"):
-            data_identity.accepted_meaning_changes(own, known, key="init_from", accepted=None)
+            data_identity.require_same_meaning(own, known, key="init_from", accepted=None)
     with pytest.raises(UserError, match=r"data\.samples: 12 -> 8"):
         resumed(tmp_path, base=named("cat", "dog", length=8))
 
