@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Loader(ABC):
-    """What the loop needs of the training data of one rank, with positions or without."""
+    """What the loop needs of the training data of one rank, in data with positions or without. A `position` counts samples of the run."""
 
     order: BatchOrder
     grad_accum_steps: int  # micro-batches of a step, at most
@@ -31,11 +31,11 @@ class Loader(ABC):
     source: DataSource | None = None  # of data with positions
 
     @abstractmethod
-    def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
-        """Yield this rank's micro-batches for ever, from the step that begins after `samples` samples."""
+    def micro_batches(self, position: int) -> Iterator[MicroBatch]:
+        """Yield this rank's micro-batches for ever, from the step that begins at `position`."""
 
-    def micro_steps(self, samples: int) -> int:
-        """Return how many micro-batches the step that begins after `samples` samples has."""
+    def micro_steps(self, position: int) -> int:
+        """Return how many micro-batches the step that begins at `position` has."""
         return self.grad_accum_steps
 
     @abstractmethod
@@ -46,23 +46,23 @@ class Loader(ABC):
     def of_size(self, size: int) -> MicroBatch:
         """Return so many samples as one micro-batch, read in this process: the longest ones where the data tells lengths."""
 
-    def sample_ids(self, samples: int, number: int) -> Indices | None:
-        """Return the samples in this rank's micro-batch `number` of the step after `samples` samples; None: they have no numbers."""
+    def sample_ids(self, position: int, number: int) -> Indices | None:
+        """Return the samples in this rank's micro-batch `number` of the step at `position`; None: they have no numbers."""
         return None
 
-    def state_dict(self, samples: int) -> dict[str, Any]:
-        """Return this rank's state, beside `samples`, after the step that ended there: plain containers and tensors."""
+    def state_dict(self, position: int) -> dict[str, Any]:
+        """Return this rank's state after the step that ended at `position`: plain containers and tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (most have no state)
         """Go on from that state, on the same number of ranks."""
 
-    def used(self, samples: int) -> dict[str, int]:
-        """Return how many of the first `samples` samples are of each source of a mixture; {}: it is none, or that cannot be told."""
+    def used(self, position: int) -> dict[str, int]:
+        """Return how many of the samples before `position` are of each source of a mixture; {}: it is none, or that cannot be told."""
         return {}
 
-    def caveats(self, samples: int) -> list[str]:
-        """Say what is not guaranteed of this data in a run that goes on after `samples` samples; one line each."""
+    def caveats(self, position: int) -> list[str]:
+        """Say what is not guaranteed of this data in a run that goes on at `position`; one line each."""
         return []
 
 
@@ -122,11 +122,11 @@ class TrainLoader(Loader):
         self._reader = TrainReader(source, order, skips=skips, blend=blend)
         self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
 
-    def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
-        return self._fetcher.fetch_all(self._requests(samples))
+    def micro_batches(self, position: int) -> Iterator[MicroBatch]:
+        return self._fetcher.fetch_all(self._requests(position))
 
-    def micro_steps(self, samples: int) -> int:
-        return self._micro_steps(self.order.batch_at(samples).size) if self.grad_accum_steps > 1 else 1
+    def micro_steps(self, position: int) -> int:
+        return self._micro_steps(self.order.batch_at(position).size) if self.grad_accum_steps > 1 else 1
 
     def peek(self) -> MicroBatch:
         return self._fetcher.fetch_here(next(self._requests(0)))
@@ -134,19 +134,19 @@ class TrainLoader(Loader):
     def of_size(self, size: int) -> MicroBatch:
         return self._reader.of_size(size)
 
-    def sample_ids(self, samples: int, number: int) -> Indices | None:
-        return self._reader.indices(next(islice(self._requests(samples), number, None)))
+    def sample_ids(self, position: int, number: int) -> Indices | None:
+        return self._reader.indices(next(islice(self._requests(position), number, None)))
 
-    def used(self, samples: int) -> dict[str, int]:
-        return self._mixture.used(samples) if self._mixture is not None else {}
+    def used(self, position: int) -> dict[str, int]:
+        return self._mixture.used(position) if self._mixture is not None else {}
 
-    def _requests(self, samples: int) -> Iterator[TrainRequest]:
+    def _requests(self, position: int) -> Iterator[TrainRequest]:
         slices = cache(self._slices)
         while True:
-            batch = self.order.batch_at(samples)
+            batch = self.order.batch_at(position)
             for low, high, is_stand_in in slices(batch.size):
                 yield TrainRequest(batch.epoch, batch.start + low, batch.start + high, is_stand_in)
-            samples += batch.size
+            position += batch.size
 
     def _slices(self, size: int) -> list[tuple[int, int, bool]]:
         """Return which samples of a global batch each micro-batch of this rank has, and whether it is a stand-in."""
@@ -167,7 +167,7 @@ class OneBatch(Loader):
         self.order, self.source = loader.order, loader.source
         self.grad_accum_steps, self.skips = loader.grad_accum_steps, loader.skips
 
-    def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
+    def micro_batches(self, position: int) -> Iterator[MicroBatch]:
         first = list(islice(self._loader.micro_batches(0), self.grad_accum_steps))
         for micro_batch in cycle(first):
             yield micro_batch._replace(batch=map_tensors(torch.clone, micro_batch.batch))  # a model may change its inputs in place
@@ -178,10 +178,10 @@ class OneBatch(Loader):
     def of_size(self, size: int) -> MicroBatch:
         return self._loader.of_size(size)
 
-    def sample_ids(self, samples: int, number: int) -> Indices | None:
+    def sample_ids(self, position: int, number: int) -> Indices | None:
         return self._loader.sample_ids(0, number)
 
-    def caveats(self, samples: int) -> list[str]:
+    def caveats(self, position: int) -> list[str]:
         return ["debug.overfit: the first global batch is trained on, again and again"]
 
 
@@ -267,12 +267,12 @@ class _Fetcher:
     def _explain(self, death: WorkerDied) -> UserError:
         """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
         indices = self._reader.indices(death.request).tolist()
-        with closing(WorkerPool([self._reader.samples.read_alone])) as workers:
+        with closing(WorkerPool([self._reader.reader.read_alone])) as workers:
             try:
                 list(workers.results(iter(indices)))
             except WorkerDied as second:
                 index = second.request
-                happened = f"sample {index}{self._reader.samples.where(index)} ends the process that reads it: it {second.how()}"
+                happened = f"sample {index}{self._reader.reader.where(index)} ends the process that reads it: it {second.how()}"
                 return DataError(key="data", happened=happened, expected="samples that can be read", fix="repair or remove it")
             except Exception as error:  # reported like any other, had the process lived
                 logger.info("reading again what the worker was reading: %r", error)

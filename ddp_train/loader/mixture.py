@@ -208,8 +208,8 @@ class MixtureSampler:
                 indices[mine[these]] = self._offsets[source] + sampler(int(number), places[these])
         return indices
 
-    def used(self, samples: int) -> dict[str, int]:
-        block, place = divmod(samples, _BLOCK)
+    def used(self, position: int) -> dict[str, int]:
+        block, place = divmod(position, _BLOCK)
         counts = self._counts_before(block) + np.bincount(self._block(block)[0][:place], minlength=len(self.names))
         return dict(zip(self.names, counts.tolist(), strict=True))
 

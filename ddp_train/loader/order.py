@@ -54,9 +54,9 @@ class BatchOrder:
             self.steps_per_epoch = max(1, length // global_batch_size if drop_last else -(-length // global_batch_size))
             self.epoch_size = self.steps_per_epoch * global_batch_size
 
-    def batch_at(self, samples: int) -> GlobalBatch:
-        """Return the global batch that begins after `samples` samples. O(1)."""
-        epoch, start = (0, samples) if self.epoch_size is None else divmod(samples, self.epoch_size)
+    def batch_at(self, position: int) -> GlobalBatch:
+        """Return the global batch that begins at a position of the run, counted in samples. O(1)."""
+        epoch, start = (0, position) if self.epoch_size is None else divmod(position, self.epoch_size)
         return GlobalBatch(epoch, start, start + self.global_batch_size)
 
     def samples_after(self, step: int) -> int:
@@ -67,8 +67,8 @@ class BatchOrder:
         return None if self.steps_per_epoch is None else epochs * self.steps_per_epoch
 
 
-def epochs(order: BatchOrder, samples: int) -> float | None:
-    return None if order.epoch_size is None else round(samples / order.epoch_size, 4)
+def epochs(order: BatchOrder, position: int) -> float | None:
+    return None if order.epoch_size is None else round(position / order.epoch_size, 4)
 
 
 class BatchPlan:
@@ -88,9 +88,9 @@ class BatchPlan:
             self._steps.append(step)
             self._sizes.append(new_size)
 
-    def size_at(self, samples: int) -> int:
-        """Return the size of the batch that begins after `samples` samples; the last one of an epoch may be smaller."""
-        return self._sizes[bisect_right(self._starts, samples) - 1]
+    def size_at(self, position: int) -> int:
+        """Return the size of the batch that begins at a position of the run; the last one of an epoch may be smaller."""
+        return self._sizes[bisect_right(self._starts, position) - 1]
 
     def origin(self, epoch: int, position: int) -> int:
         """Return the position in an epoch from which on its batches have the size that they have at `position`."""
@@ -144,9 +144,9 @@ class SampleOrder(BatchOrder):
         self._held: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # keys of rows, by the slice of a global batch: offset and size
         self._block: tuple[int, int, Indices] | None = None  # epoch, number and indices of some windows, of a sampler that has windows
 
-    def batch_at(self, samples: int) -> GlobalBatch:
-        epoch, start = divmod(samples, self.epoch_size)
-        return GlobalBatch(epoch, start, min(start + self._plan.size_at(samples), self.epoch_size))
+    def batch_at(self, position: int) -> GlobalBatch:
+        epoch, start = divmod(position, self.epoch_size)
+        return GlobalBatch(epoch, start, min(start + self._plan.size_at(position), self.epoch_size))
 
     def samples_after(self, step: int) -> int:
         return self._plan.samples_after(step)

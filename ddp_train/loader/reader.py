@@ -78,7 +78,7 @@ class TrainReader:
     """
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool, blend: Blend | None = None) -> None:
-        self.samples, self._augments = Samples(source), source.augments
+        self.reader, self._augments = SampleReader(source), source.augments
         self._order, self._skips, self._blend = order, skips, blend
 
     def indices(self, request: TrainRequest) -> Indices:
@@ -93,7 +93,7 @@ class TrainReader:
         return as_micro_batch(batch, len(wanted), is_stand_in=request.is_stand_in, skipped=() if request.is_stand_in else skipped)
 
     def of_size(self, size: int) -> MicroBatch:
-        lengths = self.samples.source.lengths
+        lengths = self.reader.source.lengths
         if lengths is None:
             return self(TrainRequest(0, 0, size))
         longest = np.sort(np.argpartition(lengths, -size)[-size:])
@@ -101,13 +101,13 @@ class TrainReader:
 
     def _read(self, epoch: int, wanted: Indices, positions: Indices) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Return samples of an epoch, at these positions, as they are trained on; their indices; and those that cannot be read."""
-        source = self.samples.source
+        source = self.reader.source
         source.seed_reads(partial(self._order.sample_keys, epoch))
         skipped: tuple[BadSample, ...] = ()
         if self._skips:
-            batch, wanted, skipped = self.samples.read_good(wanted, partial(self._order.others, epoch, count=_TRIES))
+            batch, wanted, skipped = self.reader.read_good(wanted, partial(self._order.others, epoch, count=_TRIES))
         else:
-            batch = self.samples.read(wanted)
+            batch = self.reader.read(wanted)
         if self._augments:
             keys = self._order.sample_keys(epoch, wanted, positions=positions)
             batch = source.augment_each(batch, keys, wanted)
@@ -118,7 +118,7 @@ class EvalReader:
     """Reads the evaluation split. A sample that is skipped is left out of the sums."""
 
     def __init__(self, source: DataSource, *, skips: bool) -> None:
-        self.samples, self._skips = Samples(source), skips
+        self.reader, self._skips = SampleReader(source), skips
 
     def indices(self, request: EvalRequest) -> Indices:
         return np.arange(request.start, request.stop)
@@ -127,16 +127,16 @@ class EvalReader:
         if not self._skips:
             is_empty = request.start == request.stop
             indices = np.zeros(1, np.int64) if is_empty else self.indices(request)
-            return as_micro_batch(self.samples.read(indices), len(indices), is_stand_in=is_empty)
-        batch, taken, skipped = self.samples.read_good(self.indices(request))
+            return as_micro_batch(self.reader.read(indices), len(indices), is_stand_in=is_empty)
+        batch, taken, skipped = self.reader.read_good(self.indices(request))
         if batch is not None:
             return as_micro_batch(batch, len(taken), skipped=skipped)
-        stand_in, _, _ = self.samples.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples.source))))
+        stand_in, _, _ = self.reader.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.reader.source))))
         return as_micro_batch(stand_in, 1, is_stand_in=True, skipped=skipped)
 
 
-class Samples:
-    """A source, and which of its samples this process has found to be bad."""
+class SampleReader:
+    """Reads samples of a source, and knows which of them this process has found to be bad."""
 
     def __init__(self, source: DataSource) -> None:
         self.source = source

@@ -138,8 +138,8 @@ class Bucketed:
         by_length = np.argsort(self._lengths.numpy()[drawn], axis=1, kind="stable")
         in_batches = np.take_along_axis(drawn, by_length, axis=1).reshape(shape)
         numbers = positions[:, :: self._batch_size] // self._batch_size
-        turns = np.argsort(hashes_of(numbers, key_of(self.seed, epoch, _BATCHES)), axis=1)
-        return np.take_along_axis(in_batches, turns[:, :, None], axis=1).reshape(positions.shape)
+        batch_order = np.argsort(hashes_of(numbers, key_of(self.seed, epoch, _BATCHES)), axis=1)
+        return np.take_along_axis(in_batches, batch_order[:, :, None], axis=1).reshape(positions.shape)
 
 
 class Iterated:

@@ -90,11 +90,11 @@ class StreamLoader(Loader):
         self._loaded: list[tuple[int, Any]] | None = None
         self._passed: deque[tuple[int, list[tuple[int, bytes | None]]]] = deque(maxlen=_KEPT_STEPS)
 
-    def micro_batches(self, samples: int) -> Iterator[MicroBatch]:
+    def micro_batches(self, position: int) -> Iterator[MicroBatch]:
         """Yield micro-batches from the loaded state on, or else from the stream's start."""
         start = self._loaded or [(number, None) for number in range(self._num_readers)]
-        readers = [self._reader(number, position) for number, position in start]
-        turns = deque((number, pickle.dumps(position) if position else None) for number, position in start)  # the next reader comes first
+        readers = [self._reader(number, state) for number, state in start]
+        reader_queue = deque((number, pickle.dumps(state) if state else None) for number, state in start)  # the next reader comes first
         num_read = sum(size > 0 for size in self._sizes)
         # The state after each reader's last micro-batch of a step is what a checkpoint may need.
         requests = [_Request(size, micro_step >= num_read - self._num_readers) for micro_step, size in enumerate(self._sizes[:num_read])]
@@ -102,15 +102,15 @@ class StreamLoader(Loader):
         results = workers.results(cycle(requests)) if workers else map(readers[0], cycle(requests))
         try:
             while True:
-                samples += self.order.global_batch_size
+                position += self.order.global_batch_size
                 for request in requests:
-                    batch, position = next(results)
-                    number, last_kept = turns.popleft()
+                    batch, state = next(results)
+                    number, last_kept = reader_queue.popleft()
                     if request.keeps_position:
-                        self._note(position)
-                    turns.append((number, position if request.keeps_position else last_kept))
+                        self._note(state)
+                    reader_queue.append((number, state if request.keeps_position else last_kept))
                     if request is requests[-1]:
-                        self._passed.append((samples, list(turns)))
+                        self._passed.append((position, list(reader_queue)))
                     micro_batch = as_micro_batch(batch, request.size)
                     if self._pin_memory and workers is None:
                         micro_batch = micro_batch.pin_memory()
@@ -134,18 +134,18 @@ class StreamLoader(Loader):
             reader = copy.deepcopy(reader)
         return as_micro_batch(reader(_Request(size, keeps_position=False))[0], size)
 
-    def state_dict(self, samples: int) -> dict[str, Any]:
-        """Return where the readers were after the step that ended at `samples` samples, whatever was read since; {}: not known."""
-        passed = dict(self._passed).get(samples)
+    def state_dict(self, position: int) -> dict[str, Any]:
+        """Return where the readers were after the step that ended at `position`, whatever was read since; {}: not known."""
+        passed = dict(self._passed).get(position)
         if passed is None or not self._keeps_state:
             return {}
-        return {"readers": [[number, pickle.loads(position) if position else None] for number, position in passed]}
+        return {"readers": [[number, pickle.loads(state) if state else None] for number, state in passed]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        readers = [(int(number), position) for number, position in state.get("readers", [])]
+        readers = [(int(number), reader_state) for number, reader_state in state.get("readers", [])]
         self._loaded = readers if len(readers) == self._num_readers and self._stream.has_state else None
 
-    def caveats(self, samples: int) -> list[str]:
+    def caveats(self, position: int) -> list[str]:
         dataset = self._stream.dataset
         name = type(dataset).__name__
         caveats = []
@@ -153,7 +153,7 @@ class StreamLoader(Loader):
             caveats.append("a stream: which samples are in a batch depends on the number of ranks and loader.num_workers")
         if reads_all(dataset, self._all_readers):
             caveats.append(f"each of {self._all_readers} readers reads all of {name} and keeps one sample in {self._all_readers}")
-        if samples and self._loaded is None:
+        if position and self._loaded is None:
             caveats.append("the stream starts over: the checkpoint has no state for this number of ranks and workers; samples may repeat")
         elif not self._stream.has_state:
             caveats.append(f"{name} has no state_dict and load_state_dict: after a resume samples may repeat or be skipped")
