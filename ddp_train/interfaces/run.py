@@ -156,4 +156,4 @@ class SupportsState(Protocol):
 def implements(callback: Any, name: str) -> bool:
     """Tell whether a callback has a method of its own."""
     method = getattr(type(callback), name, None) or getattr(callback, name, None)
-    return method is not None and method is not getattr(Callback, name)
+    return callable(method) and method is not getattr(Callback, name)

@@ -57,7 +57,9 @@ def check_callbacks(config: PartialConfig) -> Iterator[ConfigError]:
             path = node.get("_target_") if isinstance(node, Mapping) else None
             is_ours = str(path).startswith("ddp_train.")  # a callback, and importing it would import torch
             target = None if is_ours else look_up_or_none(path)
-            if inspect.isclass(target) and not any(hasattr(target, event) for event in schema.EVENTS):
+            kinds = inspect.getmro(target) if inspect.isclass(target) else ()
+            methods = {name for kind in kinds if kind.__module__ != "ddp_train.interfaces.run" for name in vars(kind)}  # not our `Callback`
+            if kinds and methods.isdisjoint((*schema.EVENTS, "evaluation_weights")):
                 happened = f"{path} has none of the methods {', '.join(schema.EVENTS)}: it would never be called"
                 expected = "a callback (`ddp-train help docs/callbacks.md`), with at least one of them"
                 yield ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)

@@ -35,11 +35,11 @@ def make_writers(nodes: Mapping[str, Any], facts: WriterFacts) -> list[MetricWri
     return [*writers.values()]
 
 
-def make_callbacks(nodes: Mapping[str, Any]) -> dict[str, Any]:
+def make_callbacks(nodes: Mapping[str, Any]) -> dict[str, Callback]:
     """Return the callbacks by name. Each has an event, and one of all may have weights for evaluation."""
     callbacks = {name: instantiate(node, key=f"callbacks.{name}") for name, node in nodes.items() if node}
     for name, callback in callbacks.items():
-        if not any(callable(getattr(callback, event, None)) for event in EVENTS):
+        if not any(implements(callback, method) for method in (*EVENTS, "evaluation_weights")):
             happened = f"gave a {type(callback).__name__}, which has none of the methods {', '.join(EVENTS)}"
             expected = "a callback (ddp_train.interfaces.Callback), with at least one of them"
             raise ConfigError(key=f"callbacks.{name}._target_", happened=happened, expected=expected)

@@ -20,6 +20,7 @@ from ddp_train.errors import ConfigError, RunError, UserError
 from ddp_train.interfaces import (
     AnyObjective,
     Batch,
+    Callback,
     Goal,
     Joint,
     Scheduler,
@@ -55,7 +56,7 @@ class EvaluationComponents:
     objective: AnyObjective
     amp: Amp
     eval_loaders: Mapping[str, EvaluationLoader]  # by the sets' names, "" (no name) first; {}: nothing is evaluated
-    callbacks: Mapping[str, Any] = field(default_factory=dict)  # by name (`interfaces.Callback`)
+    callbacks: Mapping[str, Callback] = field(default_factory=dict)  # by name
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
     forward_is_collective: bool = False  # every forward is a collective
     compiled: Compiled = field(default_factory=Compiled)  # of the model

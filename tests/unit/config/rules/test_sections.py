@@ -6,6 +6,7 @@ import pytest
 
 from ddp_train.config.rules import sections
 from ddp_train.errors import ConfigErrors
+from ddp_train.interfaces import Callback
 from tests.unit.parts import checked
 
 HERE = "tests.unit.config.rules.test_sections"
@@ -17,13 +18,20 @@ class Foreign:
     def on_evaluate(self) -> None: ...
 
 
+class Idle(Callback):
+    """It inherits from our class, and has no event of its own."""
+
+    def on_evaluate(self) -> None: ...
+
+
 class Fine:
     def step(self, run: object) -> None: ...
 
 
-def test_a_class_that_would_never_be_called_is_refused() -> None:
+@pytest.mark.parametrize("name", ["Foreign", "Idle"])
+def test_a_class_that_would_never_be_called_is_refused(name: str) -> None:
     with pytest.raises(ConfigErrors, match=r"has none of the methods start, step, evaluation, save, end: it would never be called"):
-        checked(f"+callbacks.mine._target_={HERE}.Foreign")
+        checked(f"+callbacks.mine._target_={HERE}.{name}")
     assert checked(f"+callbacks.mine._target_={HERE}.Fine").callbacks == {"mine": {"_target_": f"{HERE}.Fine"}}
 
 
