@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import ddp_train
 from ddp_train import FOLDER
@@ -107,6 +108,8 @@ def test_modules_that_are_named_in_texts_exist() -> None:
         for text in texts(file, with_docstrings=True):
             for path in re.findall(r"(?<![\w/])ddp_train/[\w/]+(?:\.py|/$)", text):
                 assert (ROOT / path).exists(), f"{file}: {path}"
+            for path in re.findall(r"^torch/[\w/]+(?:\.py|/$)", text):  # by which stacks are described
+                assert (Path(torch.__file__).parents[1] / path).exists(), f"{file}: {path}"
             for name in re.findall(r"(?<![\w./])ddp_train\.[a-z_]+(?:\.[a-z_]+)*\b(?!\.py)", text):
                 assert name.removeprefix("ddp_train.") in dir(ddp_train) or importlib.util.find_spec(name), f"{file}: {name}"
 
