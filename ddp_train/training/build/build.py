@@ -171,11 +171,10 @@ def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Sourc
     """Return the training data, and that of each evaluation set by its key, whose numbers mean the same. Collective."""
     sources = _make_sources(config, world, ["data", *evaluation_sets(config.tree)])
     train_source, eval_sources = sources["data"], {key: source for key, source in sources.items() if key != "data"}
-    meaning = train_source.meaning
     for key, source in eval_sources.items():
-        source.adopt(meaning)
+        source.adopt(train_source.meaning)
         data.require_same_facts(train_source.facts, source.facts, key=key)
-        require_same_meaning(source.meaning, meaning, key=key, accepted=config.accept_changed_data)
+        require_same_meaning(source.meaning, train_source.meaning, key=key, accepted=config.accept_changed_data)
     data.place_data(sources.values(), config.loader, world)
     return train_source, eval_sources
 

@@ -38,9 +38,7 @@ _OUT_OF_MEMORY = re.compile(
 find none for their handle."""
 _MIB = 2.0**20
 _MAX_SHARE = 0.95  # of a device; libraries take more of it, outside of torch's allocator
-
 _BYTES_PER_RANK = 1 << 16  # random streams and the position in the data; manifests and headers come to less
-
 _MAX_SETTINGS = 3  # that are shown
 _PARTS = (  # what the run was at, by the file of a frame of the stack; the first of these that has such a frame
     ("the build of model and data", ("ddp_train/training/build/build.py",)),

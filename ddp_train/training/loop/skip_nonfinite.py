@@ -34,7 +34,6 @@ class SkippingGuard(StepGuard):
         ]
 
     def begin(self) -> None:
-        """Copy the buffers that have changed."""
         for copy in self._copies:
             if copy.may_have_changed():
                 copy.value.copy_(copy.buffer)
@@ -45,7 +44,6 @@ class SkippingGuard(StepGuard):
         return factor * (1.0 + 0.0 * loss.detach())
 
     def step(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, grad_norm: Tensor | None, *, turn: str = "") -> None:
-        """Let the optimizer step if the norm is finite."""
         assert grad_norm is not None
         is_bad = torch.isfinite(grad_norm).logical_not_()
         if scaler.is_enabled():  # by itself it skips infinite gradients, but not finite ones whose norm overflows
