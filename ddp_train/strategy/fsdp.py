@@ -14,7 +14,7 @@ from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Joint, RankMemory, Strategy
 from ddp_train.interfaces.parameters import blocks_of
 from ddp_train.interfaces.strategy import is_sharded
-from ddp_train.strategy.means import copy_from_main
+from ddp_train.strategy.means import copy_tensors_from_main
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +85,10 @@ class FSDP(Strategy):
         kinds: dict[str, Any] = {"param_dtype": self.param_dtype, "reduce_dtype": self._reduce_dtype}
         blocks = self._find_blocks(whole)
         for block in reversed(blocks):  # those within others come first
-            _copy_from_main(block, device)
+            _fill_from_main(block, device)
             fully_shard(block, **options, mp_policy=MixedPrecisionPolicy(**kinds))
-        _copy_from_main(model, device)  # what is in no block
-        _copy_from_main(model, device, buffers=True)
+        _fill_from_main(model, device)  # what is in no block
+        _fill_from_main(model, device, buffers=True)
         output_dtype = None if self.param_dtype is None else torch.float32
         fully_shard(whole, **options, mp_policy=MixedPrecisionPolicy(**kinds, output_dtype=output_dtype))
         self._set_prefetch(whole, blocks)
@@ -165,7 +165,7 @@ class FSDP(Strategy):
         if not (module.training and torch.is_grad_enabled()):
             return
         if self._buffers_are_due:
-            copy_from_main(module.buffers())
+            copy_tensors_from_main(module.buffers())
         self._buffers_are_due = not self._accumulates
 
 
@@ -196,7 +196,7 @@ def _require_shardable(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _copy_from_main(module: nn.Module, device: torch.device, *, buffers: bool = False) -> None:
+def _fill_from_main(module: nn.Module, device: torch.device, *, buffers: bool = False) -> None:
     """Take rank 0's weights that are not sharded yet, or buffers, one after the other over the device. Collective.
 
     A rank whose tensors have no values gets others in their places, on the device: those of one block at a time, for they are sharded next.

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ddp_train.interfaces.parameters import plain_name
 from ddp_train.interfaces.strategy import MemoryKey, RankMemory, Strategy, memory_key
-from ddp_train.strategy.means import copy_from_main, means, wide
+from ddp_train.strategy.means import copy_tensors_from_main, means, wide
 from ddp_train.traits import refuse_modes
 
 
@@ -47,7 +47,7 @@ class LocalSGD(Strategy):
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         model = model.to(device)
         if world_size > 1 and not self._size:
-            copy_from_main(chain(model.parameters(), model.buffers()))
+            copy_tensors_from_main(chain(model.parameters(), model.buffers()))
         self._size, self._synchronises = world_size, world_size > 1 or self._is_outer
         return model
 
@@ -126,7 +126,7 @@ def _averageable(trained: nn.Module) -> dict[str, Tensor]:
 
 def _copy_integers_from_main(tensors: Iterable[Tensor]) -> None:
     """Take rank 0's tensors of whole numbers, of which there is no mean. Collective."""
-    copy_from_main(tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex()))
+    copy_tensors_from_main(tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex()))
 
 
 def _own_copy(tensor: Tensor, like: Tensor) -> Tensor:

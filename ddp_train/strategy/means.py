@@ -48,7 +48,7 @@ def buckets(items: Iterable[_K], kind: Callable[[_K], torch.dtype], size: Callab
 
 
 @torch.no_grad()
-def copy_from_main(tensors: Iterable[Tensor]) -> None:
+def copy_tensors_from_main(tensors: Iterable[Tensor]) -> None:
     """Take rank 0's values, of tensors that are alike in number and form on all ranks. Collective."""
     if not dist.is_initialized():
         return
