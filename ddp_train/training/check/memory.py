@@ -234,10 +234,8 @@ def settings_for_less_memory(config: RunConfig, part: str) -> str:
         metrics = [f"~evaluation.metrics.{name}" for name, node in config.evaluation.metrics.items() if node]
         settings = [*([f"evaluation.batch_size={evaluated // 2}"] if evaluated > 1 else []), *precision, *chunks, *shards, *metrics]
     elif part == "the optimizer's step":
-        averages = [
-            name for name, node in config.callbacks.items() if node and implements(class_of(node["_target_"]), "evaluation_weights")
-        ]
-        settings = [*shards, *(f"~callbacks.{name}" for name in averages), *step]
+        names = [name for name, node in config.callbacks.items() if node and implements(class_of(node["_target_"]), "evaluation_weights")]
+        settings = [*shards, *(f"~callbacks.{name}" for name in names), *step]
     elif part == "the build of model and data":
         loader = ["loader.on_device=false"] if config.loader.on_device else []
         settings = [*loader, *shards, *(["loader.num_workers=0"] if config.loader.num_workers else [])]
