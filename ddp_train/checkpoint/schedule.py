@@ -36,8 +36,8 @@ class CheckpointSchedule:
     every_minutes: float | None  # between two; None: not by time
     keep: Retention  # with `best` above 0, an evaluation that is among the best is saved, too
     saved: InitVar[Sequence[CatalogEntry]]  # the checkpoints that there are, the same on every rank
-    agree_to_save: Callable[[bool], bool]  # rank 0 passes whether one is due by the clock; returns whether all ranks save after this step
-    clock: Callable[[], float] = time.monotonic  # seconds; rank 0's counts
+    ask_to_save: Callable[[], bool]  # called when one is due by the clock, of which rank 0's counts; True: one is saved after this step
+    clock: Callable[[], float] = time.monotonic  # seconds
 
     def __post_init__(self, saved: Sequence[CatalogEntry]) -> None:
         self._last_s = self.clock()
@@ -59,14 +59,14 @@ class CheckpointSchedule:
         names = record.keys() - {"split", "step", "epoch", "samples", "time"}
         self._metrics |= {f"{record['split']}/{name}": record[name] for name in sorted(names)}
 
-    def decide(self, step: int) -> bool:
-        """Decide whether a checkpoint is saved after this step. Called once, after each step and its evaluation, on every rank."""
-        is_due = self.every_steps is not None and step % self.every_steps == 0
+    def decide(self, step: int, *, is_agreed: bool) -> bool:
+        """Decide on every rank, after a step and its evaluation, whether it is saved. `is_agreed`: `ask_to_save` has led to this step."""
+        is_due = is_agreed or (self.every_steps is not None and step % self.every_steps == 0)
         if step == self._step:  # else nothing was measured
             is_due |= self.every_evaluation and any(name.startswith("eval/") for name in self._metrics)
             is_due |= self._count_if_best(self._metrics)
-        if self.every_minutes is not None:
-            is_due |= self.agree_to_save(not is_due and self.clock() - self._last_s >= 60 * self.every_minutes)
+        if not is_due and self.every_minutes is not None and self.clock() - self._last_s >= 60 * self.every_minutes:
+            is_due = self.ask_to_save()
         if is_due:
             self._last_s = self.clock()
         return is_due
@@ -96,8 +96,7 @@ def to_remove(saved: Sequence[CatalogEntry], keep: Retention) -> list[CatalogEnt
 def remove_old(folder: Path, keep: Retention) -> None:
     """Remove the checkpoints that are not kept. Called after a new one is published, by rank 0."""
     for old in to_remove(saved_checkpoints(folder), keep):
-        removed = old.path.rename(old.path.with_name(f".removed_{old.path.name}"))  # never half a checkpoint under a good name
-        shutil.rmtree(removed)
+        shutil.rmtree(old.path.rename(old.path.with_name(f".removed_{old.path.name}")))  # never half a checkpoint under a good name
 
 
 def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:

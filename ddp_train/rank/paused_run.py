@@ -1,6 +1,6 @@
 """A run that is saved after `debug.resume_after_steps`, built anew and resumed, as after a stop."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE
@@ -10,7 +10,24 @@ from ddp_train.rank.stop import Stop
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system.phase import Phase, Phases
+from ddp_train.training.loop.trainer import Agreed, StopLine
 from ddp_train.training.train_state import TrainState
+
+
+@dataclass(frozen=True)
+class StopAfter(StopLine):
+    """Stops a run as `stop` does, and after a step of its own."""
+
+    stop: Stop
+    state: TrainState
+    last_step: int | None
+
+    def begin_next_step(self, taken: int, /) -> Agreed:
+        agreed = self.stop.begin_next_step(taken)
+        return agreed._replace(stops=agreed.stops or self.state.step == self.last_step)
+
+    def is_asked(self) -> bool:
+        return self.stop.is_asked()
 
 
 def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
@@ -20,7 +37,7 @@ def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases
         return DONE
     pauses = last_step is not None and state.step < last_step
     if pauses:  # there, `train` ends as at a stop
-        run.trainer.services.begin_next_step = lambda taken: stop.begin_next_step(taken) and state.step != last_step
+        run.trainer.services = replace(run.trainer.services, stop=StopAfter(stop, state, last_step))
     is_done = train(run, stop)
     if not pauses or is_done or state.step != last_step or stop.is_last(state.steps_taken):
         return finish_run(run, stop, is_done=is_done)

@@ -95,20 +95,9 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
         keep=keep,
         records=records,
         phases=phases,
-        agree_to_save=stop.agree_to_save,
+        ask_to_save=stop.ask_to_save,
     )
-    services = RunServices(
-        run_folder=job.run_folder,
-        phases=phases,
-        write=records.write,
-        log_event=records.log_event,
-        show=records.show,
-        save=checkpoints.save,
-        decide_save=checkpoints.schedule.decide,
-        rewind=checkpoints.rewind,
-        begin_next_step=stop.begin_next_step,
-        is_stopping=stop.is_asked,
-    )
+    services = RunServices(run_folder=job.run_folder, phases=phases, records=records, checkpoints=checkpoints, stop=stop)
     trainer = build_trainer(job.config, components, state, world, services)
     return PreparedRun(job=job, trainer=trainer, checkpoints=checkpoints, records=records, started=started)
 

@@ -33,6 +33,7 @@ from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.system import torchrun_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
+from ddp_train.training.loop.trainer import Agreed, StopLine
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ WALLTIME = signal.SIGALRM  # what asks for the stop when the time of the run is 
 
 
 @dataclass(kw_only=True)
-class Stop:
+class Stop(StopLine):
     """Stops one job's ranks together while it is `listening`."""
 
     world: World
@@ -72,7 +73,6 @@ class Stop:
         # Written by the main thread, `_is_training` under `_leave_gate`. A thread that ends all ranks untrained never releases that.
         self._leave_gate = Lock()
         self._is_training = False
-        self._steps_taken = 0
         self._has_asked_to_save = False
 
     @contextmanager
@@ -222,14 +222,15 @@ class Stop:
         with self._leave_gate:
             self._is_training = True
 
-    def begin_next_step(self, step: int) -> bool:
-        """Begin the next step, unless this one is the last; return whether it has begun. After each step the same on every rank."""
-        self._steps_taken = step
+    def begin_next_step(self, step: int) -> Agreed:
+        """Begin the next step, unless this one is the last; return what all have agreed on this one, which none can change then."""
         with self._step_gate:
-            if self.is_last(step):
-                return False
-            self._newest_begun_step = step + 1
-        return True
+            if not (stops := self.is_last(step)):
+                self._newest_begun_step = step + 1
+        if saves := bool(self._saves) and step >= self._saves[0]:
+            self._saves.popleft()
+            self._has_asked_to_save = False
+        return Agreed(stops, saves)
 
     def is_last(self, step: int) -> bool:
         """Tell whether all ranks stop after this step; the same on every rank once each has asked to begin the next one."""
@@ -237,21 +238,12 @@ class Stop:
             return self._asked.is_set()
         return self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
 
-    def agree_to_save(self, wanted: bool) -> bool:
-        """Return whether all ranks save after this step. Called once after each `begin_next_step`; the same on every rank.
-
-        `wanted`: rank 0 alone: agree on a step soon; alone in the world, on this one.
-        """
-        if self.peers.is_alone:
-            return wanted
-        saves = bool(self._saves) and self._steps_taken >= self._saves[0]
-        if saves:
-            self._saves.popleft()
-            self._has_asked_to_save = False
-        elif wanted and self.world.is_main and not self._has_asked_to_save:
+    def ask_to_save(self) -> bool:
+        """Let all ranks agree on a step soon after which they save, if this is rank 0. Alone in the world: True, after this one."""
+        if self.world.is_main and not self.peers.is_alone and not self._has_asked_to_save:
             self._has_asked_to_save = True
             self.peers.send("save")
-        return saves
+        return self.peers.is_alone
 
     def is_asked(self) -> bool:
         """Tell whether a stop was asked for, as far as this rank knows: others may not know yet."""

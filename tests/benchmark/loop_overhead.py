@@ -53,9 +53,9 @@ from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
-from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState
+from tests.unit.parts import services
 
 HERE = "tests.benchmark.loop_overhead"
 WARM_UP_PAIRS = 3
@@ -250,7 +250,7 @@ def measure(name: str, pairs: int, device: str, *, lists_operations: bool = Fals
                 profiles["ours"].start()
             clock[0] = now(world)
 
-        trainer = build_trainer(checked, components, TrainState(), world, RunServices(write=write))
+        trainer = build_trainer(checked, components, TrainState(), world, services(write=write))
         clock[0] = now(world)
         trainer.train()
         for writer in writers:

@@ -29,9 +29,9 @@ from ddp_train.distributed.world import World, open_world
 from ddp_train.system.process import exit_at_once
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
-from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
+from tests.unit.parts import services
 
 DATA = {"packed_tokens": PackedTokens, "padded_tokens": PaddedTokens}
 DTYPES = (
@@ -56,8 +56,7 @@ def gradient_of_a_step(run: RunConfig, world: World, dtype: str) -> Tensor:
     parts.module.train()
     micro_batches = list(islice(loader.micro_batches(0), loader.grad_accum_steps))
     size = loader.order.batch_at(0).size
-    trainer = build_trainer(run, parts, TrainState(), world, RunServices())
-    trainer.train_step.begin_window()
+    trainer = build_trainer(run, parts, TrainState(), world, services())
     trainer.train_step(micro_batches, global_batch_size=size, measures_norm=True)
     return noted[0]
 

@@ -33,11 +33,11 @@ from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.check.rehearsal import rebuild_buckets
-from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.state.saved_state import checkpoint_content, start_from
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.distributed.runs_of_strategies import weights
+from tests.unit.parts import services
 
 LINEAR = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.weight_decay=0.01", "optimizer.lr=0.05"]
 EACH = ["strategy.every_steps=1", "strategy.outer_lr=1.0", "strategy.outer_momentum=0.0"]
@@ -95,10 +95,10 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
         evaluation=replace(run.evaluation, every_steps=2 * every_steps),
         health=replace(run.health, check_replicas_every_steps=every_steps),
     )
-    services = RunServices(
+    around = services(
         write=lambda record: records.append(dict(record)), save=save, decide_save=lambda step: to is not None and step in SAVED
     )
-    trainer = build_trainer(config, parts, state, world, services)
+    trainer = build_trainer(config, parts, state, world, around)
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*arguments: Any, **named: Any) -> Any:

@@ -31,11 +31,11 @@ from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.memory import estimate_checkpoint, memory_by_part
 from ddp_train.training.check.rehearsal import rebuild_buckets
-from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.state.saved_state import checkpoint_content, start_from
 from ddp_train.training.train_state import TrainState, WindowSums
+from tests.unit.parts import services
 
 SAVED = 3
 SETTINGS = ["cluster=cpu", "trainer.clip_grad_norm=0.5", "callbacks=[ema,freeze]", "callbacks.freeze.patterns=[blocks.0]"]
@@ -65,10 +65,10 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
             with weights_to_evaluate(parts) as aside:
                 saver.save(checkpoint_content(parts, state, window, world, aside))
 
-    services = RunServices(
+    around = services(
         write=lambda record: records.append(dict(record)), save=save, decide_save=lambda step: to is not None and step == SAVED
     )
-    build_trainer(replace(run, sanity_check=since is None), parts, state, world, services).train()
+    build_trainer(replace(run, sanity_check=since is None), parts, state, world, around).train()
     assert saver.finish() == ""
     if world.is_main and since is None:  # it has the most of all that is cut
         foreseen = memory_by_part(parts, num_ranks=world.size)

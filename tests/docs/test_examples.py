@@ -27,11 +27,11 @@ from ddp_train.system.phase import Phases
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
-from ddp_train.training.loop.trainer import RunServices
 from ddp_train.training.train_state import TrainState
 from tests.conftest import Project
 from tests.docs.conftest import compose, is_missing_package
 from tests.docs.pages import ROOT, Command, commands, write_files
+from tests.unit.parts import services
 
 EXTENDING = ROOT / "docs/extending.md"
 _MAY_LACK = re.compile(  # what the reader has, an earlier command made, or the network gives
@@ -88,7 +88,7 @@ def _train(config: RunConfig, folder: Path) -> None:
         for writer in writers:
             writer.write(record)
 
-    trainer = build_trainer(config, parts, TrainState(), alone(), RunServices(run_folder=RunFolder(folder), write=write))
+    trainer = build_trainer(config, parts, TrainState(), alone(), services(RunFolder(folder), write=write))
     assert trainer.train()
     trainer.end(Status.COMPLETED)
     for writer in writers:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,15 @@ from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ProfileConfig
 from ddp_train.distributed.world import World, alone
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.system.phase import Phases
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
-from ddp_train.training.loop.trainer import RunServices, Trainer
+from ddp_train.training.loop.trainer import Agreed, RunServices, StopLine, Trainer
 from ddp_train.training.parts.components import Components
+from ddp_train.training.record.loss_monitor import Rewind
+from ddp_train.training.record.records import Event, Record, Records
+from ddp_train.training.state.checkpoints import Checkpoints
 from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import TINY
@@ -48,6 +53,71 @@ def components(*overrides: str, base: list[str] = TINY) -> Components:
     return build(run, alone())
 
 
+class PassedRecords(Records):
+    """Passes records to `to`, and drops the rest."""
+
+    def __init__(self, to: Callable[[Record], object]) -> None:
+        self.to = to
+
+    def write(self, record: Record) -> None:
+        self.to(record)
+
+    def log_event(self, event: Event, line: str) -> None:
+        pass
+
+    def show(self, name: str, value: Any, step: int) -> None:
+        pass
+
+
+class PassedSaves(Checkpoints):
+    """Passes to `to` what is to be saved, after the steps that `is_due` chooses; has nothing to go back to."""
+
+    def __init__(self, to: Callable[[WindowSums], object], is_due: Callable[[int], bool]) -> None:
+        self.to, self.is_due = to, is_due
+
+    def decide_save(self, step: int, *, is_agreed: bool) -> bool:
+        return self.is_due(step)
+
+    def save(self, window: WindowSums) -> None:
+        self.to(window)
+
+    def rewind(self, cause: Rewind) -> None:
+        raise cause
+
+
+@dataclass
+class ChosenStop(StopLine):
+    """Stops after a step, and an evaluation when `asks` says so."""
+
+    last_step: int | None = None
+    asks: Callable[[], bool] = lambda: False
+
+    def begin_next_step(self, taken: int, /) -> Agreed:
+        return Agreed(stops=taken == self.last_step, saves=False)
+
+    def is_asked(self) -> bool:
+        return self.asks()
+
+
+def services(
+    run_folder: RunFolder | None = None,
+    phases: Phases | None = None,
+    *,
+    write: Callable[[Record], object] = lambda record: None,
+    save: Callable[[WindowSums], object] = lambda window: None,
+    decide_save: Callable[[int], bool] = lambda step: False,
+    stop: StopLine | None = None,
+) -> RunServices:
+    """Return what a run has around it; by default nothing is written, saved or stopped."""
+    return RunServices(
+        run_folder=run_folder or RunFolder(Path()),
+        phases=phases or Phases(),
+        records=PassedRecords(write),
+        checkpoints=PassedSaves(save, decide_save),
+        stop=stop or ChosenStop(),
+    )
+
+
 def trainer(
     parts: Components,
     state: TrainState | None = None,
@@ -61,9 +131,9 @@ def trainer(
     sanity_check: bool = False,
     settings: dict[str, Any] | None = None,
     profile: ProfileConfig | None = None,
-    **services: Any,
+    **around: Any,
 ) -> Trainer:
-    """Return what trains the components, with what their features add; by default it writes nothing and saves nothing."""
+    """Return what trains the components, with what their features add, in `services(**around)`."""
     plain = _plain()
     config = replace(
         plain,
@@ -74,9 +144,7 @@ def trainer(
         evaluation=replace(plain.evaluation, every_steps=evaluate_every_steps),
         health=replace(plain.health, on_nonfinite=on_nonfinite, check_replicas_every_steps=check_replicas_every_steps),
     )
-    one_run = build_trainer(config, parts, state or TrainState(), world or alone(), RunServices(**services))
-    one_run.train_step.begin_window()  # for tests that take steps without `train`
-    return one_run
+    return build_trainer(config, parts, state or TrainState(), world or alone(), services(**around))
 
 
 @cache

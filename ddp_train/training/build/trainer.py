@@ -24,7 +24,7 @@ from ddp_train.training.train_state import TrainState
 
 def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
     """Return the trainer of a run, with all its features. Call it when the state is where the run begins or goes on. Collective."""
-    log_every, cut_off, health = config.trainer.log_every_steps, config.debug.max_steps, config.health
+    log_every, cut_off, health, records = config.trainer.log_every_steps, config.debug.max_steps, config.health, services.records
     trainer = Trainer(
         components=components,
         state=state,
@@ -34,7 +34,7 @@ def build_trainer(config: RunConfig, components: Components, state: TrainState, 
         evaluate_every_steps=config.debug.resume_after_steps or config.evaluation.every_steps,
         saves_predictions=config.evaluation.save_predictions,
         monitor=LossMonitor(
-            on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=services.log_event
+            on_nonfinite=health.on_nonfinite, spike_zscore=health.spike_zscore, on_spike=health.on_spike, log_event=records.log_event
         ),
         services=services,
     )

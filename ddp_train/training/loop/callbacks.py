@@ -157,11 +157,11 @@ class RunView:
             return
         if image.ndim != 3 or image.shape[0] not in (1, 3):
             raise ValueError(f"log_image({name!r}, ...) takes a picture [C, H, W] with C 1 or 3, and got {list(image.shape)}")
-        self._trainer.services.show(name, image.detach().cpu(), self.step)
+        self._trainer.services.records.show(name, image.detach().cpu(), self.step)
 
     def log_text(self, name: str, text: str) -> None:
         if self.rank == 0:
-            self._trainer.services.show(name, text, self.step)
+            self._trainer.services.records.show(name, text, self.step)
 
     def evaluation_batch(self) -> Batch | None:
         components = self._trainer.components

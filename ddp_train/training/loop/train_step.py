@@ -61,11 +61,12 @@ class TrainStep:
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
     mark: Callable[[str], AbstractContextManager[object]] = nullcontext  # around "forward" and "backward"; a profile sets it
-    window: LogWindow = field(init=False)  # gets the losses and the number of units of each step, after `begin_window`
+    window: LogWindow = field(init=False)  # gets the losses and the number of units of each step
 
     def __post_init__(self) -> None:
         local_weights = self.components.strategy.local_weights
         self.has_local_steps = local_weights is not None and local_weights.has_local_steps  # each rank takes its own
+        self.begin_window()
 
     def begin_window(self) -> None:
         """Count steps from here on in a new window, which begins with what the state's holds."""

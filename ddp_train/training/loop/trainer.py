@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -30,9 +30,10 @@ from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
-from ddp_train.training.record.records import Event, Record
+from ddp_train.training.record.records import Records
 from ddp_train.training.record.reduction import Reduction
-from ddp_train.training.train_state import TrainState, WindowSums
+from ddp_train.training.state.checkpoints import Checkpoints
+from ddp_train.training.train_state import TrainState
 
 
 @dataclass(frozen=True)
@@ -62,26 +63,30 @@ class Hooks:
     at_end: list[Callable[[Status], None]] = field(default_factory=list)  # in `end`
 
 
-@dataclass(kw_only=True)
+class Agreed(NamedTuple):
+    """What the ranks have agreed on one step: the same on all of them."""
+
+    stops: bool  # all stop after it
+    saves: bool  # all save a checkpoint after it, as one was asked for by the clock
+
+
+class StopLine(Protocol):
+    """What the loop asks of `rank.stop.Stop`, which lies above it."""
+
+    def begin_next_step(self, taken: int, /) -> Agreed: ...
+
+    def is_asked(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunServices:
-    """What the loop asks of the run around it, which `rank/run_job.py` fills in; by default nothing is written, saved or stopped."""
+    """What the loop has of the run around it: where it writes, saves and stops."""
 
-    run_folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
-    phases: Phases = field(default_factory=Phases)
-
-    # Rank 0 writes, the others drop it.
-    write: Callable[[Record], None] = lambda record: None
-    log_event: Callable[[Event, str], None] = lambda event, line: None  # gets the line for the screen, too
-    show: Callable[[str, Tensor | str, int], None] = lambda name, shown, step: None  # a callback's image or text
-
-    # Two decisions after each step, made once on every rank, in this order (`Trainer._finish_step` says why); the same on all ranks.
-    begin_next_step: Callable[[int], bool] = lambda taken: True  # False: all stop after so many steps, and it is not begun
-    decide_save: Callable[[int], bool] = lambda step: False  # whether a checkpoint is saved now
-
-    save: Callable[[WindowSums], None] = lambda window: None  # collective; gets what has come since the last record
-    rewind: Callable[[Rewind], None] | None = None  # collective; loads a checkpoint into the state, but for the position in the data
-
-    is_stopping: Callable[[], bool] = lambda: False  # whether a stop was asked for; not at the same time on all ranks
+    run_folder: RunFolder
+    phases: Phases
+    records: Records
+    checkpoints: Checkpoints
+    stop: StopLine
 
 
 @dataclass(kw_only=True)
@@ -110,7 +115,7 @@ class Trainer:
     saves_predictions: bool = False  # of each evaluation
     monitor: LossMonitor = field(default_factory=LossMonitor)  # judges the losses
 
-    services: RunServices = field(default_factory=RunServices)
+    services: RunServices
     hooks: Hooks = field(default_factory=Hooks)  # what features hang on them (`build/trainer.py`)
 
     logged: Logged = field(init=False)  # by callbacks and by the model
@@ -133,9 +138,7 @@ class Trainer:
                 with model_log.taken_by(self.logged.sink()):
                     return self._take_steps(micro_batches)
             except Rewind as rewind:  # the data goes on where it is
-                if self.services.rewind is None:
-                    raise
-                self.services.rewind(rewind)
+                self.services.checkpoints.rewind(rewind)
 
     def end(self, status: Status) -> None:
         """Called when the run has ended in good order, with what result.json will say. Collective."""
@@ -159,7 +162,6 @@ class Trainer:
     def _take_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
         components, state, hooks = self.components, self.state, self.hooks
-        order = components.train_loader.order
         components.module.train()
         self.train_step.begin_window()
         self.logged.go_on_from(state.window)
@@ -171,7 +173,7 @@ class Trainer:
                 for before_step in [*hooks.before_step]:
                     before_step(state.step)
                 self.window.exclude_since(started)
-            batch = order.batch_at(state.samples)
+            batch = components.train_loader.order.batch_at(state.samples)
             is_log_step = self.is_log_step(state.step + 1)
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
@@ -185,18 +187,15 @@ class Trainer:
         return True
 
     def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
-        """Evaluate and save where that is due; False: all stop after this step. Collective."""
+        """Evaluate where that is due, then save: the evaluation may be one of the best. False: all stop after this step. Collective."""
         state = self.state
-        # First, as all agreements on this step are known once the next one has begun: `decide_save` must know those on a save.
-        stops = not self.services.begin_next_step(state.steps_taken)
+        stops, is_save_agreed = self.services.stop.begin_next_step(state.steps_taken)
         if self._is_over() or self._is_evaluation_due(batch):
             started = time.perf_counter()
             stops = stops or not self.evaluate()
             state.evaluation_pending = stops
             self.window.exclude_since(started)
-        # After the evaluation, which may be one of the best. Not `stops or decide_save()`: it counts what later decisions depend on.
-        saves = self.services.decide_save(state.step)
-        if stops or saves or self._is_over():
+        if stops or self.services.checkpoints.decide_save(state.step, is_agreed=is_save_agreed) or self._is_over():
             if not is_judged:  # weights that are lost must not replace good ones
                 self._judge(self.window.read(Reduction(self.world)))
             self._save()
@@ -244,7 +243,7 @@ class Trainer:
         self.services.phases.enter(Phase.SAVE, self.state.step)
         for before_save in self.hooks.before_save:
             before_save(self.state.step)
-        self.services.save(self.window.sums(self.logged))
+        self.services.checkpoints.save(self.window.sums(self.logged))
         self.window.exclude_since(started)
 
     def _of_next_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
@@ -299,8 +298,8 @@ class Trainer:
 
     def _judge(self, reading: Reading) -> float:
         """Return the mean loss of the window's steps, unless one of them ends the run or leads it back."""
-        components = self.components
-        return self.monitor.judge(self.window, reading, self.state, components.train_loader.order, is_scaled=components.scaler.is_enabled())
+        order, is_scaled = self.components.train_loader.order, self.components.scaler.is_enabled()
+        return self.monitor.judge(self.window, reading, self.state, order, is_scaled=is_scaled)
 
     def evaluate(self) -> bool:
         """Evaluate, write a record and keep the best values; False: a stop came before it was done, on all ranks alike. Collective."""
@@ -313,7 +312,7 @@ class Trainer:
                 self.world,
                 predictions=partial(self.services.run_folder.predictions_of, state.step) if self.saves_predictions else None,
                 begins_batch=lambda: self.services.phases.enter(Phase.EVALUATION, state.step),
-                is_stopping=self.services.is_stopping,
+                is_stopping=self.services.stop.is_asked,
             )
             if metrics is None:
                 return False
@@ -329,6 +328,6 @@ class Trainer:
 
     def _write(self, split: str, values: Mapping[str, float]) -> None:
         state = self.state
-        epoch = epochs(self.components.train_loader.order, state.samples)
         self.last |= {f"{split}/{name}": value for name, value in values.items()}
-        self.services.write({"split": split, "step": state.step, "epoch": epoch, "samples": state.samples, "time": time.time(), **values})
+        position = {"step": state.step, "epoch": epochs(self.components.train_loader.order, state.samples), "samples": state.samples}
+        self.services.records.write({"split": split, **position, "time": time.time(), **values})

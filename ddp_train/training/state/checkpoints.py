@@ -46,10 +46,10 @@ class Checkpoints:
     keep: Retention  # which checkpoints stay (`retention`)
     records: Records
     phases: Phases
-    agree_to_save: InitVar[Callable[[bool], bool]]  # of `CheckpointSchedule`
+    ask_to_save: InitVar[Callable[[], bool]]  # of `CheckpointSchedule`
     schedule: CheckpointSchedule = field(init=False)  # decides when one is saved
 
-    def __post_init__(self, agree_to_save: Callable[[bool], bool]) -> None:
+    def __post_init__(self, ask_to_save: Callable[[], bool]) -> None:
         settings = self.config.checkpoint
         self._saver = Saver(
             folder=self.run_folder.checkpoints,
@@ -68,9 +68,12 @@ class Checkpoints:
             every_minutes=settings.every_minutes,
             keep=self.keep,
             saved=self._saved(),
-            agree_to_save=agree_to_save,
+            ask_to_save=ask_to_save,
         )
         self.records.listen(self.schedule.note)
+
+    def decide_save(self, step: int, *, is_agreed: bool) -> bool:
+        return self.schedule.decide(step, is_agreed=is_agreed)
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""

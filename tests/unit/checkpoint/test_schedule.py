@@ -36,7 +36,7 @@ def schedule(
         **{"every_evaluation": False, "every_steps": None, "every_minutes": None, **periods},
         keep=Retention(last=2, best=best, ranking=LOSS),
         saved=saved or [],
-        agree_to_save=lambda wanted: wanted,
+        ask_to_save=lambda: True,
         clock=lambda: times[0],
     )
 
@@ -76,29 +76,29 @@ def test_removing_after_each_save_leaves_what_removing_at_the_end_does(found: di
 
 
 def test_steps_minutes_and_the_best_make_a_checkpoint_due() -> None:
-    assert [step for step in range(1, 10) if schedule(every_steps=4).decide(step)] == [4, 8]
-    assert not any(map(schedule().decide, range(1, 10)))
+    assert [step for step in range(1, 10) if schedule(every_steps=4).decide(step, is_agreed=False)] == [4, 8]
+    assert not any(schedule().decide(step, is_agreed=False) for step in range(1, 10))
 
     clock = [0.0]
     by_time, due = schedule(every_minutes=0.5, every_steps=7, clock=clock), []
     for step in range(1, 12):
         clock[0] += 12.0
-        due += [step] if by_time.decide(step) else []
+        due += [step] if by_time.decide(step, is_agreed=False) else []
     assert due == [3, 6, 7, 10]  # a checkpoint for another reason begins the minutes again
 
     each = schedule(every_evaluation=True)
     for step, split in enumerate(("train", "eval", "eval"), start=1):
         each.note({**evaluated(step, 0.5), "split": split})
-        assert each.decide(step) == (split == "eval")
-    assert not each.decide(4)
+        assert each.decide(step, is_agreed=False) == (split == "eval")
+    assert not each.decide(4, is_agreed=False)
 
     best, due = schedule(best=2, saved=[entry(1, 1.0), entry(2, 0.9), entry(3, 0.4)]), []
     for step, loss in enumerate([0.95, 0.8, 0.8, math.nan, 0.3, 0.5], start=4):
         best.note({**evaluated(step, -1.0), "split": "train"})
         best.note(evaluated(step, loss))
-        due += [step] if best.decide(step) else []
+        due += [step] if best.decide(step, is_agreed=False) else []
     assert due == [5, 8]
-    assert not best.decide(10)  # without an evaluation of its own
+    assert not best.decide(10, is_agreed=False)  # without an evaluation of its own
     assert best.metrics_of(10) == {}
     assert best.metrics_of(9) == {"train/loss": -1.0, "eval/loss": 0.5}
 
@@ -107,13 +107,13 @@ def test_after_going_back_the_best_that_were_lost_bar_no_others() -> None:
     run = schedule(best=1, saved=[entry(1, 0.9)])
     for step, loss in ((2, 0.8), (3, 0.1)):
         run.note(evaluated(step, loss))
-        assert run.decide(step)
+        assert run.decide(step, is_agreed=False)
     run.go_back([entry(1, 0.9), entry(2, 0.8)])  # the third was left behind
     assert run.metrics_of(3) == {}
     run.note(evaluated(3, 0.85))
-    assert not run.decide(3)
+    assert not run.decide(3, is_agreed=False)
     run.note(evaluated(4, 0.7))
-    assert run.decide(4)
+    assert run.decide(4, is_agreed=False)
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

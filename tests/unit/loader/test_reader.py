@@ -19,7 +19,7 @@ from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.unit.loader.numbers import Damaged, read
-from tests.unit.parts import checked, components, saved, trainer
+from tests.unit.parts import ChosenStop, checked, components, saved, trainer
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(text: list[str], tmp_p
     whole = curve(GROWING, base=text)
     for stop in (1, 3, 4):
         parts = components(GROWING, base=text)
-        trainer(parts, TrainState(), begin_next_step=lambda step, stop=stop: step != stop).train()  # type: ignore[misc]
+        trainer(parts, TrainState(), stop=ChosenStop(stop)).train()
         again, state = components(GROWING, base=text), TrainState()
         start_from(saved(tmp_path / str(stop), stop, parts), again, state, alone())
         state.samples = stop * 10

@@ -21,7 +21,7 @@ from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.profile import Profiler, Trace, covered_ms, table
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState
-from tests.unit.parts import checked, components, trainer
+from tests.unit.parts import ChosenStop, checked, components, trainer
 
 
 def run(
@@ -167,7 +167,7 @@ def test_a_request_that_cannot_be_is_said_and_gone(tmp_path: Path, capsys: pytes
 
 
 def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", begin_next_step=lambda step: step != 2)
+    run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", stop=ChosenStop(2))
     assert "nothing was recorded: the run took 2 steps, and 9 come before the window" in capsys.readouterr().out
     (tmp_path / "profile.request").touch()
     trainer(components(), run_folder=RunFolder(tmp_path)).end(Status.COMPLETED)
@@ -175,7 +175,7 @@ def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp
 
 
 def test_a_run_that_ends_within_its_window_keeps_what_there_is(tmp_path: Path) -> None:
-    run(tmp_path, *WINDOW, "profile.steps=100", begin_next_step=lambda step: step != 6)
+    run(tmp_path, *WINDOW, "profile.steps=100", stop=ChosenStop(6))
     assert steps_of(tmp_path, "rank_00000_step_000003") == [4, 5, 6]
 
 

@@ -26,7 +26,7 @@ from ddp_train.training.parts.components import with_loss
 from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
-from tests.unit.parts import components, saved, trainer
+from tests.unit.parts import components, saved, services, trainer
 
 HERE = "tests.unit.training.loop.test_callbacks"
 SIX_STEPS = ["trainer.max_steps=6", "loader.micro_batch_size=32"]
@@ -176,7 +176,7 @@ def test_a_model_logs_from_its_forward_in_training_and_nowhere_else() -> None:
 def test_a_stop_ends_the_run_as_its_last_step_would() -> None:
     training, records = run(stopping=Stopping())
     saves: list[int] = []
-    training.services.save = lambda window: saves.append(training.state.step)
+    training.services = services(save=lambda window: saves.append(training.state.step))
     assert training.train()
     assert training.state.step == 4 and saves == [4]
     assert str(training.state.early_end) == "callbacks.stopping: that is enough"

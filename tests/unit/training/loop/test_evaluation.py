@@ -19,7 +19,7 @@ from ddp_train.training.loop.evaluation import evaluate, in_lockstep, on_any_ran
 from ddp_train.training.parts.evaluated_weights import averages
 from ddp_train.training.state.checkpoints import ranking_of
 from ddp_train.training.train_state import TrainState
-from tests.unit.parts import components, trainer
+from tests.unit.parts import ChosenStop, components, trainer
 
 
 def test_evaluation_leaves_the_model_in_training_mode_and_counts_every_sample() -> None:
@@ -52,7 +52,7 @@ def test_sets_with_names_are_evaluated_where_the_data_without_one_is_null() -> N
 def test_an_evaluation_that_is_stopped_in_a_later_set_has_no_metrics_and_is_owed() -> None:
     records: list[Any] = []
     parts, state, asked = components(*SETS, "trainer.max_steps=1"), TrainState(), iter([False] * len(components().eval_loader or ()))
-    assert not trainer(parts, state, write=records.append, is_stopping=lambda: next(asked, True)).train()
+    assert not trainer(parts, state, write=records.append, stop=ChosenStop(asks=lambda: next(asked, True))).train()
     assert state.evaluation_pending and [record["split"] for record in records] == ["train"]
     assert trainer(parts, state, write=records.append).train()
     assert {"loss", "noisy/loss", "few/loss"} <= records[-1].keys() and records[-1]["split"] == "eval"

@@ -17,7 +17,7 @@ from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
-from tests.unit.parts import checked, components, saved, trainer
+from tests.unit.parts import ChosenStop, checked, components, saved, trainer
 
 EARLY = "trainer.optimizer_in_backward=true"
 FIVE = ["trainer.max_steps=5", "trainer.max_epochs=null"]
@@ -94,7 +94,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_it_and_without(tmp_path: Path) -> 
     whole = trained("trainer.max_steps=5", EARLY)[0]
     parts = components(*FIVE, EARLY)
     state = TrainState()
-    trainer(parts, state, begin_next_step=lambda step: step != 3).train()
+    trainer(parts, state, stop=ChosenStop(3)).train()
     checkpoint = saved(tmp_path, 3, parts)
     for overrides in ([EARLY], []):
         again, position = components(*FIVE, *overrides), TrainState()

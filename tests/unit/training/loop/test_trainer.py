@@ -9,7 +9,7 @@ import pytest
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState, WindowSums
-from tests.unit.parts import components, trainer
+from tests.unit.parts import ChosenStop, components, trainer
 
 
 def test_lost_weights_are_never_saved() -> None:
@@ -37,11 +37,9 @@ def test_the_best_value_of_each_metric_is_kept_with_its_step() -> None:
 @pytest.mark.parametrize("comes", ["before the evaluation", "during the evaluation"])
 def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes: str) -> None:
     parts, state, records, saved = components("trainer.max_steps=30"), TrainState(), list[Record](), list[dict[str, Any]]()
-    one_run = trainer(parts, state, write=records.append, evaluate_every_steps=5, save=lambda window: saved.append(state.state_dict()))
-    if comes == "before the evaluation":
-        one_run.services.begin_next_step = lambda step: step != 10
-    else:
-        one_run.services.is_stopping = lambda: state.step == 10
+    stop = ChosenStop(10) if comes == "before the evaluation" else ChosenStop(asks=lambda: state.step == 10)
+    around = {"write": records.append, "save": lambda window: saved.append(state.state_dict()), "stop": stop}
+    one_run = trainer(parts, state, evaluate_every_steps=5, **around)
     assert not one_run.train()
     assert [(record["step"]) for record in records if record["split"] == "eval"] == [5]
     assert [(each["step"], each["evaluation_pending"]) for each in saved] == [(10, True)]

@@ -19,7 +19,7 @@ from ddp_train.training.parts.components import Components
 from ddp_train.training.record.records import Record
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState, WindowSums
-from tests.unit.parts import components, saved, trainer
+from tests.unit.parts import ChosenStop, components, saved, trainer
 
 HERE = "tests.unit.training.parts.test_turn"
 
@@ -224,7 +224,7 @@ def test_the_losses_of_turns_are_those_of_the_steps_that_count_and_took_them(mon
 
     windows: list[WindowSums] = []
     parts = gan(objective="RarelyBad", steps=6)
-    run(parts, 6, begin_next_step=lambda step: step != 4, save=windows.append)
+    run(parts, 6, stop=ChosenStop(4), save=windows.append)
     checkpoint = saved(tmp_path, 4, parts)
     again, state = gan(objective="RarelyBad", steps=6), TrainState()
     start_from(checkpoint, again, state, alone())

@@ -31,7 +31,7 @@ def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **c
     """Return those of a run on one rank, which records its events and no numbers."""
     config = checked()
     settings: dict[str, Any] = {"keep": retention(config.checkpoint, parts), "records": Records(run_folder, alone(), list)}
-    settings |= {"phases": Phases(), "agree_to_save": lambda wanted: wanted, "world": alone()} | changes
+    settings |= {"phases": Phases(), "ask_to_save": lambda: True, "world": alone()} | changes
     return Checkpoints(config=config, run_folder=run_folder, components=parts, state=state, **settings)
 
 
