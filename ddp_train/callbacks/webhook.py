@@ -4,7 +4,7 @@ import json
 import urllib.request
 from collections.abc import Mapping
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Callback, Run
@@ -14,28 +14,42 @@ _LAST_WAIT_S = 5.0
 
 
 class Webhook(Callback):
-    """Posts JSON when the run starts, after each evaluation, and when it has ended without a failure.
+    """Posts JSON when the run starts, after each evaluation, when a rank is slow, and when it has ended without a failure.
 
     Each post has `text` (and the same as `content`), which chats show, and `event`, `run`, `step`, `total_steps`, `status`, `metrics`.
     Rank 0 alone posts, each time in a thread. While the last post still waits for the server, new ones are dropped and counted.
 
     Args:
         url: http:// or https://; one that is a secret stays in the environment: '${oc.env:WEBHOOK_URL}'.
+        slow_ranks: post that a rank is slow, or that the run waits for data (docs/time.md).
+        min_goodput: post once when the goodput after an evaluation is below, 0 to 1; null: never.
     """
 
-    def __init__(self, url: str) -> None:
+    argument_ranges: ClassVar = {"min_goodput": {"min": 0, "below": 1}}
+
+    def __init__(self, url: str, *, slow_ranks: bool = True, min_goodput: float | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(key=".url", happened="is not a web address", expected="http://... or https://...")
         self._url = url
         self._thread: Thread | None = None
-        self._num_lost = 0
+        self._num_lost = self._num_reports = 0
+        self._posts_reports, self._min_goodput = slow_ranks, min_goodput
+
+    def step(self, run: Run) -> None:
+        if self._posts_reports and len(run.reports) > self._num_reports and not (self._thread and self._thread.is_alive()):
+            self._num_reports = len(run.reports)
+            self._post(run, str(run.reports[-1]["kind"]), f"{run.folder.name} step {run.step}: {run.reports[-1]['text']}")
 
     def start(self, run: Run) -> None:
         self._post(run, "start", f"{run.folder.name} continues after step {run.step}" if run.step else f"{run.folder.name} begins")
 
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        self._post(run, "evaluation", f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
+        event = "evaluation"
+        if self._min_goodput is not None and run.rank == 0 and (goodput := run.goodput()) is not None and goodput < self._min_goodput:
+            event, self._min_goodput = "goodput", None
+            numbers += f"; only {goodput:.1%} of the time goes into steps"
+        self._post(run, event, f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
 
     def end(self, run: Run) -> None:
         if self._thread is not None:

@@ -1,6 +1,6 @@
 """What follows a run: the scheduler, metric writers, and callbacks with what they see of it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -63,6 +63,9 @@ class Run(Protocol):
     optimizer: Optimizer
     data: Any  # the training data, as the loader reads it
     goals: Mapping[str, Goal]  # what is measured, the headline metric first, and which way is better; empty without evaluation data
+    reports: Sequence[
+        Mapping[str, Any]
+    ]  # events of slow ranks and slow data so far, each with a `text`; the same on all ranks but for hosts
     metrics: Mapping[str, float]  # the newest value of every metric, as `split/name`
     status: str  # in `end`: what result.json will say (completed, preempted, interrupted); before it running
     rank: int
@@ -87,6 +90,9 @@ class Run(Protocol):
 
     def log_text(self, name: str, text: str) -> None:
         """Give rank 0's text to the metric writers that take one."""
+
+    def goodput(self) -> float | None:
+        """Return the share of the time since the run's first start that went into steps (docs/time.md); None: not known yet."""
 
     def stop(self, reason: str) -> None:
         """Let all ranks end the run in good order, as after its last step: evaluated, saved, completed.

@@ -19,6 +19,8 @@ _HIDDEN = (
     *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu"),  # in another form, or not at all
     *("device/memory_gib", "device/reserved_gib", "device/host_gib", "compile/graphs", "compile/recompiles", "compile/seconds"),
 )
+_HIDDEN_GROUPS = ("samples/", "time/")
+_OTHER_COLUMNS = 40  # characters of the progress line: the bar, the time that is left, spaces
 _REDRAW_S = 0.5  # a drawing takes about a millisecond of Python, in which the loop waits
 _POLL_S = 0.02
 _PHASE_TEXTS = {Phase.EVALUATION: "evaluating", Phase.SAVE: "saving"}
@@ -51,7 +53,7 @@ class Console:
         self._phases, self._has_phases = phases or Phases(), phases is not None
         self._first_epoch, self._steps_per_epoch = epoch, steps_per_epoch
         self._started = time.monotonic()
-        self._numbers = ""
+        self._numbers = self._if_room = ""
         self._drawn, self._drawn_since = (Phase.START, step), self._started
         # The log of rank 0 has every record already, and needs no progress line.
         self._file = Terminal(sys.stdout.fileno(), owns=False) if isinstance(sys.stdout, Terminal) else sys.stdout
@@ -69,7 +71,7 @@ class Console:
         if self._thread is None:
             print(f"{self._where(record)}  {_text(record)}  {self._left(record)}".rstrip(), file=self._file, flush=True)
         elif record["split"] == "train":
-            self._numbers = _text(record)
+            self._numbers, self._if_room = _text(record), _text_if_room(record)
         else:
             self._line().console.print(f"{self._where(record)}  {_text(record)}", highlight=False)
 
@@ -132,7 +134,10 @@ class Console:
         if position != self._drawn:
             self._drawn, self._drawn_since = position, time.monotonic()
         doing = f"{_PHASE_TEXTS[phase]} {_clock(time.monotonic() - self._drawn_since)}  " if phase in _PHASE_TEXTS else ""
-        line.update(self._task, completed=step, epoch=self._epoch(step), numbers=doing + self._numbers, refresh=True)
+        epoch, numbers = self._epoch(step), doing + self._numbers
+        room = line.console.width - _OTHER_COLUMNS - 2 * len(str(self._total_steps)) - len(epoch) - len(numbers)
+        numbers += self._if_room if len(self._if_room) <= room else ""
+        line.update(self._task, completed=step, epoch=epoch, numbers=numbers, refresh=True)
 
     def _epoch(self, step: int) -> str:
         if self._first_epoch is None or self._steps_per_epoch is None:
@@ -155,7 +160,7 @@ def _text(record: Mapping[str, Any]) -> str:
     parts = [
         f"{name} {value:.4g}"
         for name, value in record.items()
-        if name not in _HIDDEN and not name.startswith("samples/") and isinstance(value, (int, float))
+        if name not in _HIDDEN and not name.startswith(_HIDDEN_GROUPS) and isinstance(value, (int, float))
     ]
     if "tokens_per_s" in record:
         parts.append(f"{record['tokens_per_s']:,.0f} tokens/s")
@@ -166,6 +171,11 @@ def _text(record: Mapping[str, Any]) -> str:
     if "device/memory_gib" in record:
         parts.append(f"{record['device/memory_gib']:.3g} GiB")
     return "  ".join(parts)
+
+
+def _text_if_room(record: Mapping[str, Any]) -> str:
+    text = f"  lr {record['lr']:.3g}" if "lr" in record else ""
+    return text + (f"  data wait {record['data_wait_ms'] / record['step_ms']:.0%}" if record.get("step_ms") else "")
 
 
 def _clock(seconds: float) -> str:

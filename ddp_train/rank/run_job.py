@@ -27,6 +27,7 @@ from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
+from ddp_train.run_folder.times import goodput_of, read_times
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
@@ -97,7 +98,8 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
         phases=phases,
         ask_to_save=stop.ask_to_save,
     )
-    services = RunServices(run_folder=job.run_folder, phases=phases, records=records, checkpoints=checkpoints, stop=stop)
+    began = time.time() - (time.monotonic() - started)
+    services = RunServices(run_folder=job.run_folder, phases=phases, started=began, records=records, checkpoints=checkpoints, stop=stop)
     trainer = build_trainer(job.config, components, state, world, services)
     return PreparedRun(job=job, trainer=trainer, checkpoints=checkpoints, records=records, started=started)
 
@@ -259,6 +261,8 @@ def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str)
     )
     try:
         run.records.close()
+        goodput = goodput_of(read_times(run_folder))
+        result = replace(result, goodput=None if goodput is None else goodput.as_dict())
         result.write(run_folder.result)
         end_attempt(run_folder, is_saved=not unsaved)
     except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts

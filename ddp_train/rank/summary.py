@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
 from ddp_train.errors import printable
 from ddp_train.launch.job import Job, Training
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import rates
+from ddp_train.run_folder.progress import rates, slow_ranks
 from ddp_train.run_folder.result import Result
+from ddp_train.run_folder.times import goodput_of, read_times
 from ddp_train.system import devices, torch_internals
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
@@ -28,7 +30,7 @@ def opening(job: Job, world: World) -> str:
     batch = [str(job.config.batch), *job.config.batch_notes()] if isinstance(job.work, Training) else []
     lines = [
         f"run      {job.run_folder.as_typed()}",
-        f"ranks    {world.size} on {world.device.type}",
+        f"ranks    {world.size} on {world.device.type}{_gpu(world.device)}",
         *([f"torch    {newer}"] if (newer := torch_internals.newer_than_passed()) else []),
         *(f"torch    {line}" for line in torch_internals.missing()),
         *([f"debug    the messages of NCCL and torch: {job.run_folder.as_typed()}/logs/rank_*.log"] if debug_variables else []),
@@ -37,6 +39,13 @@ def opening(job: Job, world: World) -> str:
         *job.config.left_out,
     ]
     return "\n".join(lines)
+
+
+def _gpu(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    facts = torch.cuda.get_device_properties(device)
+    return f" ({facts.name}, {facts.total_memory / 2**30:.1f} GiB)"
 
 
 def plan(job: Job, components: Components, state: TrainState) -> str:
@@ -118,6 +127,8 @@ def closing(job: Job, state: TrainState, result: Result) -> str:
         *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
         *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
         *([compiled] if "train/compile/graphs" in result.last else []),
+        *(f"  {'goodput':<20} {goodput}" for goodput in [goodput_of(read_times(job.run_folder))] if goodput is not None),
+        *(f"  {'slow':<20} {line}" for line in slow_ranks(job.run_folder)),
         f"  run folder           {folder}",
         "",
         "Try next:",

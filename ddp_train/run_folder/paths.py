@@ -47,6 +47,7 @@ class RunFolder:
         self.code_diff = self.root / "code.diff"
         self.metrics = self.root / "metrics.jsonl"
         self.events = self.root / "events.jsonl"  # non-finite losses, spikes, skipped steps and steps that were undone; a line each
+        self.times = self.root / "times.jsonl"  # where the time went (`run_folder.times`)
         self.logs = self.root / "logs"
         self.batches = self.logs / "batches"  # how far an evaluation is (`run_folder.progress`)
         self.checkpoints = self.root / "checkpoints"

@@ -46,6 +46,20 @@ def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epoch
     return ", ".join(parts)
 
 
+def slow_ranks(run_folder: RunFolder) -> list[str]:
+    """Describe each rank of a run that was found slow, in one line."""
+    lines: dict[int, str] = {}
+    for line in tail(run_folder.events, _TAIL_BYTES).splitlines():
+        with suppress(ValueError, KeyError, TypeError):  # cut off
+            event = json.loads(line)
+            if event["kind"] == "slow_rank":
+                ratio = f", {event['ratio']:.3g} times the others' time" if event["ratio"] else ""
+                lines[event["rank"]] = f"rank {event['rank']} on {event['host']}: {event['cause']}{ratio}, found after step {event['step']}"
+            elif event["kind"] == "slow_rank_over":
+                lines[event["rank"]] += f", over after step {event['step']}"
+    return [printable(line) for line in lines.values()]
+
+
 def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:
     """Describe in a few words the progress of a run with this verdict."""
     if verdict.outcome is Outcome.DONE:

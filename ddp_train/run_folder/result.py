@@ -13,7 +13,7 @@ from typing import Any
 from ddp_train.errors import INTERRUPTED, PREEMPTED
 from ddp_train.system.files import write_json
 
-_OPTIONAL = ("headline", "error", "early_end")
+_OPTIONAL = ("headline", "error", "early_end", "goodput")
 
 
 class Status(StrEnum):
@@ -47,6 +47,7 @@ class Result:
     headline: Mapping[str, str] | None = None  # the metric to compare runs by, and its goal (min or max)
     seconds: float | None = None
     error: str | None = None
+    goodput: Mapping[str, float] | None = None  # what the time since the first start was for (`run_folder.times.Goodput`)
     early_end: str | None = None  # completed before its last step: by which callback, and why
 
     @property
@@ -55,7 +56,7 @@ class Result:
         return (self.metrics or {}).get("last", {})
 
     def write(self, path: Path) -> None:
-        """Write result.json. `headline`, `error` and `early_end` are left out if they are None."""
+        """Write result.json. `headline`, `error`, `early_end` and `goodput` are left out if they are None."""
         write_json(path, {name: value for name, value in vars(self).items() if value is not None or name not in _OPTIONAL})
 
     @classmethod

@@ -32,6 +32,7 @@ class DDP(Strategy):
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
+    mark_exchange: Callable[[], AbstractContextManager[object]] = nullcontext  # around an exchange outside backward; the loop times it
     has_buckets = True
     refuses_accumulation = ("static_graph",)  # pytorch issue 143580
     gradients_stay_with: ClassVar = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
@@ -69,6 +70,7 @@ class DDP(Strategy):
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
         )
+        module.mark_exchange = lambda: self.mark_exchange()  # as it is then
         if (hook := self._hook()) is not None:
             module.register_comm_hook(None, hook)
         return module
@@ -119,6 +121,8 @@ def _synchronised(model: nn.Module) -> nn.Module:
 class _Naming(DistributedDataParallel):
     """torch's DDP, which names the parameters that the step before left without a gradient; torch numbers them."""
 
+    mark_exchange: Callable[[], AbstractContextManager[object]]  # the strategy's
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
@@ -133,3 +137,8 @@ class _Naming(DistributedDataParallel):
             happened = f"is false, and {part} did not contribute to the last step's loss: {join_few(unused)}"
             expected = "a gradient for every parameter in every step, for which DDP waits; or requires_grad=False"
             raise conflict("strategy.find_unused_parameters", happened, "true", expected=expected) from None
+
+    def _sync_buffers(self) -> None:
+        """Copy rank 0's buffers before a forward, which waits for it."""
+        with self.mark_exchange():
+            super()._sync_buffers()  # type: ignore[no-untyped-call]

@@ -54,8 +54,9 @@ class Zero1(DDP):
             _replace(optimizer, {shard.rows: shard.whole for shard in shards})
             for shard in shards:
                 shard.rows.grad = None
-            for bucket in together:
-                _all_gather(bucket)
+            with self.mark_exchange():
+                for bucket in together:
+                    _all_gather(bucket)
 
         optimizer.register_step_pre_hook(before)
         optimizer.register_step_post_hook(after)

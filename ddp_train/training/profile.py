@@ -9,9 +9,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from ddp_train.training.loop.trainer import RunRequest, Trainer
 
 logger = logging.getLogger(__name__)
 
-STEP_MARKS = ("data", "forward", "backward", "optimizer", "evaluation", "save")
+STEP_MARKS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "save")
 """The names of the parts of a step in a trace (`Marks`)."""
 
 _ROWS, _WIDTH = 12, 56  # of operators; characters of a name
@@ -185,11 +186,7 @@ class Marks:
         undo.callback(self._phases.forget, self._enter_phase)
         self.enter(None)  # `listen` has marked the present phase, which is over
         undo.callback(setattr, step, "mark", step.mark)
-        step.mark = record_function
-        if not step.components.steps_in_backward:  # else the optimizer steps within backward, on one of torch's threads
-            optimizer = step.components.optimizer
-            undo.callback(optimizer.register_step_pre_hook(lambda *_: self.enter("optimizer")).remove)
-            undo.callback(optimizer.register_step_post_hook(lambda *_: self.enter(None)).remove)
+        step.mark = partial(_both, step.mark)
 
     def uninstall(self) -> None:
         self.enter(None)
@@ -205,6 +202,12 @@ class Marks:
             self._name = name
             if name is not None:
                 self._range.enter_context(record_function(name))
+
+
+@contextmanager
+def _both(mark: Callable[[str], AbstractContextManager[object]], name: str) -> Iterator[None]:
+    with mark(name), record_function(name):
+        yield
 
 
 class Trace:

@@ -7,12 +7,13 @@ bridge in a namespace of its own: no packet touches the machine's network, so th
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.machine import Machine, Running, need
+from tests.cluster.machine import Machine, Running, need, until
 from tests.conftest import Finished
 
 _FAKETIME = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")
@@ -111,6 +112,16 @@ class Hosts:
     def plug(self, host: int) -> None:
         """Put it in again."""
         self._switch.must("ip", "link", "set", f"port{host}", "up")
+
+    def move_away(self, host: int, delay_s: float) -> None:
+        """Give a host's cable a delay, each way."""
+        near, far, own = f"near{host}", f"far{host}", f"cable{host}"
+        relay = self._switch.start(sys.executable, "-m", "tests.cluster.far", far, near, str(delay_s), cwd=Path(__file__).parents[2])
+        until(lambda: "ready" in relay.output, relay.output, within_s=30)
+        longer = 'ip link add "$1" type bridge; for each in "$1" "$2" "$3"; do ip link set "$each" up; done; ip link set "$3" master br0'
+        self._switch.must(
+            "sh", "-euc", f'{longer}; ip link set "$2" master "$1"; ip link set "$4" master "$1"', "far", own, far, near, f"port{host}"
+        )
 
     def drop(self, host: int) -> None:
         """Drop all packets of a host without a word; its interface stays up."""

@@ -54,10 +54,13 @@ def components(*overrides: str, base: list[str] = TINY) -> Components:
 
 
 class PassedRecords(Records):
-    """Passes records to `to`, and drops the rest."""
+    """Passes records to `to` and lines of times.jsonl to `times`, and drops the rest."""
 
-    def __init__(self, to: Callable[[Record], object]) -> None:
-        self.to = to
+    def __init__(self, to: Callable[[Record], object], times: Callable[[Mapping[str, Any]], object]) -> None:
+        self.to, self.times = to, times
+
+    def write_times(self, line: Mapping[str, Any]) -> None:
+        self.times(line)
 
     def write(self, record: Record) -> None:
         self.to(record)
@@ -104,6 +107,7 @@ def services(
     phases: Phases | None = None,
     *,
     write: Callable[[Record], object] = lambda record: None,
+    write_times: Callable[[Mapping[str, Any]], object] = lambda line: None,
     save: Callable[[WindowSums], object] = lambda window: None,
     decide_save: Callable[[int], bool] = lambda step: False,
     stop: StopLine | None = None,
@@ -112,7 +116,7 @@ def services(
     return RunServices(
         run_folder=run_folder or RunFolder(Path()),
         phases=phases or Phases(),
-        records=PassedRecords(write),
+        records=PassedRecords(write, write_times),
         checkpoints=PassedSaves(save, decide_save),
         stop=stop or ChosenStop(),
     )

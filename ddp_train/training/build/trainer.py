@@ -12,6 +12,7 @@ from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouc
 from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.skip_nonfinite import SkippingGuard
+from ddp_train.training.loop.time_record import TimeRecord
 from ddp_train.training.loop.train_step import StepGuard, TrainStep
 from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
@@ -89,6 +90,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
         hooks.after_evaluation.append(lambda metrics: scheduler.follow(world.from_main(lambda: metrics)))
     _add_to_record(trainer)
+    TimeRecord(trainer).register()
 
     def print_memory_once(step: int) -> None:
         memory.print_memory_use(components, world)

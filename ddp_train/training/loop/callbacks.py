@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, Concatenate
 
@@ -18,6 +18,7 @@ from ddp_train.interfaces.run import implements
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.times import goodput_of, read_times
 from ddp_train.training.check.rehearsal import rebuild_buckets, untouched
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.trainer import Hooks, Trainer
@@ -144,6 +145,7 @@ class RunView:
         self.data = components.train_loader.source
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
         self.metrics: Mapping[str, float] = trainer.last
+        self.reports: Sequence[Mapping[str, Any]] = trainer.reports
         self.folder = trainer.services.run_folder.root
         self.status = "running"
         self.is_log_step = False
@@ -162,6 +164,10 @@ class RunView:
     def log_text(self, name: str, text: str) -> None:
         if self.rank == 0:
             self._trainer.services.records.show(name, text, self.step)
+
+    def goodput(self) -> float | None:
+        goodput = goodput_of(read_times(self._trainer.services.run_folder))
+        return None if goodput is None else goodput.share
 
     def evaluation_batch(self) -> Batch | None:
         components = self._trainer.components

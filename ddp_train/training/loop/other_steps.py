@@ -30,11 +30,7 @@ class TurnsStep(TrainStep):
             with turn.alone():
                 self.guard.begin()
                 self.compute_gradients(turn.module, all_batches, units)
-                of_turn = self.measure_and_clip(measures_norm=measures_norm)
-                norm = of_turn if norm is None or of_turn is None else torch.hypot(norm, of_turn)
-                self.guard.step(components.optimizer, components.scaler, norm, turn=turn.name)
-                components.scaler.update()
-                components.zero_gradients()
+                norm = self.step_optimizer(norm, measures_norm=measures_norm, turn=turn.name)
         return norm
 
     def loss(self, batch: Batch) -> Tensor:

@@ -60,7 +60,8 @@ class TrainStep:
     world: World
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
-    mark: Callable[[str], AbstractContextManager[object]] = nullcontext  # around "forward" and "backward"; a profile sets it
+    mark: Callable[[str], AbstractContextManager[object]] = nullcontext  # around a part of a step, by its name (`run_folder.times`)
+    exchange: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext  # around the micro-batch that exchanges gradients
     window: LogWindow = field(init=False)  # gets the losses and the number of units of each step
 
     def __post_init__(self) -> None:
@@ -101,11 +102,18 @@ class TrainStep:
         components = self.components
         self.guard.begin()
         self.compute_gradients(components.module, micro_batches, units)
-        grad_norm = self.measure_and_clip(measures_norm=measures_norm)
-        self.guard.step(components.optimizer, components.scaler, grad_norm)
-        components.scaler.update()
-        components.zero_gradients()
-        return grad_norm
+        return self.step_optimizer(measures_norm=measures_norm)
+
+    def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str = "") -> Tensor | None:
+        """Clip the gradients, step by them and forget them; return their norm where it is wanted, together with that of earlier turns."""
+        components = self.components
+        with self.mark("optimizer"):
+            grad_norm = self.measure_and_clip(measures_norm=measures_norm)
+            norm = grad_norm if norm is None or grad_norm is None else torch.hypot(norm, grad_norm)
+            self.guard.step(components.optimizer, components.scaler, norm, turn=turn)
+            components.scaler.update()
+            components.zero_gradients()
+        return norm
 
     def compute_gradients(self, module: nn.Module, micro_batches: Iterable[MicroBatch], units: TotalUnits) -> None:
         """Run all micro-batches forward and backward; the last backward reduces the gradients."""
@@ -116,8 +124,10 @@ class TrainStep:
                 with components.strategy.no_sync(module):
                     self._forward_backward(micro_batch, units)
             else:
-                self._forward_backward(micro_batch, units)
-        components.strategy.reduce_gradients(components.trained, self.state.step)
+                with self.exchange(module):
+                    self._forward_backward(micro_batch, units)
+        with self.mark("communication"):
+            components.strategy.reduce_gradients(components.trained, self.state.step)
 
     def measure_and_clip(self, *, measures_norm: bool) -> Tensor | None:
         """Return the norm of the gradients where it is wanted, and clip them by it."""
@@ -178,7 +188,12 @@ class TrainStep:
         rank_units = torch.stack(unit_counts).sum()
         # Reduced where the data is, mostly on the CPU: no wait for the device.
         wait: Callable[[], Tensor] = (lambda: rank_units) if self.has_local_steps else self.world.start_sum(rank_units)
-        get = cache(lambda: wait().to(self.world.device, non_blocking=True))
+
+        @cache
+        def get() -> Tensor:
+            with self.mark("communication"):
+                return wait().to(self.world.device, non_blocking=True)
+
         return TotalUnits(get, 1 if self.has_local_steps else self.world.size), all_batches
 
     def _units_of(self, micro_batch: MicroBatch) -> int | Tensor:

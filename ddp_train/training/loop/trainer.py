@@ -30,8 +30,9 @@ from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
-from ddp_train.training.record.records import Records
+from ddp_train.training.record.records import Event, Records
 from ddp_train.training.record.reduction import Reduction
+from ddp_train.training.record.slow_ranks import Ways
 from ddp_train.training.state.checkpoints import Checkpoints
 from ddp_train.training.train_state import TrainState
 
@@ -57,6 +58,7 @@ class Hooks:
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
     requests: list[RunRequest] = field(default_factory=list)  # looked for at each record
+    add_to_reduction: list[Callable[[Reduction], None]] = field(default_factory=list)  # before the one reduction of a record
     at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
     after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
     before_save: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
@@ -77,6 +79,10 @@ class StopLine(Protocol):
 
     def is_asked(self) -> bool: ...
 
+    def measure_ways(self) -> Callable[[], Ways | None]:
+        """Begin to measure the network; called on all ranks. What is returned gives the result to rank 0, once it is there."""
+        return lambda: None
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunServices:
@@ -87,6 +93,7 @@ class RunServices:
     records: Records
     checkpoints: Checkpoints
     stop: StopLine
+    started: float = field(default_factory=time.time)  # this attempt, in seconds since the epoch
 
 
 @dataclass(kw_only=True)
@@ -120,6 +127,7 @@ class Trainer:
 
     logged: Logged = field(init=False)  # by callbacks and by the model
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
+    reports: list[Event] = field(default_factory=list)  # of slow ranks and slow data
 
     def __post_init__(self) -> None:
         self.logged = Logged(self.state, self.components.turns)
@@ -274,8 +282,11 @@ class Trainer:
         reduction = Reduction(self.world)
         reduction.add("memory", components.throughput.memory())
         reduction.add("requests", [request.is_made() for request in hooks.requests])
+        for add_to_reduction in hooks.add_to_reduction:
+            add_to_reduction(reduction)
         self.logged.add_to(reduction)
-        reading = window.read(reduction, grad_norm)
+        with self.train_step.mark("communication"):
+            reading = window.read(reduction, grad_norm)
         assert reading.grad_norm is not None
         loss = self._judge(reading)
         elapsed = time.perf_counter() - window.started

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import MetricWriter, SupportsImages, SupportsTexts
 from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.times import TimesFile
 from ddp_train.system.files import GrowingFile
 from ddp_train.system.redaction import redact, redact_all
 
@@ -29,6 +30,7 @@ class Records:
         self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
         self._writers = open_writers()
         self._events: GrowingFile | None = None  # from the first event on: most runs have none
+        self._times: TimesFile | None = None
         self._warned_of: set[str] = set()  # kinds that no writer takes
         self._listeners: list[Callable[[Record], None]] = []
 
@@ -69,6 +71,12 @@ class Records:
         if line:
             print(line, flush=True)
 
+    def write_times(self, line: Mapping[str, Any]) -> None:
+        """Write one line of times.jsonl."""
+        if self._world.is_main:
+            self._times = self._times or TimesFile(self._run_folder)
+            self._times.append_line(line)
+
     def reopen(self) -> None:
         """Go on after a rewind: the writers drop the records after the present step."""
         for writer in self._writers:
@@ -79,5 +87,6 @@ class Records:
         """Write all that is left. Raises OSError: the disk is still full."""
         for writer in self._writers:
             writer.close()
-        if self._events is not None:
-            self._events.close()
+        for file in (self._events, self._times):
+            if file is not None:
+                file.close()

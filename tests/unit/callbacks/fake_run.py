@@ -28,6 +28,8 @@ class FakeRun:
     data: Any = None
     goals: Any = field(default_factory=lambda: {"accuracy": "max", "loss": "min"})
     metrics: Any = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    share_of_steps: float | None = None
     status: str = "running"
     rank: int = 0
     world_size: int = 1
@@ -42,6 +44,9 @@ class FakeRun:
     @property
     def optimizer(self) -> Any:
         return torch.optim.SGD([{"params": self.model.parameters(), "name": "all"}], lr=0.5)
+
+    def goodput(self) -> float | None:
+        return self.share_of_steps
 
     def log(self, name: str, value: float | Tensor) -> None:
         self.logged[name] = value

@@ -94,3 +94,34 @@ def test_a_dead_server_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_only_web_servers_are_told() -> None:
     with pytest.raises(ConfigError, match="http://"):
         Webhook("file:///etc/passwd")
+
+
+def test_a_slow_rank_is_posted_once_and_a_low_goodput_with_the_evaluation_that_finds_it(server: Server) -> None:
+    hook, run = Webhook(f"http://127.0.0.1:{server.server_port}/", min_goodput=0.8), FakeRun(share_of_steps=0.9)
+
+    def posted() -> list[dict[str, Any]]:
+        if hook._thread is not None:
+            hook._thread.join()
+        return server.posts
+
+    hook.step(run)
+    assert posted() == []
+    run.reports.append({"kind": "slow_rank", "text": "rank 1 on node1"})
+    for _ in range(3):
+        hook.step(run)
+        posted()
+    hook.evaluation(run, {"loss": 0.5})
+    posted()
+    for _ in range(2):
+        run.share_of_steps = 0.71
+        hook.evaluation(run, {"loss": 0.5})
+        posted()
+    assert [post["event"] for post in server.posts] == ["slow_rank", "evaluation", "goodput", "evaluation"]
+    assert server.posts[0]["text"] == "fake step 0: rank 1 on node1"
+    assert server.posts[2]["text"] == "fake step 0/100: loss 0.5; only 71.0% of the time goes into steps"
+
+
+def test_slow_ranks_are_posted_only_where_they_are_wanted(server: Server) -> None:
+    hook, run = Webhook(f"http://127.0.0.1:{server.server_port}/", slow_ranks=False), FakeRun(reports=[{"kind": "slow_rank", "text": ""}])
+    hook.step(run)
+    assert hook._thread is None

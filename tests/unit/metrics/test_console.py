@@ -79,3 +79,20 @@ def test_the_line_on_a_terminal_moves_with_the_rank_shows_the_epoch_and_that_it_
     for descriptor in (ours, theirs, log):
         os.close(descriptor)
     assert (tmp_path / "log").read_text() == "a word of the user\n"
+
+
+@pytest.mark.parametrize(("columns", "has_room"), [(160, True), (70, False)])
+def test_learning_rate_and_data_wait_are_on_the_line_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, columns: int, has_room: bool
+) -> None:
+    ours, theirs = os.openpty()
+    monkeypatch.setenv("COLUMNS", f"{columns}")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal(theirs, owns=False))
+    console = Console(total_steps=40, step=0, epoch=0.0, steps_per_epoch=20)
+    console.write(record(7, loss=1.5, lr=0.1, step_ms=10.0, data_wait_ms=2.5))
+    console.close()
+    shown = os.read(ours, 1 << 16).decode()
+    assert "loss 1.5" in shown and ("lr 0.1  data wait 25%" in shown) == has_room
+    os.close(theirs)
+    os.close(ours)

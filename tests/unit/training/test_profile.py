@@ -61,7 +61,7 @@ def test_a_window_is_a_trace_of_these_steps_with_their_parts_by_name(tmp_path: P
     events = trace(tmp_path, "rank_00000_step_000003")
     assert steps_of(tmp_path, "rank_00000_step_000003") == [4, 5]
     begun = [event["name"] for event in sorted(events, key=lambda event: event.get("ts", 0.0)) if event.get("cat") == "user_annotation"]
-    parts = [name for name in begun if "#" not in name]
+    parts = [name for name in begun if "#" not in name and name != "communication"]
     assert parts == ["data", "forward", "backward", "optimizer", "save", "data", "forward", "backward", "optimizer", "evaluation"]
     assert sum(name.startswith("Optimizer.step#") for name in begun) == 2
     inside = {event["name"]: event for event in events if event.get("cat") == "user_annotation"}
@@ -108,7 +108,7 @@ def test_the_run_computes_the_same_and_leaves_no_mark(tmp_path: Path) -> None:
     parts = recorded.components
     assert not {"loss", "backward"} & vars(recorded.train_step).keys()
     assert not parts.optimizer._optimizer_step_pre_hooks and not parts.optimizer._optimizer_step_post_hooks
-    assert recorded.services.phases._listeners == []
+    assert len(recorded.services.phases._listeners) == len(plain.services.phases._listeners)
 
 
 def test_the_next_job_of_the_same_process_records_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Record where the time goes: each rank's parts travel with a record's reduction; rank 0 writes times.jsonl, and all judge alike."""
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.times import COMMUNICATION, OTHER, PARTS, added
+from ddp_train.system import torchrun_env
+from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.record.log_window import Reading
+from ddp_train.training.record.reduction import Reduction
+from ddp_train.training.record.slow_ranks import SlowRanks, Ways, far_machines
+from ddp_train.training.record.time_split import DeviceTimeSplit, TimeSplit, why_not_split
+
+_LINES = 1000  # the file grows by so many lines while the time since its first grows by a factor of 2.7; by fewer with many ranks
+_RANKS_OF_LINES = 64
+_FIXES = {  # all ranks wait for such a rank
+    "data": "look at its disk, its network to the data, and loader.num_workers",
+    "compute": "look at its clock speed and temperature, and at other processes there",
+    "network": "look at its cable, its interface (cluster.env.GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and its switch",
+}
+_FASTER_DATA = "more loader.num_workers, or loader.on_device=true for data that fits; docs/time.md has more"
+
+
+class TimeRecord:
+    """Splits a run's time on this rank, and gives all ranks the split of all. Made on all ranks together."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
+        self._hosts = self._world.gather_to_main(socket.gethostname())  # of each rank; on rank 0
+        self.split = DeviceTimeSplit() if self._world.device.type == "cuda" else TimeSplit()
+        self._not_split = why_not_split(trainer.components.strategy, trainer.components.module, self._world)
+        self._slow_ranks = SlowRanks(is_split=not self._not_split)
+        self._row = [0.0] * len(PARTS)  # this rank's seconds that no record has yet
+        self._rows: list[list[float]] = []  # of all ranks, that no line has yet
+        self._steps, self._first, self._since, self._taken = 0, 0.0, 0.0, 0.0  # times in seconds since the epoch
+        self._ways: Callable[[], Ways | None] | None = None  # gives what is being measured
+
+    def register(self) -> None:
+        """Hang it on the loop."""
+        hooks, step, strategy = self._trainer.hooks, self._trainer.train_step, self._trainer.components.strategy
+        step.mark, step.exchange = self.split.mark, self.split.exchange
+        if hasattr(own := getattr(strategy, "own", strategy), "mark_exchange"):
+            own.mark_exchange = partial(self.split.mark, PARTS[COMMUNICATION])
+        self._services.phases.listen(self.split.enter_phase)  # before faults, whose time is that of the phase
+        hooks.when_steps_begin.insert(0, self.begin)
+        hooks.add_to_reduction.append(self.add_to)
+        hooks.at_record.append(self.record)
+        hooks.at_end.append(self.end)
+
+    def begin(self) -> None:
+        """Called before the first step, and after a rewind."""
+        if self._since:
+            return
+        self.split.begin()
+        self._since = self._first = time.time()
+        line = {"started": round(self._services.started, 3), "restart": torchrun_env.restart_count() > 0}
+        line |= {"queued": self._services.run_folder.submitted.exists(), "step": self._trainer.state.step}
+        self._services.records.write_times({**line, "hosts": self._hosts, "parts": PARTS, "not_split": self._not_split})
+
+    def add_to(self, reduction: Reduction) -> None:
+        """Add this rank's row to the reduction: the others have zeros in its place."""
+        self._taken = time.time()
+        (self._row,) = added([self._row], [self.split.take()])
+        zeros = [0.0] * len(PARTS)
+        reduction.add("time", [each for rank in range(self._world.size) for each in (self._row if rank == self._world.rank else zeros)])
+
+    def record(self, values: dict[str, float], reading: Reading) -> None:
+        """Take the rows of all ranks into a record, and report what they show."""
+        rows, steps = self._rows_of(reading.sums["time"]), self._trainer.window.steps
+        means = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+        values |= {f"time/{part}": mean for part, mean in zip(PARTS, means, strict=True) if part not in self._not_split}
+        self._keep(rows, steps)
+        self._judge(rows, steps)
+
+    def end(self, status: Status) -> None:
+        """Write what is left, as of evaluations and saves after the last record. Collective."""
+        reduction = Reduction(self._world)
+        self.add_to(reduction)
+        self._keep(self._rows_of(reduction.sum()["time"]), self._trainer.window.steps, is_last=True)
+        self._services.phases.forget(self.split.enter_phase)
+
+    def _rows_of(self, sums: Sequence[float]) -> list[list[float]]:
+        self._row = [0.0] * len(PARTS)
+        rows = [list(sums[first : first + len(PARTS)]) for first in range(0, len(sums), len(PARTS))]
+        if PARTS[COMMUNICATION] in self._not_split:  # there is that of records alone
+            for row in rows:
+                row[OTHER], row[COMMUNICATION] = row[OTHER] + row[COMMUNICATION], 0.0
+        return rows
+
+    def _keep(self, rows: list[list[float]], steps: int, *, is_last: bool = False) -> None:
+        """Write a line with these rows, or with those of later records, where lines are many."""
+        self._rows, self._steps, now = added(self._rows, rows), self._steps + steps, self._taken
+        if now - self._since < (now - self._first) / _LINES * max(1.0, len(rows) / _RANKS_OF_LINES) and not is_last:
+            return
+        shown = [[None if name in self._not_split else float(f"{s:.4g}") for name, s in zip(PARTS, row, strict=True)] for row in self._rows]
+        line = {"step": self._trainer.state.step, "time": round(now, 3), "seconds": round(now - self._since, 6), "steps": self._steps}
+        self._services.records.write_times({**line, "ranks": shown})
+        self._rows, self._steps, self._since = [], 0, now
+
+    def _judge(self, rows: list[list[float]], steps: int) -> None:
+        ranks = self._slow_ranks
+        if slow := ranks.look(rows, steps):
+            self._report_slow(
+                slow.rank, slow.cause, slow.ratio, f"its own time in a step is {slow.ratio:.3g} times the others'", others=slow.others
+            )
+        for rank in ranks.recovered():
+            self._report("slow_rank_over", f"slow     {self._name(rank)} is as fast as the others again", rank=rank, host=self._host(rank))
+        if ranks.waits_for_data:
+            text = f"data     {ranks.waits_for_data:.0%} of each step is spent waiting for data: {_FASTER_DATA}"
+            self._report("waits_for_data", text, share=round(ranks.waits_for_data, 3))
+        if ranks.asks_for_ways():
+            self._ways = self._services.stop.measure_ways()
+        if self._ways is not None and (ways := self._ways()) is not None:  # on rank 0 alone
+            self._ways = None
+            for rank in far_machines(ways):
+                way = f"{1e3 * ways.seconds[rank]:.0f} ms to rank {ways.home} and back" if rank != ways.home else "far from all others"
+                self._report_slow(rank, "network", None, f"all wait for messages; {way}")
+
+    def _report_slow(self, rank: int, cause: str, ratio: float | None, why: str, *, others: int = 0) -> None:
+        more = f" (and {others} more ranks)" if others else ""
+        text = f"slow     {self._name(rank)}{more} by its {cause}: {why}; {_FIXES[cause]}"
+        self._report("slow_rank", text, rank=rank, host=self._host(rank), cause=cause, ratio=ratio and round(ratio, 3), others=others)
+
+    def _report(self, kind: str, text: str, **facts: Any) -> None:
+        event = {"time": time.time(), "kind": kind, "step": self._trainer.state.step, **facts}
+        self._trainer.reports.append({**event, "text": text.partition("  ")[2].strip()})
+        self._services.records.log_event(event, text)
+
+    def _host(self, rank: int) -> str:
+        return self._hosts[rank] if self._hosts else ""
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} on {self._host(rank)}"
