@@ -4,61 +4,72 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, lru_cache
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ddp_train.archive.drawing import svg
 from ddp_train.checkpoint.catalog import CatalogEntry, saved_checkpoints
-from ddp_train.checkpoint.manifest import Ranking
+from ddp_train.checkpoint.manifest import Ranking, rank_file
 from ddp_train.config.run_config import ANSWERED
 from ddp_train.config.schema import SECTIONS
-from ddp_train.errors import ConfigError, UserError
+from ddp_train.errors import ConfigError, UserError, one_line
 from ddp_train.launch.engine.engine import Stage, Submission
-from ddp_train.metrics.jsonl import read_records
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.folder_lock import is_held
 
+if TYPE_CHECKING:
+    from ddp_train.archive.compare import Comparison
+
 BROKEN = "broken"
 """The status of a run of which a file is damaged, or that another version has written: `ArchivedRun.problems` says what is wrong."""
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is six times as fast
+_AXES = ("split", "step", "epoch", "samples", "time")  # of a record; all else in it is a metric
+_FORMS: dict[str, type | tuple[type, ...]] = {  # of values in JSON files, as far as they are used
+    **dict.fromkeys(("overrides", "hosts", "ranks", "tags"), list),
+    **dict.fromkeys(("git", "packages", "metrics", "headline"), dict),
+    **dict.fromkeys(("step", "world_size"), int),
+    "seconds": (int, float),
+}
 _LOSS = Ranking(metric="train/loss", goal="min")
+_BAD_FILE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, yaml.YAMLError)
 
 
 class ArchivedRun:
     """What a run has left in its folder. Files are read when they are asked for, once; `status` is asked anew each time."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.folder = RunFolder(root)
+        self.root, self.folder = root, RunFolder(root)
+        self.answered: list[str] = []  # the keys of `config` that were `auto`
         self._damaged: dict[str, str] = {}  # file -> what is wrong with it
 
     def __repr__(self) -> str:
         return f"ArchivedRun({self.folder.as_typed()!r}: {self.status})"
 
-    @property
-    def name(self) -> str:
-        """The folder as a person would type it."""
-        return self.folder.as_typed()
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """The content of config.yaml, with the answers of its `auto`s; {}: it cannot be read."""
         try:
-            tree = yaml.load(self.folder.config.read_bytes(), Loader=_YAML)
-        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            tree = load_yaml(self.folder.config.read_text())
+        except _BAD_FILE as error:
             return self._note("config.yaml", _why(error))
         if not isinstance(tree, dict):
             return self._note("config.yaml", "holds no configuration")
         if missing := [section for section in SECTIONS if section not in tree]:
             self._note("config.yaml", f"has no section {', '.join(missing)}: another version of ddp_train wrote it")
-        self.answered = tree.pop(ANSWERED, None) or []
+        self.answered = list(tree.pop(ANSWERED, None) or [])
         return tree
 
     @cached_property
@@ -69,9 +80,12 @@ class ArchivedRun:
     @cached_property
     def result(self) -> Result | None:
         """The content of result.json; None: the run has not ended, or it cannot be read."""
+        if not (content := self._json("result.json")):
+            return None
         result = self.folder.read_result()
-        if result is None and self._json("result.json"):
-            self._note("result.json", "has no status that this version knows")
+        if result is None or not all(isinstance(part, dict) for part in content.get("metrics", {}).values()):
+            self._note("result.json", "has no status or no metrics that this version knows")
+            return None
         return result
 
     @cached_property
@@ -87,7 +101,7 @@ class ArchivedRun:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, in order. A value that was not finite is None."""
-        return list(read_records(self.root)) if self.folder.metrics.is_file() else []
+        return [row for row in _lines(self.folder.metrics) if isinstance(row.get("step"), int) and isinstance(row.get("split"), str)]
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
@@ -96,7 +110,7 @@ class ArchivedRun:
 
     @cached_property
     def times(self) -> list[dict[str, Any]]:
-        """The rows of times.jsonl: where the time went, a head for each attempt."""
+        """The rows of times.jsonl: where the time went, after a head for each attempt."""
         return list(_lines(self.root / "times.jsonl"))
 
     @cached_property
@@ -105,46 +119,63 @@ class ArchivedRun:
         return saved_checkpoints(self.folder.checkpoints)
 
     @cached_property
+    def data_identity(self) -> dict[str, Any]:
+        """What the newest checkpoint says of the data, flat: its order, its sizes and hashes, what its numbers mean; {}: there is none."""
+        try:  # a file of tensors begins with the length of its head, and the head has the place of the plain state
+            with (self.checkpoints[-1].path / rank_file(0)).open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                begin, end = json.loads(file.read(length))["shared"]["data_offsets"]
+                file.seek(8 + length + begin)
+                identity = json.loads(file.read(end - begin))["data"]
+            return {f"{part}: {name}": value for part, values in identity.items() for name, value in values.items()}
+        except (*_BAD_FILE, MemoryError):
+            return {}
+
+    @cached_property
     def sweep(self) -> Path | None:
         """The folder of the sweep that the run is a job of."""
-        try:
+        with suppress(ConfigError):  # a damaged sweep.json
             return sweep_of(self.root.absolute())
-        except ConfigError:  # a damaged sweep.json
-            return None
+        return None
 
     @cached_property
     def headline(self) -> dict[str, str]:
         """The metric by which the run is compared with others, and its goal: {"metric": "eval/accuracy", "goal": "max"}."""
         if self.result is not None and self.result.headline and {"metric", "goal"} <= set(self.result.headline):
             return {name: str(self.result.headline[name]) for name in ("metric", "goal")}
-        ranking = next((entry.ranking for entry in reversed(self.checkpoints) if entry.ranking is not None), _LOSS)
-        return asdict(ranking)
+        return asdict(next((entry.ranking for entry in reversed(self.checkpoints) if entry.ranking is not None), _LOSS))
 
     @cached_property
     def last(self) -> dict[str, Any]:
         """The newest value of each metric, as `eval/accuracy`."""
         if self.result is not None and self.result.last:
             return dict(self.result.last)
-        axes = ("split", "step", "epoch", "samples", "time")
-        return {f"{row['split']}/{name}": value for row in self.metrics for name, value in row.items() if name not in axes}
+        return {f"{row['split']}/{name}": value for row in self.metrics for name, value in row.items() if name not in _AXES}
 
     @cached_property
     def best(self) -> dict[str, dict[str, Any]]:
         """The best value of each metric that has a goal, and its step: {"eval/accuracy": {"value": 0.9, "step": 100}}."""
         if self.result is not None and self.result.metrics.get("best"):
-            return {name: dict(best) for name, best in self.result.metrics["best"].items()}
-        name, goal = self.headline["metric"], self.headline["goal"]
-        curve = [(value if goal == "max" else -value, -step) for step, value in self.curve(name) if value is not None]
-        if not curve:
-            return {}
-        value, step = max(curve)  # of equal ones the earlier
-        return {name: {"value": value if goal == "max" else -value, "step": -step}}
+            return {name: dict(best) for name, best in self.result.metrics["best"].items() if isinstance(best, dict)}
+        name, sign = self.headline["metric"], 1 if self.headline["goal"] == "max" else -1
+        value, step = max(((sign * value, -step) for step, value in self.curve(name) if value is not None), default=(0.0, None))
+        return {name: {"value": sign * value, "step": -step}} if step is not None else {}
 
     @property
     def step(self) -> int | None:
         """The steps that the run has taken; None: not known."""
-        newest = self.metrics[-1]["step"] if self.result is None and self.metrics else None
-        return self.result.step if self.result is not None else newest
+        if self.result is not None:
+            return self.result.step
+        return self.metrics[-1]["step"] if self.metrics else None
+
+    @cached_property
+    def started(self) -> float | None:
+        """When the run began, in seconds since the epoch, or when it was made, if it has not."""
+        with suppress(ValueError, TypeError, KeyError):
+            return datetime.fromisoformat(self.environment["started"]).timestamp()
+        with suppress(OSError):
+            return self.folder.config.stat().st_mtime
+        return None
 
     def curve(self, metric: str) -> list[tuple[int, float | None]]:
         """Return a metric's values by step; None for one that was not finite."""
@@ -152,81 +183,112 @@ class ArchivedRun:
         points = ((row["step"], row[name]) for row in self.metrics if row["split"] == split and name in row)
         return [(step, float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None) for step, value in points]
 
+    def compare(self, *others: ArchivedRun) -> Comparison:
+        """Compare this run with others: what differs in configuration, code, data, environment and results."""
+        from ddp_train.archive.compare import compare
+
+        return compare([self, *others])
+
     @property
     def problems(self) -> list[str]:
         """What is damaged or missing in the folder, a line for each file."""
-        for _ in (self.config, self.environment, self.result, self.notes):
-            pass
+        _ = self.config, self.environment, self.result, self.notes
         return [f"{file} {why}" for file, why in self._damaged.items()]
 
     @property
-    def is_worked_in(self) -> bool:
-        """Whether a process works on the run now: its own command, or that of its sweep."""
-        return _is_held(self.root) or (self.sweep is not None and _is_held(self.sweep))
-
-    @property
-    def status(self) -> str:
-        """How the run is, in the words of result.json; queued and running as locks and engines say it, or `BROKEN`."""
-        if _is_held(self.root):
-            return Status.RUNNING
-        if self.sweep is not None and _is_held(self.sweep):
-            job = next((job for job in Sweep.load(self.sweep).jobs if self.sweep / job.folder == self.root.absolute()), None)
-            if job is not None and job.status in (Status.QUEUED, Status.RUNNING):
-                return job.status
+    def recorded_status(self) -> str:
+        """How the run is by its files alone."""
         if self.problems:
             return BROKEN
         if self.result is not None:
             return self.result.status
-        if (stage := self.engine_stage()) not in (None, Stage.ENDED):
-            return Status.QUEUED if stage is Stage.QUEUED else Status.RUNNING
-        return Status.INTERRUPTED if self.environment or self.metrics else Status.QUEUED
+        return Status.INTERRUPTED if self.environment or self.folder.logs.exists() else Status.QUEUED
 
-    def engine_stage(self) -> Stage | None:
-        """Return how far an engine is with the run; None: no engine has it, or it does not answer."""
-        try:
-            submission = Submission.read(self.folder)
-            return submission.state(self.folder).stage if submission is not None else None
-        except (UserError, TypeError, OSError):
-            return None
+    @property
+    def status(self) -> str:
+        """How the run is, in the words of result.json, or `BROKEN`; queued and running as locks, its sweep and engines say it now."""
+        in_sweep = sweep_statuses(self.sweep).get(self.root.absolute()) if self.sweep is not None else None
+        return live_status(self.folder, self.recorded_status, in_sweep=in_sweep)
+
+    def _repr_html_(self) -> str:
+        head = f"<b>{escape(self.folder.as_typed())}</b> {self.status}, step {self.step or 0}<br>{escape(' '.join(self.overrides))}<br>"
+        return head + " ".join(svg({name: self.curve(name)}, name) for name in dict.fromkeys((self.headline["metric"], "train/loss")))
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
             content = json.loads((self.root / name).read_text())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as error:
+        except _BAD_FILE as error:
             return self._note(name, _why(error))
-        return content if isinstance(content, dict) else self._note(name, "holds no JSON object")
+        if not isinstance(content, dict):
+            return self._note(name, "holds no JSON object")
+        wrong = [key for key, kind in _FORMS.items() if content.get(key) is not None and not isinstance(content[key], kind)]
+        return self._note(name, f"has something else as {wrong[0]} than a run writes") if wrong else content
 
     def _note(self, file: str, why: str) -> dict[str, Any]:
         self._damaged[file] = why
         return {}
 
 
+def live_status(run_folder: RunFolder, recorded: str, *, in_sweep: str | None) -> str:
+    """Return the status of a run whose files say `recorded`; `in_sweep` is what the process says that works in the run's sweep now."""
+    if is_locked(run_folder.root):
+        return Status.RUNNING
+    if in_sweep in (Status.QUEUED, Status.RUNNING):
+        return in_sweep
+    if recorded in (Status.QUEUED, Status.INTERRUPTED) and run_folder.submitted.exists():
+        with suppress(UserError, TypeError, OSError):  # an engine that does not answer
+            submission = Submission.read(run_folder)
+            if submission is not None and (stage := submission.state(run_folder).stage) is not Stage.ENDED:
+                return Status(stage)
+    return recorded
+
+
+def sweep_statuses(sweep: Path) -> dict[Path, str]:
+    """Return the status of each job of a sweep that a process works in now, by its folder; {}: none does."""
+    with suppress(ConfigError):  # a damaged sweep.json
+        return {sweep / job.folder: job.status for job in Sweep.load(sweep).jobs} if is_locked(sweep) else {}
+    return {}
+
+
+def is_locked(folder: Path) -> bool:
+    """Tell whether a process works in a folder, which may be gone."""
+    with suppress(OSError):
+        return is_held(folder)
+    return False
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file; None: it cannot be read."""
+    with suppress(*_BAD_FILE):
+        return load_yaml(path.read_text())
+    return None
+
+
+def load_yaml(text: str) -> Any:
+    """Return the content of YAML. Runs have most sections of config.yaml in common: each is parsed once."""
+    sections = [deepcopy(_load_section(section)) for section in re.split(r"(?m)^(?=[A-Za-z_'\"])", text) if section.strip()]
+    if len(sections) > 1 and all(isinstance(section, dict) for section in sections):
+        return {key: value for section in sections for key, value in section.items()}
+    return _load_section(text)
+
+
+@lru_cache(maxsize=10_000)
+def _load_section(text: str) -> Any:
+    return yaml.load(text, Loader=_YAML)
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects in a file of JSON lines, but for one that is cut."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
+    with suppress(OSError):
+        for line in path.read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                if isinstance(row := json.loads(line), dict):
+                    yield row
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "is missing"
-    text = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
-    return f"cannot be read: {text}"
-
-
-def _is_held(folder: Path) -> bool:
-    try:
-        return is_held(folder)
-    except OSError:
-        return False
+    return f"cannot be read: {error.strerror if isinstance(error, OSError) else one_line(str(error), 100)}"

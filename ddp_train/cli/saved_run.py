@@ -35,12 +35,15 @@ _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader
 _PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
 
 
-def parse_words(typed: Sequence[str], usage: str, known: Mapping[str, str], *, most: int | None = 1) -> tuple[dict[str, str], list[str]]:
+def parse_words(
+    typed: Sequence[str], usage: str, known: Mapping[str, str], *, most: int | None = 1, default: str = ""
+) -> tuple[dict[str, str], list[str]]:
     """Return the options of a command (`--steps=5` or `--steps 5`, `to=PATH`; a flag with ""), and its other words: the run folder first.
 
     Args:
         known: its options, each with what stands behind it: N or CODE, a whole number; another word, any text; "", nothing.
         most: the largest number of words; None: any number.
+        default: the word where there is none.
 
     Raises ConfigError: an option is unknown or lacks its value, or there are too few words or too many.
     """
@@ -61,6 +64,7 @@ def parse_words(typed: Sequence[str], usage: str, known: Mapping[str, str], *, m
         if known[name] in ("N", "CODE") and not value.isdigit():
             raise ConfigError(happened=f"{name}: {value!r} is not a number", expected=f"{name}=N, a whole number")
         options[name] = value
+    words = words or ([default] if default else [])
     if not words or len(words) > (most or len(words)):
         argument = re.findall("[A-Z]{2,}", usage)[0].replace("RUN", "run folder")
         raise ConfigError(happened=f"no {argument} was given, or more than one", expected=usage.partition("\n")[0])

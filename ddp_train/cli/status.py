@@ -1,4 +1,4 @@
-"""`ddp-train status`, `logs`, `runs` and `verdict`: the state of a run or a sweep, from its folder and from its engine."""
+"""`ddp-train status`, `logs`, `runs SWEEP` and `verdict`: the state of a run or a sweep, from its folder and from its engine."""
 
 import json
 import sys
@@ -38,12 +38,6 @@ LOGS_USAGE = """ddp-train logs RUN [-f]
   RUN            a run folder, or the folder of a sweep: shows the end of its output; RUN/logs has all of it, and a log of each rank
   -f             follow the output until the run ends
 """
-RUNS_USAGE = """ddp-train runs SWEEP [--json]
-
-  SWEEP          the folder of a sweep: shows its table, the best job first; exit code 1 if a job has failed, else 0
-  --json         one JSON object a line for each job, the best first
-"""
-
 VERDICT_USAGE = """ddp-train verdict RUN [--begins] [--job=ID] [--ended=CODE] [--json]
 
   RUN            a run folder: prints `done`, `again: why` or `never: why`, for batch scripts and people
@@ -167,8 +161,8 @@ def may_go_on(run_folder: RunFolder) -> bool:
 
 
 def show_sweep(arguments: list[str], runner: JobRunner) -> int:
-    """`ddp-train runs SWEEP`: show the table of a sweep. Starts nothing."""
-    options, (path,) = parse_words(arguments, RUNS_USAGE, {"--json": ""})
+    """`ddp-train runs SWEEP [--json]`: show the table of a sweep. Starts nothing."""
+    options, (path,) = parse_words(arguments, "ddp-train runs SWEEP [--json]", {"--json": ""})
     sweep = Sweep.load(Path(path).absolute())
     runs_here = {job.number for job in sweep.jobs if job.status == Status.RUNNING} if is_held(sweep.root) else set()
     engines = update(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or no command waits

@@ -44,7 +44,7 @@ def texts(overrides: Any) -> list[str]:
 
 def differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     """Name the keys that differ between two resolved configs, leaving out those that do not change the results."""
-    left, right = ({key: value for key, value in leaves(tree) if _changes_results(key)} for tree in (new, old))
+    left, right = ({key: value for key, value in leaves(tree) if changes_results(key)} for tree in (new, old))
     return [
         f"{key}: {right.get(key, '(absent)')} -> {left.get(key, '(absent)')}"
         for key in sorted(left.keys() | right.keys())
@@ -57,7 +57,7 @@ def identity(tree: Mapping[str, Any], *, swept: Sequence[str] = ()) -> str:
 
     `swept`: keys that count in any case: the jobs of a sweep differ by them.
     """
-    counted = ((key, value) for key, value in leaves(tree) if _changes_results(key) or any(_is_at(key, name) for name in swept))
+    counted = ((key, value) for key, value in leaves(tree) if changes_results(key) or any(_is_at(key, name) for name in swept))
     return hashlib.sha256(json.dumps(sorted(counted, key=itemgetter(0)), default=str).encode()).hexdigest()
 
 
@@ -93,7 +93,8 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in dotted_items(tree) if not isinstance(value, Mapping))
 
 
-def _changes_results(key: str) -> bool:
+def changes_results(key: str) -> bool:
+    """Tell whether the value of a key changes what a run computes."""
     return not any(_is_at(key, name) for name in WITHOUT_EFFECT_ON_RESULTS)
 
 

@@ -23,6 +23,7 @@ from ddp_train.system.files import write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
 
 RATES = ("tokens_per_s", "mfu")
+REPEATS = ("seed", "fold")  # the last words of keys that only repeat a job, with the same settings
 GOALS = {"minimize": "min", "maximize": "max"}  # `sweep.direction` -> the goal of the metric, as in an objective
 
 

@@ -20,13 +20,12 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import newest_record
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.sweep import Sweep, SweepJob
+from ddp_train.run_folder.sweep import REPEATS, Sweep, SweepJob
 from ddp_train.run_folder.verdict import Outcome, verdict_of
 
 _COLOURS = {Status.COMPLETED: "green", Status.FAILED: "red", Status.RUNNING: "cyan", Status.QUEUED: "dim"}
 _REFRESH_S = 0.5
 _MAX_WIDTH = 10  # of a number that is not rounded
-_REPEATS = ("seed", "fold")  # the last words of keys that only repeat a job, with the same settings
 _LINES_AROUND = 8  # the table's head and foot, and the line that the user typed
 
 
@@ -134,7 +133,7 @@ def _conclusion(sweep: Sweep, folder: str) -> list[str]:
     ranked = [job for job in sweep.ranked() if job.metric is not None]
     if not ranked or sweep.goal is None:
         return []
-    repeats = [key for key in sweep.swept() if key.rpartition(".")[2] in _REPEATS]
+    repeats = [key for key in sweep.swept() if key.rpartition(".")[2] in REPEATS]
     if not repeats:
         return [f"best     job {ranked[0].number}: {sweep.metric} {ranked[0].metric:.6g}  {folder}/{ranked[0].folder}"]
     groups: dict[str, list[float]] = {}

@@ -19,7 +19,7 @@ COMMANDS = {
     "evaluate": Command("evaluate", "evaluate", overrides="all", starts_ranks=True),
     "predict": Command("evaluate", "predict", "PREDICT_USAGE", overrides="all", starts_ranks=True),
     "export": Command("export", "export"),
-    "runs": Command("status", "show_sweep", "RUNS_USAGE"),
+    "runs": Command("runs", "runs"),
     "status": Command("status", "show_status"),
     "logs": Command("status", "show_logs", "LOGS_USAGE"),
     "profile": Command("profile", "profile"),

@@ -41,7 +41,7 @@ def test_every_command_says_how_it_is_typed(
     assert runner.begun_folder is None
 
 
-@pytest.mark.parametrize("name", ["resume", "runs"])
+@pytest.mark.parametrize("name", ["resume", "status"])
 def test_a_command_without_its_folder_asks_for_it(
     name: str, runner: JobRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,153 @@
+"""What differs between runs: configuration, code, data, environment and results, with the origin of each configured value."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_train.archive.archived_run import ArchivedRun, read_yaml
+from ddp_train.config.tree import dotted_items, leaves
+from ddp_train.errors import join_few
+from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.sweep import REPEATS
+
+_ENVIRONMENT = ("ddp_train", "torch", "python", "cuda", "nccl", "platform", "world_size", "hosts", "batch", "working_directory")
+_ABSENT = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A fact that is not the same in all runs."""
+
+    name: str
+    values: list[Any]  # of each run; None: it has no such fact
+    origins: list[str]  # where each came from, for values of the configuration; "": not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What differs between some runs, by subject, what they came to, and what a reader should know of it."""
+
+    runs: list[ArchivedRun]
+    differences: dict[str, list[Difference]]  # config, code, data, environment
+    results: dict[str, list[dict[str, Any]]]  # metric -> last, best and best_step of each run, and last's difference to the first run
+    remarks: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for JSON."""
+        runs = [{"run": str(run.root), "status": run.status, "steps": run.step, "headline": run.headline} for run in self.runs]
+        differences = {title: [vars(difference) for difference in found] for title, found in self.differences.items()}
+        return {"runs": runs, "differences": differences, "results": self.results, "remarks": self.remarks}
+
+
+def compare(runs: Sequence[ArchivedRun]) -> Comparison:
+    """Compare two or more runs; the first is the one that the others are compared with."""
+    facts: dict[str, Callable[[ArchivedRun], dict[str, Any]]] = {
+        "config": lambda run: dict(leaves(run.config)),
+        "code": _code,
+        "data": lambda run: run.data_identity,
+        "environment": _environment,
+    }
+    origins = [origin_of(run) for run in runs]
+    differences = {}
+    for title, facts_of in facts.items():
+        found = [facts_of(run) for run in runs]
+        names = dict.fromkeys(name for values in found for name in values)
+        unequal = [name for name in names if any(values.get(name) != found[0].get(name) for values in found)]
+        differences[title] = [
+            Difference(
+                name=name,
+                values=[values.get(name) for values in found],
+                origins=[
+                    origin(name) if title == "config" and name in values else "" for origin, values in zip(origins, found, strict=True)
+                ],
+            )
+            for name in unequal
+        ]
+    return Comparison(runs=list(runs), differences=differences, results=_results(runs), remarks=_remarks(runs, differences))
+
+
+def origin_of(run: ArchivedRun) -> Callable[[str], str]:
+    """Return a function that says where a key's value came from, as far as the run's own files tell it."""
+    hydra = run.root / ".hydra"
+    words = read_yaml(hydra / "overrides.yaml") or run.overrides
+    typed = {key.lstrip("+~"): value for key, _, value in (str(word).partition("=") for word in words)}
+    runtime = ((read_yaml(hydra / "hydra.yaml") or {}).get("hydra") or {}).get("runtime") or {}
+    choices = runtime.get("choices") or {}
+    experiment = choices.get("experiment")
+    sources = [Path(source["path"]) for source in runtime.get("config_sources", ()) if source.get("schema") == "file"]
+    tree: dict[str, Any] = next(filter(None, (read_yaml(source / "experiment" / f"{experiment}.yaml") for source in sources)), {})
+    by_experiment = {key for key, _ in dotted_items(tree)}
+    chosen = {re.sub(r"^override\s+/?", "", str(key)) for item in tree.get("defaults", ()) if isinstance(item, dict) for key in item}
+    earlier = read_yaml(run.root / "config.1.yaml") or {}
+    before = dict(leaves(earlier))
+
+    def origin(key: str) -> str:
+        above = [".".join(key.split(".")[: length + 1]) for length in reversed(range(key.count(".") + 1))]
+        if earlier and before.get(key) != dict(leaves(run.config)).get(key):
+            return "changed by a resume"
+        if name := next((name for name in above if name in typed), ""):
+            return f"typed: {name}={typed[name]}" if name in choices else "typed"
+        if experiment and not tree:
+            return f"default or experiment={experiment}, which is no longer there"
+        if key in by_experiment or chosen.intersection(above):
+            return f"experiment={experiment}"
+        if key in run.answered:
+            return "auto"
+        return "default" if choices else ""
+
+    return origin
+
+
+def _code(run: ArchivedRun) -> dict[str, Any]:
+    git = run.environment.get("git") or {}
+    try:
+        diff = run.folder.code_diff.read_bytes()
+    except OSError:
+        diff = b""
+    files = re.findall(r"^\+\+\+ b/(.+)$", diff.decode(errors="replace"), re.MULTILINE)
+    changes = f"{join_few(files, 4)} ({hashlib.sha256(diff).hexdigest()[:8]})" if diff else "none"
+    return {"commit": git.get("commit"), "uncommitted changes": changes if git.get("commit") else None}
+
+
+def _environment(run: ArchivedRun) -> dict[str, Any]:
+    ranks, packages = run.environment.get("ranks") or [], run.environment.get("packages") or {}
+    facts = {name: run.environment.get(name) for name in _ENVIRONMENT}
+    each = {name: sorted({str(rank.get(key)) for rank in ranks}) for name, key in (("devices", "device"), ("threads of a rank", "threads"))}
+    return {**facts, **each, **{f"package {name}": version for name, version in packages.items()}}
+
+
+def _results(runs: Sequence[ArchivedRun]) -> dict[str, list[dict[str, Any]]]:
+    """Return last, best and the difference to the first run of each metric: the headline first, then those of evaluations."""
+    names = dict.fromkeys([run.headline["metric"] for run in runs] + sorted({name for run in runs for name in run.last}))
+    results: dict[str, list[dict[str, Any]]] = {}
+    for name in names:
+        first = runs[0].last.get(name)
+        for run in runs:
+            last, best = run.last.get(name), run.best.get(name) or {}
+            are_numbers = isinstance(last, (int, float)) and isinstance(first, (int, float))
+            entry = {"last": last, "difference": last - first if are_numbers else None}  # type: ignore[operator]
+            results.setdefault(name, []).append({**entry, "best": best.get("value"), "best_step": best.get("step")})
+    return results
+
+
+def _remarks(runs: Sequence[ArchivedRun], differences: dict[str, list[Difference]]) -> list[str]:
+    """Say what keeps runs from being compared, and what a difference may come from."""
+    remarks = [f"{run.folder.as_typed()} is {run.status}, at step {run.step or 0}" for run in runs if run.status != Status.COMPLETED]
+    remarks += [f"{run.folder.as_typed()}: {problem}" for run in runs for problem in run.problems]
+    if len({tuple(run.headline.values()) for run in runs}) > 1:
+        remarks.append("they are judged by different metrics: " + ", ".join(run.headline["metric"] for run in runs))
+    if order := [difference.name.removeprefix("order: ") for difference in differences["data"] if difference.name.startswith("order: ")]:
+        remarks.append(f"their samples come in a different order ({', '.join(order)})")
+    if [difference for difference in differences["data"] if not difference.name.startswith("order: ")]:
+        remarks.append("their data differs")
+    config = [difference.name for difference in differences["config"]]
+    if not config:
+        remarks.append("their configurations are the same: what differs in the results comes from code, data, environment or chance")
+    elif all(name.rpartition(".")[2] in REPEATS for name in config):
+        remarks.append(f"they differ by {', '.join(config)} alone: the difference of their results is chance")
+    return remarks

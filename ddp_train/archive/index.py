@@ -1,0 +1,269 @@
+"""The runs below a folder, as rows: an index in FOLDER/.index.sqlite, which may be deleted at any time and is never believed unseen.
+
+Every command looks at the files of all runs (which there are, their sizes and times) and reads those runs again that have changed. Whether
+a run is worked in is asked of its lock. Where no index can be written it is kept in memory: a read-only folder, a full disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddp_train.archive.archived_run import BROKEN, ArchivedRun, live_status, sweep_statuses
+from ddp_train.config.spelling import nearest
+from ddp_train.config.tree import identity, leaves
+from ddp_train.errors import ConfigError, join_few
+from ddp_train.run_folder.paths import RunFolder, is_sweep
+from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.sweep import REPEATS
+from ddp_train.system.folder_lock import HOLDER
+
+FILE = ".index.sqlite"
+LIVE = ("status", "age_days")
+STORED = (  # docs/runs.md says what each one is
+    *("folder", "sweep", "name", "metric", "goal", "best", "best_step", "last", "steps", "hosts", "ranks", "size", "seconds", "started"),
+    *("tags", "note", "typed", "problem", "recorded", "settings"),
+)
+_VERSION = zlib.crc32(repr(("1", STORED)).encode()) >> 1  # another one is read anew; the number is for columns that mean something else
+_FILES = ("config.yaml", "result.json", "environment.json", "notes.json", "metrics.jsonl")  # those that are read
+_FOLDERS = ("checkpoints", "evaluations", "predictions", "export", "profile")  # those that may grow when the run has ended
+_BEGUN = {".hydra", "environment.json", "result.json", "logs", "launch", "metrics.jsonl", "failure.json"}  # beside the config.yaml of a run
+_WORD = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*(?:[./][\w-]+)*""")
+_SILENT = "it ended without writing result.json"  # the problem of a run that was killed
+_SAVE_EVERY = 1000  # runs that were read
+
+
+class _Found(NamedTuple):
+    """A run folder as the file system shows it."""
+
+    path: str
+    sweep: str
+    names: frozenset[str]
+    stamp: str  # changes with what is in the folder
+
+
+class Index:
+    """The runs below a folder. `on_read(done, all)` is called for runs that have to be read."""
+
+    def __init__(self, root: Path, on_read: Callable[[int, int], None] = lambda done, all: None) -> None:
+        self.root = root.absolute()
+        self._database = _open(self.root / FILE)
+        self._update({os.path.relpath(run.path, self.root): run for run in _find(self.root)}, on_read)
+
+    def rows(self, *, where: str = "", sort: str = "", limit: int = 0) -> list[dict[str, Any]]:
+        """Return the runs as rows, the newest first; each has the columns, and `values`: its configuration and its metrics as JSON.
+
+        Args:
+            where: SQL over the columns, keys of the configuration and names of metrics.
+            sort: one of these; `best` and `last` have the better run first; `-` before it reverses.
+            limit: the largest number of rows; 0: all.
+
+        Raises ConfigError: where or sort cannot be understood.
+        """
+        key, down = sort.removeprefix("-"), "DESC" if sort.startswith("-") else ""
+        by = f"CASE goal WHEN 'max' THEN -{key} ELSE {key} END" if key in ("best", "last") else self._sql(key, "--sort")
+        order = f"({by}) IS NULL, {by} {down}," if sort else ""
+        found = self._select(f"* FROM listed WHERE ({{}}) ORDER BY {order} started DESC, folder LIMIT {limit or -1}", where)
+        return [dict(zip((*LIVE, *STORED, "values"), row, strict=True)) for row in found]
+
+    def count(self, where: str = "") -> int:
+        """Return the number of runs."""
+        return int(self._select("count(*) FROM listed WHERE ({})", where)[0][0])
+
+    def _select(self, query: str, where: str) -> list[tuple[Any, ...]]:
+        condition = self._sql(where, "--where") or "1"
+        try:
+            return self._database.execute(f"SELECT {query.format(condition)}").fetchall()
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise self._refusal(str(error), "--where" if where else "--sort", str(error).rpartition(": ")[2]) from None
+
+    def _sql(self, text: str, option: str) -> str:
+        """Return a text with keys of the configuration and names of metrics as SQL."""
+
+        def word(match: re.Match[str]) -> str:
+            name, path = match[0].strip('"'), f"""'$."{match[0].strip('"')}"'"""
+            if match[0].startswith("'") or name in LIVE or name in STORED:
+                return match[0]
+            if self._database.execute(f'SELECT 1 FROM runs WHERE json_type("values", {path}) IS NOT NULL LIMIT 1').fetchall():
+                return f'json_extract("values", {path})'
+            if "/" in name and {*name.split("/")}.intersection(STORED):  # a division
+                return "/".join(_WORD.sub(word, part) for part in name.split("/"))
+            if "." in name or "/" in name:
+                raise self._refusal(f"no run has {name}", option, name)
+            return match[0]
+
+        return _WORD.sub(word, text)
+
+    def _refusal(self, happened: str, option: str, name: str) -> ConfigError:
+        known = [row[0] for row in self._database.execute('SELECT DISTINCT key FROM runs, json_each("values") ORDER BY key')]
+        columns = [name for name in (*LIVE, *STORED) if name not in ("recorded", "settings")]
+        expected = f"SQL over {', '.join(columns)}; keys of the configuration and metrics: {join_few(known, 6)}"
+        return ConfigError(happened=f"{option}: {happened}", expected=expected, fix=nearest(name, [*columns, *known]) or "")
+
+    def _update(self, found: dict[str, _Found], on_read: Callable[[int, int], None]) -> None:
+        """Read the runs that are new or have changed, forget those that are gone, and ask for the status of all."""
+        stamps = dict(self._database.execute("SELECT folder, stamp FROM runs"))
+        changed = [folder for folder, run in found.items() if stamps.get(folder) != run.stamp]
+        rows: list[list[Any]] = []
+        for done, folder in enumerate(changed, 1):
+            run = found[folder]
+            facts = _facts(run) | {"folder": folder, "sweep": os.path.relpath(run.sweep, self.root) if run.sweep else ""}
+            rows.append([run.stamp, facts["values"], *(_plain(facts.get(name)) for name in STORED)])
+            on_read(done, len(changed))
+            if len(rows) == _SAVE_EVERY:
+                self._save(rows, [])
+                rows = []
+        self._save(rows, [(folder,) for folder in stamps.keys() - found.keys()])
+        recorded = dict(self._database.execute("SELECT folder, recorded FROM runs"))
+        sweeps = {sweep: sweep_statuses(Path(sweep)) for sweep in {run.sweep for run in found.values() if run.sweep}}
+        live = [(folder, _live(run, recorded.get(folder, BROKEN), sweeps)) for folder, run in found.items()]
+        self._database.execute("CREATE TEMP TABLE live (folder TEXT PRIMARY KEY, status TEXT)")
+        with self._database:  # an open transaction would keep other commands out
+            self._database.executemany("INSERT INTO live VALUES (?, ?)", live)
+        age = f"round(({time.time()} - started) / 86400, 5)"
+        ended = f"CASE WHEN problem = '{_SILENT}' AND status != '{Status.INTERRUPTED}' THEN '' ELSE problem END"
+        columns = ", ".join(f"{ended} AS problem" if name == "problem" else name for name in STORED)
+        view = f'SELECT status, {age} AS age_days, {columns}, "values" FROM live JOIN runs USING (folder)'
+        self._database.execute(f"CREATE TEMP VIEW listed AS {view}")
+
+    def _save(self, rows: list[list[Any]], gone: list[tuple[str]]) -> None:
+        """Write rows, and go on in memory where the index cannot be written: read-only, locked for long by another command, a full disk."""
+        if not rows and not gone:
+            return
+        try:
+            with self._database:
+                self._database.executemany(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * (2 + len(STORED)))})", rows)
+                self._database.executemany("DELETE FROM runs WHERE folder = ?", gone)
+        except sqlite3.OperationalError:
+            disk, self._database = self._database, _open(":memory:")
+            with suppress(sqlite3.Error):
+                disk.backup(self._database)
+            disk.close()
+            self._save(rows, gone)
+
+
+def _open(file: Path | str) -> sqlite3.Connection:
+    """Open an index, a new one in the place of one that is damaged or of another version; in memory where that cannot be."""
+    try:
+        database = sqlite3.connect(file)
+        database.execute("PRAGMA temp_store = MEMORY")
+        if database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            with database:
+                database.execute("DROP TABLE IF EXISTS runs")
+                others = ", ".join(name for name in STORED if name != "folder")
+                database.execute(f'CREATE TABLE runs (stamp TEXT, "values" TEXT, folder TEXT PRIMARY KEY, {others}) WITHOUT ROWID')
+                database.execute(f"PRAGMA user_version = {_VERSION}")
+        database.execute("SELECT folder, stamp FROM runs LIMIT 1").fetchall()
+    except sqlite3.OperationalError:
+        return _open(":memory:")
+    except sqlite3.DatabaseError:  # damaged
+        try:
+            os.unlink(file)
+        except OSError:
+            return _open(":memory:")
+        return _open(file)
+    return database
+
+
+def _find(root: Path) -> Iterator[_Found]:
+    """Yield every run folder below a folder, itself included; a link is followed once, and to other places alone."""
+    above = next(map(str, filter(is_sweep, root.parents)), "")  # of a job of a sweep that was asked for alone
+    waiting, known = [(str(root), above)], {os.path.realpath(root)}
+    while waiting:
+        path, sweep = waiting.pop()
+        try:
+            entries = {entry.name: entry for entry in os.scandir(path)}
+        except OSError:
+            continue
+        names = frozenset(entries)
+        if ("config.yaml" in names and names & _BEGUN) or {"environment.json", "logs"} <= names:
+            yield _Found(path, sweep, names, _stamp(entries))
+            continue
+        sweep = path if "sweep.json" in names else sweep
+        for name, entry in entries.items():
+            if name.startswith(".") or not entry.is_dir():
+                continue
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if any(f"{target}/".startswith(f"{place}/") or f"{place}/".startswith(f"{target}/") for place in known):
+                    continue
+                known.add(target)
+            waiting.append((entry.path, sweep))
+
+
+def _stamp(entries: dict[str, os.DirEntry[str]]) -> str:
+    parts = sorted(name for name in entries if name[0] != ".")
+    for name in (*_FILES, *_FOLDERS):
+        with suppress(KeyError, OSError):
+            status = entries[name].stat()
+            parts.append(f"{name} {status.st_mtime_ns} {status.st_size}")
+    return ",".join(parts)
+
+
+def _live(run: _Found, recorded: str, sweeps: dict[str, dict[Path, str]]) -> str:
+    in_sweep = sweeps[run.sweep].get(Path(run.path)) if run.sweep else None
+    if in_sweep is None and HOLDER not in run.names and "result.json" in run.names:  # most runs: no process works there
+        return recorded
+    return live_status(RunFolder(Path(run.path)), recorded, in_sweep=in_sweep)
+
+
+def _facts(found: _Found) -> dict[str, Any]:
+    """Return the row of a run but for its place."""
+    try:
+        facts = _facts_of(ArchivedRun(Path(found.path)))
+    except (TypeError, ValueError, LookupError, AttributeError) as error:  # JSON of another form than a run's
+        why = f"its files are not those of a run of this version ({type(error).__name__}: {error})"
+        facts = {"recorded": BROKEN, "problem": why, "values": "{}"}
+    return facts | {"size": size_of(found.path)}
+
+
+def _facts_of(run: ArchivedRun) -> dict[str, Any]:
+    metric, environment, status, flat = run.headline["metric"], run.environment, run.recorded_status, dict(leaves(run.config))
+    values = {name: value if not isinstance(value, float) or math.isfinite(value) else None for name, value in {**flat, **run.last}.items()}
+    best, ended_silently = run.best.get(metric) or {}, status == Status.INTERRUPTED and run.result is None
+    return {
+        "name": run.config.get("name"),
+        **run.headline,
+        "best": best.get("value"),
+        "best_step": best.get("step"),
+        "last": run.last.get(metric),
+        "steps": run.step,
+        "hosts": len(environment["hosts"]) if "hosts" in environment else None,
+        "ranks": environment.get("world_size"),
+        "seconds": run.result.seconds if run.result is not None else None,
+        "started": run.started,
+        "tags": " ".join(map(str, run.notes.get("tags", []))),
+        "note": run.notes.get("note"),
+        "typed": shlex.join(run.overrides),
+        "problem": "; ".join(run.problems) or (_SILENT if ended_silently else ""),
+        "recorded": status,
+        "settings": identity({key: value for key, value in flat.items() if key.rpartition(".")[2] not in REPEATS}),
+        "values": json.dumps(values, default=str),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return what a column holds: JSON of another form than a run's may have anything in its place."""
+    return value if value is None or isinstance(value, (str, float)) or (isinstance(value, int) and abs(value) < 1 << 63) else str(value)
+
+
+def size_of(folder: str) -> int:
+    """Return the bytes that a folder takes on disk."""
+    total, waiting = 0, [folder]
+    while waiting:
+        with suppress(OSError):
+            for entry in os.scandir(waiting.pop()):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+    return total

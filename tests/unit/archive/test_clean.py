@@ -1,0 +1,93 @@
+"""What is kept is said; nothing is removed that somebody needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_train.archive.clean import carry_out, kept, removals
+from ddp_train.archive.index import Index
+from ddp_train.cli.status import may_go_on
+from ddp_train.errors import ConfigError
+from ddp_train.launch.engine import slurm_client
+from ddp_train.launch.engine.engine import Stage, State, Submission
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.sweep import Sweep
+from tests.unit.archive.finished import a_sweep, finished, saved
+from tests.unit.cli.runs import works_in
+
+
+def removable(root: Path, *rules: str, only_checkpoints: bool = False) -> dict[str, list[str]]:
+    index = Index(root)
+    found = removals(index, index.rows(), kept(index, rules), only_checkpoints=only_checkpoints, may_go_on=may_go_on)
+    return {str(removal.run.relative_to(root)): removal.used_by for removal in found}
+
+
+def test_rules_keep_runs_of_each_name(tmp_path: Path) -> None:
+    for number in range(4):
+        finished(tmp_path / f"a{number}", 0.1 * number, "name=a", started=10 - number)
+        finished(tmp_path / f"b{number}", 0.1 * number, "name=b", started=number)
+    (tmp_path / "b1/notes.json").write_text(json.dumps({"tags": ["paper"]}))
+    index = Index(tmp_path)
+    assert kept(index, ["best=1"]) == {"a3", "b3"} and kept(index, ["last=2"]) == {"a0", "a1", "b3", "b2"}
+    assert kept(index, ["tagged", "where=name = 'a' AND best > 0.15"]) == {"b1", "a2", "a3"}
+    assert removable(tmp_path, "best=1", "last=2", "tagged") == {"a2": [], "b0": []}
+    for rule in ("best", "best=x", "tagged=1", "where", "newest=2"):
+        if rule != "tagged=1":
+            with pytest.raises(ConfigError, match="--keep="):
+                kept(index, [rule])
+
+
+def test_a_run_that_somebody_works_on_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its lock, by that of its sweep, by its engine's queue; and where the engine does not answer."""
+    for name in ("free", "locked", "queued"):
+        finished(tmp_path / name, 0.5)
+    sweep = a_sweep(tmp_path / "s", "0.1", "0.2")
+    queued = RunFolder(tmp_path / "queued")
+    queued.result.unlink()
+    Submission(engine="slurm", id="17").write(queued)
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.QUEUED))
+    works = [works_in(RunFolder(tmp_path / "locked")), works_in(RunFolder(sweep.root))]
+    assert removable(tmp_path) == {"free": []}
+    for process in works:
+        process.terminate()
+        process.wait()
+    monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.ENDED))
+    assert set(removable(tmp_path)) == {"free", "locked", "queued", "s/0", "s/1"}
+
+
+def test_what_another_run_points_to_is_said(tmp_path: Path) -> None:
+    teacher = finished(tmp_path / "teacher", 0.5)
+    checkpoint = saved(teacher)
+    finished(tmp_path / "pupil", 0.6, "init_from=teacher/checkpoints/best", "name=pupil")
+    finished(tmp_path / "other", 0.6, f"init_from={checkpoint}", "name=other")
+    assert removable(tmp_path, "where=name IN ('pupil', 'other')") == {"teacher": ["other", "pupil"]}
+    assert removable(tmp_path, "where=name IN ('pupil', 'other')", only_checkpoints=True) == {"teacher": ["other", "pupil"]}
+    assert removable(tmp_path) == {"teacher": [], "pupil": [], "other": []}  # they go as well
+
+
+def test_runs_and_checkpoints_go_and_a_sweep_forgets_its_jobs(tmp_path: Path) -> None:
+    alone = finished(tmp_path / "alone", 0.5)
+    saved(alone)
+    sweep = a_sweep(tmp_path / "s", "0.1", "0.2", "0.3")
+    index = Index(tmp_path)
+    found = removals(index, index.rows(), set(), only_checkpoints=True, may_go_on=may_go_on)
+    assert [removal.path for removal in found] == [alone.checkpoints]
+    assert carry_out(index, found) == [] and not alone.checkpoints.exists() and alone.is_completed()
+    index = Index(tmp_path)
+    found = removals(index, index.rows(), kept(index, ["best=1"]), only_checkpoints=False, may_go_on=may_go_on)
+    assert carry_out(index, found) == []
+    assert [job.number for job in Sweep.load(sweep.root).jobs] == [2] and not (sweep.root / "0").exists()
+    index = Index(tmp_path)
+    assert [row["folder"] for row in index.rows()] == ["s/2"]
+    process = works_in(RunFolder(sweep.root / "2"))  # it began after it was listed
+    index = Index(tmp_path)
+    found = removals(index, index.rows(), set(), only_checkpoints=False, may_go_on=lambda run_folder: False)
+    (failed,) = carry_out(index, found)
+    assert "another run is working in" in failed and RunFolder(sweep.root / "2").read_result().status == Status.COMPLETED  # type: ignore[union-attr]
+    process.terminate()
+    process.wait()
+    assert carry_out(index, found) == [] and not sweep.root.exists()

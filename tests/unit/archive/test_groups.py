@@ -1,0 +1,32 @@
+"""Groups of runs that differ by the seed alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddp_train.archive.groups import conclusion, grouped
+from ddp_train.archive.index import Index
+from ddp_train.run_folder.result import Status
+from tests.unit.archive.finished import finished
+
+
+def test_seeds_are_one_group_and_the_best_one_is_certain_or_not(tmp_path: Path) -> None:
+    for seed in range(3):
+        finished(tmp_path / f"low{seed}", 0.5 + seed / 100, "optimizer.lr=0.01", f"seed={seed}", "name=x")
+        finished(tmp_path / f"high{seed}", 0.7 + seed / 100, "optimizer.lr=0.1", f"seed={seed}", f"cluster.grace_s={10 + seed}")
+    finished(tmp_path / "failed", 0.99, "optimizer.lr=0.1", status=Status.FAILED)
+    groups = grouped(Index(tmp_path).rows())
+    assert [(group.typed, group.spread.n, group.folders[0]) for group in groups] == [
+        ("optimizer.lr=0.1", 3, "high2"),
+        ("optimizer.lr=0.01", 3, "low2"),
+    ]
+    assert groups[0].settings == {"optimizer.lr": 0.1} and groups[0].as_dict()["spread"]["n"] == 3
+    assert conclusion(groups).startswith("the best is better than the next by 0.2 ± 0.023 (95% confidence): certain")
+    finished(tmp_path / "one", 0.72, "optimizer.lr=0.3")
+    groups = grouped(Index(tmp_path).rows())
+    assert "not certain: one run says nothing of the spread" in conclusion(groups)
+    for seed in range(2):
+        finished(tmp_path / f"wide{seed}", 0.6 + 0.3 * seed, "optimizer.lr=0.4", f"seed={seed}")
+    assert "not certain with 2 runs and 1 run" not in conclusion(grouped(Index(tmp_path).rows(where="optimizer.lr IN (0.1, 0.4)")))
+    assert "not certain with 2 runs and 3 runs" in conclusion(grouped(Index(tmp_path).rows(where="optimizer.lr IN (0.1, 0.4)")))
+    assert conclusion(groups[:1]) == ""

@@ -1,0 +1,131 @@
+"""`ddp-train runs` on runs that have trained: a small sweep, one that failed, one that was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli import main
+from ddp_train.launch.job_runner import JobRunner
+from ddp_train.run_folder.paths import RunFolder
+from tests.conftest import TINY, Project, wait_for
+from tests.unit.cli.runs import works_in
+
+pytestmark = pytest.mark.distributed
+RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
+FEW = [*TINY, "cluster.processes_per_node=1", "trainer.log_every_steps=1"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = Project(tmp_path_factory.mktemp("trained"))
+    rates = ["seed=0,1", "optimizer.lr=0.001,0.01", "trainer.max_steps=4"]
+    swept = project.run("-m", "name=sweep", "hydra.sweep.dir=outputs/s", *rates, *FEW, timeout=300)
+    assert swept.returncode == 0, swept.output
+    failed = project.run("hydra.run.dir=outputs/failed", "trainer.max_steps=4", "debug.faults=[{kind: exception, step: 2}]", *FEW)
+    assert failed.returncode == 1
+    killed = project.start("hydra.run.dir=outputs/killed", "trainer.max_steps=100000", "trainer.max_epochs=10000", *FEW)
+    wait_for(lambda: RunFolder(project.folder / "outputs/killed").metrics.exists())
+    killed.kill()
+    killed.communicate()
+    assert project.run("init_from=outputs/s/0", "hydra.run.dir=outputs/later", "trainer.max_steps=2", *FEW).returncode == 0
+    return project.folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them, in which the user stands."""
+    shutil.copytree(trained / "outputs", tmp_path / "outputs", symlinks=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "outputs"
+
+
+def type_(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    assert main.run(["runs", *words], RUNNER) == code
+    captured = capsys.readouterr()
+    return captured.out if code == 0 else captured.err
+
+
+def test_all_runs_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = type_(capsys)
+    lines = {line.split()[0]: line.split()[1:3] for line in shown.splitlines()[1:8]}
+    assert set(lines) == {*(f"outputs/s/{number}" for number in range(4)), "outputs/failed", "outputs/killed", "outputs/later"}
+    assert lines["outputs/s/1"][0] == "completed" and lines["outputs/failed"][0] == "failed"
+    assert lines["outputs/killed"] == ["interrupted", "!"]
+    assert "! outputs/killed: it ended without writing result.json" in shown and "7 runs, 1 marked" in shown
+    rows = [json.loads(line) for line in type_(capsys, "--json", "--where", "optimizer.lr = 0.01 AND status = 'completed'").splitlines()]
+    assert {row["folder"] for row in rows} == {"outputs/s/1", "outputs/s/3"}
+    assert rows[0]["values"]["optimizer.lr"] == 0.01 and rows[0]["values"]["eval/accuracy"] == rows[0]["last"]
+    assert "5 more with --limit=0" in type_(capsys, "--limit=2", "outputs")
+    assert "no run has optimizer.rl" in type_(capsys, "--where=optimizer.rl>1", code=2)
+    assert type_(capsys, "outputs/s").startswith("job")  # the table of a sweep
+
+
+def test_seeds_are_grouped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = type_(capsys, "--group", "outputs/s", "--sort=best").splitlines()
+    assert [line.split()[0] for line in shown[1:3]] == ["2", "2"]
+    assert {line.split()[-1] for line in shown[1:3]} == {"optimizer.lr=0.001", "optimizer.lr=0.01"}
+    assert "2 groups of completed runs; the best is better than the next by" in shown[3]
+    assert json.loads(type_(capsys, "--group", "--json", "outputs/s").splitlines()[0])["spread"]["n"] == 2
+
+
+def test_one_run_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = type_(capsys, "show", "outputs/s/0")
+    assert "completed, step 4; done" in shown and "ran on   1 rank on" in shown and "saved    step" in shown
+    assert "eval/accuracy " in shown and "train/loss" in shown and "└" in shown
+    assert "interrupted, step" in type_(capsys, "show", "outputs/killed")
+    assert json.loads(type_(capsys, "show", "outputs/failed", "--json"))["status"] == "failed"
+    (folder / "s/0/config.yaml").write_text("a: [")
+    assert "! config.yaml cannot be read" in type_(capsys, "show", "outputs/s/0")
+
+
+def test_runs_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = type_(capsys, "compare", "outputs/s/0", "outputs/s/1")
+    assert "optimizer.lr  0.001 (typed)  0.01 (typed)" in shown and "data: the same" in shown and "B - A" in shown
+    assert "differ by seed alone" in type_(capsys, "compare", "outputs/s/0", "outputs/s/2") or "different order (seed" in shown
+    shown = type_(capsys, "compare", "outputs/s/0", "outputs/s/2", "outputs/killed")
+    assert "different order (" in shown and "outputs/killed is interrupted, at step" in shown and "C - A" in shown
+    assert (
+        json.loads(type_(capsys, "compare", "--json", "outputs/s/0", "outputs/s/1"))["differences"]["config"][0]["name"] == "optimizer.lr"
+    )
+    assert "one run was given" in type_(capsys, "compare", "outputs/s/0", code=2)
+
+
+def test_runs_get_tags_and_a_note(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    type_(capsys, "tag", "outputs/s/1", "paper", "good")
+    assert "good" in type_(capsys, "tag", "outputs/s/1", "paper", "--remove")
+    type_(capsys, "note", "outputs/s/1", "the one of table 2")
+    assert [json.loads(line)["note"] for line in type_(capsys, "--json", "--where=tags = 'good'").splitlines()] == ["the one of table 2"]
+    type_(capsys, "note", "outputs/s/1", "")
+    assert json.loads((folder / "s/1/notes.json").read_text()) == {"tags": ["good"], "note": None}
+    assert "no tag was given" in type_(capsys, "tag", "outputs/s/1", code=2) and "no text" in type_(capsys, "note", "outputs/s/1", code=2)
+
+
+def test_others_than_the_best_are_removed_after_asking(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "which runs stay?" in type_(capsys, "clean", code=2)
+    reading, writing = os.openpty()
+    with os.fdopen(reading), os.fdopen(writing) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        monkeypatch.setattr("builtins.input", lambda question: "n")
+        assert "can be removed" in type_(capsys, "clean", "--keep=best=1", "--keep=where=name='sweep'", "--where=status='failed'")
+        assert (folder / "failed").exists()
+        monkeypatch.setattr("builtins.input", lambda question: "y")
+        type_(capsys, "clean", "--where=status='failed'")
+        assert not (folder / "failed").exists()
+    with open(os.devnull) as nothing, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", nothing)
+        assert "with --yes" in type_(capsys, "clean", "--keep=last=1", code=2)
+    process = works_in(RunFolder(folder / "killed"))
+    shown = type_(capsys, "clean", "--where=1", "--checkpoints", "--keep=where=folder='later'", "--yes")
+    assert "s/0/checkpoints  stays: later uses it" in shown and (folder / "s/0/checkpoints").exists()
+    assert not (folder / "s/1/checkpoints").exists() and (folder / "s/1/result.json").exists() and (folder / "later/checkpoints").exists()
+    shown = type_(capsys, "clean", "--keep=where=folder='later'", "--used-too", "--yes")
+    assert not (folder / "s").exists() and (folder / "killed").exists()
+    process.terminate()
+    process.wait()
