@@ -15,10 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
 from tests.docs.pages import ROOT
+from tests.unit.archive.report.browser import chromium
 
 PICTURES = ROOT / "docs" / "pictures"
 COLUMNS = 100
@@ -45,6 +47,7 @@ def main() -> None:
             print(f"tensorboard.png stays as it is: none of {', '.join(_BROWSERS)} is installed")
         else:
             tensorboard(Path(scratch), browser)
+            report(Path(scratch))
     for picture in sorted(PICTURES.iterdir()):
         print(f"{picture.relative_to(ROOT)}  {picture.stat().st_size / 1000:.0f} kB")
         assert picture.stat().st_size < MAX_BYTES
@@ -145,6 +148,17 @@ def tensorboard(folder: Path, browser: str) -> None:
     finally:
         served.terminate()
         served.wait()
+
+
+def report(folder: Path) -> None:
+    """Show the newest sweep in `folder` as `ddp-train report` does."""
+    sweep = max(path.parent for path in (folder / "outputs/default/sweeps").glob("*/sweep.json"))
+    subprocess.run([Path(sys.executable).parent / "ddp-train", "report", sweep, f"--out={folder / 'report.html'}"], check=True)
+    with chromium(folder / "profile") as browser:
+        browser.open(folder / "report.html", width=1280, height=1240)
+        browser.run("document.querySelector('.top').style.position = 'static'")
+        browser.screenshot(PICTURES / "report.png")
+    Image.open(PICTURES / "report.png").convert("RGB").quantize(96).save(PICTURES / "report.png", optimize=True)  # half of the bytes
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ COMMANDS = {
     "export": Command("export", "export"),
     "runs": Command("runs", "runs"),
     "status": Command("status", "show_status"),
+    "report": Command("report", "report"),
     "logs": Command("status", "show_logs", "LOGS_USAGE"),
     "profile": Command("profile", "profile"),
     "cancel": Command("cancel", "cancel"),

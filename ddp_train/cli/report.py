@@ -1,0 +1,54 @@
+"""`ddp-train report`: write runs and sweeps as one page, once or while they go on, and their curves as figures."""
+
+import time
+from pathlib import Path
+
+from ddp_train.archive.report.figures import write_figures
+from ddp_train.archive.report.page import collect, page
+from ddp_train.cli.saved_run import parse_words, run_of
+from ddp_train.errors import DONE, ConfigError, plural
+from ddp_train.launch.job_runner import JobRunner
+from ddp_train.run_folder.paths import is_sweep
+from ddp_train.run_folder.result import Status
+from ddp_train.system.files import write_atomic
+
+USAGE = """ddp-train report RUN|SWEEP... [--out=FILE.html] [--watch] [--figures=DIR]
+
+  RUN|SWEEP      run folders and folders of sweeps: one page shows all of them; it needs no network and no server
+  --out          the file; default: report.html in the folder of the run or sweep, or here for several
+  --watch        write it again every few seconds until no process works on any of them; an open page follows
+  --figures      write each curve as DIR/SPLIT_NAME.svg, for a paper
+"""
+
+_EVERY_S = 5
+
+
+def report(arguments: list[str], runner: JobRunner) -> int:
+    """`ddp-train report RUN|SWEEP... [--out=FILE.html] [--watch] [--figures=DIR]`: write a page. Starts nothing."""
+    options, words = parse_words(arguments, USAGE, {"--out": "FILE", "--watch": "", "--figures": "DIR"}, most=None)
+    folders = [Path(word) if is_sweep(Path(word)) else run_of(Path(word), key="RUN") for word in words]
+    file = Path(options.get("--out") or ("report.html" if len(folders) > 1 else folders[0] / "report.html"))
+    names = [folder.absolute() for folder in folders[:3]]
+    title = ", ".join(f"{name.parent.name}/{name.name}" if name.name.isdigit() else name.name for name in names)
+    begun, is_watched = time.monotonic(), "--watch" in options
+    while True:
+        shown = collect(folders)
+        if not shown:
+            raise ConfigError(key="SWEEP", happened=f"{words[0]} has no job yet", expected="a sweep with jobs")
+        goes_on = is_watched and any(each.run.status in (Status.QUEUED, Status.RUNNING) for each in shown)
+        try:
+            write_atomic(file, page(shown, title=title + (" ..." if len(folders) > 3 else ""), reload_s=_EVERY_S if goes_on else 0))
+            figures = write_figures(shown, Path(options["--figures"])) if "--figures" in options and not goes_on else []
+        except OSError as error:
+            raise ConfigError(key="--out", happened=f"{error.filename or file} cannot be written: {error.strerror}") from None
+        if not goes_on:
+            break
+        time.sleep(_EVERY_S)
+    took = "" if is_watched else f" in {time.monotonic() - begun:.1f} s"
+    print(f"{file}: {plural(len(shown), 'run')}, {file.stat().st_size / 1000:,.0f} kB{took}")
+    if figures:
+        print(f"{options['--figures']}: {plural(len(figures), 'figure')} as SVG")
+    for each in shown:
+        for problem in each.run.problems:
+            print(f"{each.run.folder.as_typed()}: {problem}")
+    return DONE
