@@ -15,7 +15,7 @@ from ddp_train.errors import join_few
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import REPEATS
 
-_ENVIRONMENT = ("ddp_train", "torch", "python", "cuda", "nccl", "platform", "world_size", "hosts", "batch", "working_directory")
+_ENVIRONMENT = ("ddp_train", "torch", "python", "cuda", "nccl", "platform", "cpu_capability", "world_size", "hosts", "batch", "working_directory")
 _ABSENT = "-"
 
 
@@ -50,7 +50,7 @@ def compare(runs: Sequence[ArchivedRun]) -> Comparison:
         "config": lambda run: dict(leaves(run.config)),
         "code": _code,
         "data": lambda run: run.data_identity,
-        "environment": _environment,
+        "environment": environment_facts,
     }
     origins = [origin_of(run) for run in runs]
     differences = {}
@@ -114,11 +114,14 @@ def _code(run: ArchivedRun) -> dict[str, Any]:
     return {"commit": git.get("commit"), "uncommitted changes": changes if git.get("commit") else None}
 
 
-def _environment(run: ArchivedRun) -> dict[str, Any]:
-    ranks, packages = run.environment.get("ranks") or [], run.environment.get("packages") or {}
+def environment_facts(run: ArchivedRun) -> dict[str, Any]:
+    """Return what environment.json says of the machine and its software, by names for people."""
+    ranks = run.environment.get("ranks") or []
     facts = {name: run.environment.get(name) for name in _ENVIRONMENT}
     each = {name: sorted({str(rank.get(key)) for rank in ranks}) for name, key in (("devices", "device"), ("threads of a rank", "threads"))}
-    return {**facts, **each, **{f"package {name}": version for name, version in packages.items()}}
+    parts = {"package": "packages", "source of": "package_sources", "cpu": "cpu", "variable": "variables"}
+    named = {f"{title} {name}": value for title, key in parts.items() for name, value in (run.environment.get(key) or {}).items()}
+    return {**facts, **each, **named}
 
 
 def _results(runs: Sequence[ArchivedRun]) -> dict[str, list[dict[str, Any]]]:

@@ -79,7 +79,7 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
     _require_single_run(overrides)
     report: dict[str, str] = {}
     with tempfile.TemporaryFile() as told:
-        code = _run([sys.executable, "-m", "ddp_train", *overrides], told)
+        code = run_command([sys.executable, "-m", "ddp_train", *overrides], told)
         told.seek(0)
         for line in told:
             report |= json.loads(line)
@@ -142,15 +142,19 @@ def _failure_of(run_folder: RunFolder, code: int) -> RunFailed:
     return RunFailed(text, exit_code=code, folder=run_folder.root, failure=found)
 
 
-def _run(command: list[str], told: IO[bytes]) -> int:
-    """Run a command to its end, show what it says here, and return its exit code. However this process leaves, the command has ended."""
+def run_command(command: list[str], told: IO[bytes], *, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> int:
+    """Run a command to its end, show what it says here, and return its exit code. However this process leaves, the command has ended.
+
+    `told` gets what it tells by `JobRunner.tell_caller`, as lines of JSON.
+    """
     outputs = [None if stream in (sys.__stdout__, sys.__stderr__) else stream for stream in (sys.stdout, sys.stderr)]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what was printed before comes first
     with _stop_signals_passed_on() as pass_on_to:
         child = subprocess.Popen(
             command,
-            env={**os.environ, handover.CALLER: f"{os.getpid()}:{told.fileno()}"},
+            cwd=folder,
+            env={**(os.environ if environment is None else environment), handover.CALLER: f"{os.getpid()}:{told.fileno()}"},
             pass_fds=[told.fileno()],
             start_new_session=True,  # Ctrl-C on the terminal, and a notebook's stop button, reach this process alone, which tells it once
             stdin=subprocess.DEVNULL,

@@ -32,7 +32,8 @@ TRUST = "--trust"
 _EVALUATION = ("evaluation.save_predictions=", "evaluation.batch_size=", "loader.num_workers=")
 """Overrides for a run that is done: to save its predictions, and how they are computed."""
 
-_PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")  # keys of paths
+PATH = re.compile(r"(^|[._])(root|path|file|folder|dir|directory|init_from|sample_weights)$")
+"""Keys of paths."""
 
 
 def parse_words(
@@ -165,7 +166,7 @@ def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping
         if not isinstance(value, str) or key in unread or not value:
             continue
         is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])
-        is_path = ("/" in value or _PATH.search(key)) and not Path(value).is_absolute() and (began / value).exists()
+        is_path = ("/" in value or PATH.search(key)) and not Path(value).is_absolute() and (began / value).exists()
         if is_module or (is_path and not (here / value).exists()):
             happened = f"is {value}, relative to {began}, where the run was started; you are in {here}"
             fix = f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(words)}"

@@ -138,7 +138,7 @@ class RunConfig(RootConfig, Sections):
         """
         if not answers:
             return self._yaml
-        return _text({**auto.with_answers(self.tree, "", answers), ANSWERED: list(answers)})
+        return _text({**auto.with_answers(self.tree, "", answers), ANSWERED: sorted(answers)})
 
     @cached_property
     def _yaml(self) -> str:

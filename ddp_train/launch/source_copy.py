@@ -24,8 +24,8 @@ from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.spec import Code
 from ddp_train.system.files import earlier_copy, write_atomic
 
-_INSTALLED = {"site-packages", "dist-packages"}
-_OURS = ".ddp_train"  # the folder of our own package in the source copy of another project
+INSTALLED = {"site-packages", "dist-packages"}
+OURS = ".ddp_train"  # the folder of our own package in the source copy of another project
 _RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
 _MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
 _KEY = "cluster.code_limit_mib"
@@ -101,14 +101,14 @@ def read_source(*, limit_mib: int) -> Source:
     top, names, _ = source_names(here)
     files = {name: top / name for name in names}
     imported = [here, *(Path(entry or ".").resolve() for entry in sys.path), FOLDER.parent]  # the folders that Python imports from now
-    copied = [folder for folder in imported if folder.is_dir() and folder.is_relative_to(top) and _INSTALLED.isdisjoint(folder.parts)]
+    copied = [folder for folder in imported if folder.is_dir() and folder.is_relative_to(top) and INSTALLED.isdisjoint(folder.parts)]
     roots = [str(folder.relative_to(top)) for folder in copied]
     conf = FOLDER.parent / "conf"
     has_ours = {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values())
-    if not has_ours and _INSTALLED.isdisjoint(FOLDER.parts):
-        files |= {f"{_OURS}/{path.relative_to(FOLDER.parent)}": path for path in (*_python_files(FOLDER), *FOLDER.glob("config/*.yaml"))}
-        files |= {f"{_OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
-        roots = [_OURS, *roots]
+    if not has_ours and INSTALLED.isdisjoint(FOLDER.parts):
+        files |= {f"{OURS}/{path.relative_to(FOLDER.parent)}": path for path in (*_python_files(FOLDER), *FOLDER.glob("config/*.yaml"))}
+        files |= {f"{OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
+        roots = [OURS, *roots]
     return Source(files, tuple(dict.fromkeys(roots)), _require_size(files, top, limit_mib))
 
 
@@ -150,7 +150,7 @@ def _python_files(top: Path) -> Iterator[Path]:
             fix = "cd to the folder of your code; or run `git init` there, with data and outputs in .gitignore"
             raise ConfigError(happened=happened, fix=fix)
         here = Path(folder)
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name not in ("__pycache__", *_INSTALLED))
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name not in ("__pycache__", *INSTALLED))
         subfolders[:] = [name for name in subfolders if not any((here / name / mark).exists() for mark in ("pyvenv.cfg", *_RUN_HAS))]
         yield from (here / name for name in sorted(names) if name.endswith(".py"))
 
@@ -185,7 +185,7 @@ def _copy(source: Path, copy: Path) -> None:
 def _listing(folder: Path) -> str:
     """Return the names and the hashes of all files of a copy, as sha256sum writes them. What Python compiles there does not count."""
     lines = []
-    for name in sorted(_names_below(folder)):
+    for name in sorted(names_below(folder)):
         path = folder / name
         content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes()
         escaped = name.encode(errors="backslashreplace").decode().replace("\\", "\\\\").replace("\n", "\\n")
@@ -193,7 +193,7 @@ def _listing(folder: Path) -> str:
     return "".join(lines)
 
 
-def _names_below(folder: Path) -> Iterable[str]:
+def names_below(folder: Path) -> Iterable[str]:
     for place, subfolders, names in os.walk(folder):
         links = [name for name in subfolders if os.path.islink(os.path.join(place, name))]
         subfolders[:] = [name for name in subfolders if name != "__pycache__" and name not in links]

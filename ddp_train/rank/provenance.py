@@ -2,17 +2,14 @@
 
 import os
 import platform
-import re
 import secrets
 import shlex
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib import metadata
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +19,19 @@ from ddp_train import __version__
 from ddp_train.checkpoint import catalog
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
+from ddp_train.launch.captured_code import ask_git, capture_code
 from ddp_train.launch.job import Job
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_atomic, write_json
 from ddp_train.system.redaction import redact_code
+from ddp_train.system.software import software
 
-_GIT_TIMEOUT_S = 10
 _SHARED_WITHIN_S = 20  # until a network file system shows what another machine wrote
 
 
 @contextmanager
 def recorded(job: Job, world: World) -> Iterator[None]:
-    """Write environment.json (and code.diff for a checkout with changes), after checking that all ranks agree. Collective.
+    """Write environment.json (and the code that no commit has), after checking that all ranks agree. Collective.
 
     Git and the disk take their time: the files are written beside the block, and are there when it is left, however that is. A resumed
     run keeps the first ones.
@@ -64,10 +62,11 @@ def recorded(job: Job, world: World) -> Iterator[None]:
 
 def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
     saved_ids = (entry.run for entry in reversed(catalog.all_entries(job.run_folder.checkpoints)) if entry.run)
-    commit = _git("rev-parse", "HEAD")  # of the code that the user stands in; None outside a checkout
-    if diff := _git("diff", "HEAD") if commit else None:
+    commit = ask_git(Path.cwd(), "rev-parse", "HEAD")  # of the code that the user stands in; "" outside a checkout
+    if diff := ask_git(Path.cwd(), "diff", "HEAD") if commit else "":
         write_atomic(job.run_folder.code_diff, redact_code(diff))
     environment = {
+        **software(),
         "run": next(saved_ids, secrets.token_hex(8)),  # a run that has lost this file keeps the id in its newest checkpoint
         "command": shlex.join(job.command),
         "overrides": job.overrides,
@@ -75,17 +74,16 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
         "config_sha256": job.config.hash(),
         "batch": str(job.config.batch),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "git": {"commit": commit.strip() if commit else None, "dirty": bool(diff)},
+        "git": {"commit": commit.strip() or None, "dirty": bool(diff)},
+        "code": [asdict(folder) for folder in capture_code(job.run_folder.code_archive, job.run_folder.spec)],
         "ddp_train": __version__,
-        "python": platform.python_version(),
         "torch": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if world.device.type == "cuda" else None,
-        "platform": platform.platform(),
         "world_size": world.size,
         "hosts": sorted({report["host"] for report in ranks}),
         "ranks": [{name: report[name] for name in ("host", "device", "threads")} for report in ranks],
-        "packages": _packages(),
     }
     write_json(job.run_folder.environment, environment)
 
@@ -103,19 +101,3 @@ def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:
                 happened = f"rank {rank} on {report['host']} has {name} {report[name]}, rank 0 on {ranks[0]['host']} has {ranks[0][name]}"
                 return UserError(happened=happened, expected="the same on all ranks", fix="install the same versions on every machine")
     return None
-
-
-def _packages() -> dict[str, str]:
-    heads = [(dist.read_text("METADATA") or dist.read_text("PKG-INFO") or "").partition("\n\n")[0] for dist in metadata.distributions()]
-    # By a pattern: email's parser takes six times as long.
-    matches = [tuple(re.search(rf"^{field}: *(.+?)\r?$", head, re.MULTILINE) for field in ("Name", "Version")) for head in heads]
-    return dict(sorted((name[1], version[1]) for name, version in matches if name and version))
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, cwd=Path.cwd())
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
-        print(f"git could not be asked: {error}", file=sys.stderr)
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -20,7 +20,7 @@ _NAMES_CODE = ("config.yaml", "sweep.json", "conf/**/*.yaml")  # a run or a swee
 
 _READ = (
     *_NAMES_CODE,
-    *("task.json", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"),
+    *("task.json", "environment.json", "code.tar.gz", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"),
     *("compiled", "compiled/*", "compiled/*/*"),  # executed code
 )
 
@@ -55,7 +55,7 @@ def check_below(root: Path, folder: Path, *, key: str) -> list[ConfigError]:
     return []
 
 
-def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False) -> None:
+def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False, why: str = "") -> None:
     """Refuse to build from files that another user could have written, until they were shown and accepted.
 
     Called for typed commands, never for a run that continues unattended: its own user has begun it.
@@ -64,10 +64,11 @@ def require_trust(path: Path, *, key: str, accept: str, is_trusted: bool = False
         path: a run folder, the folder of a sweep, or a spec.
         accept: how a user accepts it.
         is_trusted: it was accepted; this process does not ask again
+        why: a reason that is known beforehand: it came as a file
     """
     if is_trusted:
         _accepted.add(path.absolute())
-    if path.absolute() in _accepted or not (why := _of_another_user(path)):
+    if path.absolute() in _accepted or not (why := why or _of_another_user(path)):
         return
     files = [file for folder in _run_folders(path) for pattern in _NAMES_CODE for file in sorted(folder.glob(pattern)) if file.is_file()]
     lines = [line for file in files or [path] for line in (f"{file}:", *(f"  {text}" for text in _what_runs(file)))]

@@ -20,6 +20,7 @@ TORCHRUN = "|".join((*torchrun_env.VARIABLES, "GROUP_WORLD_SIZE", r"TORCHELASTIC
 
 SHOWN_BY = {
     "checkpoint/foreign_form.py": "tests/unit/cli/test_pipeline.py, tests/unit/training/state/test_initial_weights.py",
+    "checkpoint/file_check.py": "tests/unit/checkpoint/test_verify.py",
     "cli/export.py": "tests/unit/training/inference/test_export.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/resume.py": "tests/config/test_config.py",
@@ -81,8 +82,8 @@ def sources() -> list[Path]:
 @pytest.mark.parametrize(
     ("pattern", "places"),
     [
-        # What /proc says of the network, the driver and the mounts is read where these are.
-        ("/proc/(?!net/|driver/|self/mountinfo)|^/proc$", {"system/process.py"}),
+        # What /proc says of the network, the driver, the processor and the mounts is read where these are.
+        ("/proc/(?!net/|driver/|self/mountinfo|cpuinfo)|^/proc$", {"system/process.py"}),
         # MASTER_ADDR is also what a cluster tells an agent: where the machines meet.
         (rf"^({TORCHRUN})$", {"system/torchrun_env.py", "config/cluster.py", "config/rules/machines.py"}),
         ("^DDP_TRAIN_", {"system/handover.py"}),

@@ -22,6 +22,8 @@ COMMANDS = {
     "runs": Command("runs", "runs"),
     "status": Command("status", "show_status"),
     "report": Command("report", "report"),
+    "reproduce": Command("reproduce", "reproduce", overrides="values"),
+    "verify": Command("verify", "verify"),
     "logs": Command("status", "show_logs", "LOGS_USAGE"),
     "profile": Command("profile", "profile"),
     "cancel": Command("cancel", "cancel"),

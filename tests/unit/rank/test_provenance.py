@@ -1,9 +1,8 @@
-"""environment.json names what is installed, as the packages call themselves."""
+"""environment.json is written beside the first steps, once, and keeps the id of the run."""
 
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
@@ -14,12 +13,6 @@ from ddp_train.distributed.world import alone
 from ddp_train.rank import provenance
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.checkpoint.states import saved
-
-
-def test_the_packages_have_the_names_and_versions_of_their_own_metadata() -> None:
-    found = provenance._packages()
-    assert found == {each.name: each.version for each in metadata.distributions()}
-    assert "torch" in found
 
 
 def test_it_is_written_beside_the_block_and_there_when_the_block_is_left_also_by_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,205 @@
+"""`ddp-train reproduce`: train a run once more, with its code, configuration and ranks, and compare the losses."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ddp_train.archive import reproduction
+from ddp_train.archive.archived_run import ArchivedRun
+from ddp_train.archive.compare import compare
+from ddp_train.cli.from_python import run_command
+from ddp_train.cli.saved_run import PATH, TRUST, ask_trust, parse_words, run_of
+from ddp_train.config.command.saved_overrides import with_overrides
+from ddp_train.config.saved import replaced_configs
+from ddp_train.config.spelling import text_of
+from ddp_train.config.targets.target import AUTO
+from ddp_train.config.tree import changes_results, differences, dotted_items
+from ddp_train.errors import DONE, FAILED, ConfigError
+from ddp_train.launch.captured_code import MAX_BYTES, add_files, ask_git
+from ddp_train.launch.job_runner import JobRunner
+from ddp_train.launch.source_copy import names_below
+from ddp_train.run_folder.claim import claim_new, release
+from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.result import Status
+from ddp_train.run_folder.trust import require_trust
+from ddp_train.system.files import appears_whole, write_json
+from ddp_train.system.software import VARIABLES
+from ddp_train.system.untrusted_tar import unpack
+
+USAGE = """ddp-train reproduce RUN [key=value ...] [--check | --export=FILE.tar.gz]
+
+  RUN            a run folder, or a bundle (FILE.tar.gz): puts its code into a new folder, trains there in a new run folder with the same
+                 configuration, ranks and threads, and compares all losses and metrics; the old run stays as it is
+  key=value      where things are here: paths (data.root=PATH), cluster.*, and other keys that change no result; debug.max_steps=N
+                 compares the first steps only; ~metrics.X removes a metric writer
+  --check        only say what differs here; start nothing
+  --export=FILE  write a bundle for other people: configuration, code, environment and metrics; no data, no weights, no secrets
+  --trust        allow code that another user has written, or that a bundle has, to run as you
+
+Exit code: 0 the same losses bit for bit (--check: nothing differs here); 1 they differ (--check: something does); else as of a run
+"""
+
+_CUT = "debug.max_steps="
+
+
+def reproduce(arguments: list[str], runner: JobRunner) -> int:
+    """`ddp-train reproduce RUN`: train a run once more and compare it with the first."""
+    options, (typed, *overrides) = parse_words(arguments, USAGE, {"--check": "", "--export": "FILE", TRUST: ""}, most=None)
+    with tempfile.TemporaryDirectory(prefix="ddp_train_") as scratch:
+        folder = Path(scratch, "run")
+        if Path(typed).is_file():
+            unpack(Path(typed), folder)
+            if "--check" not in options:
+                accept, why = f"ddp-train reproduce {typed} {TRUST}", f"{typed} may come from another user"
+                require_trust(folder, key="RUN", accept=accept, is_trusted=TRUST in options, why=why)
+        else:
+            folder = run_of(Path(typed), key="RUN")
+            ask_trust("reproduce", arguments, folder)
+        run, here = ArchivedRun(folder), reproduction.this_machine()
+        damaged = [problem for problem in run.problems if problem.startswith(("config", "environment"))]
+        if damaged or not run.environment or run.folder.task.exists():
+            happened = "; ".join(damaged) or "it has not begun, or is an evaluation"
+            raise ConfigError(key="RUN", happened=f"{typed} cannot be reproduced: {happened}", expected="a run that has begun to train")
+        code = reproduction.code_of(run)
+        changes, missing = _changes(run, overrides), reproduction.missing_commits(code)
+        differing = [*missing, *reproduction.changed_code(code), *reproduction.differences(run, here)]
+        for title, lines in (("differs here", differing), ("changed for this run", changes), ("to know", [*_remarks(run)])):
+            print(*([f"{title}:", *lines] if lines else []), sep="\n    ", end="\n" if lines else "", flush=True)
+        if line := reproduction.install_line(run, here):
+            print(f"for the same packages: {line}", flush=True)
+        if "--check" in options:
+            print("nothing else differs here; whether the data does is known when it has been read")
+            return FAILED if differing else DONE
+        if "--export" in options:
+            return _export(run, Path(options["--export"]), Path(scratch))
+        return _run_again(run, changes, differing)
+
+
+def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
+    """Return what is changed in the configuration: what was typed, the ranks and threads of the old run, and what ended it."""
+    words = [text for text in overrides if not text.startswith(_CUT)]
+    typed = {text.lstrip("~").partition("=")[0] for text in words}
+    if wrong := [key for key in typed if changes_results(key) and not PATH.search(key)]:
+        expected = "paths, cluster.*, and other keys that change no result"
+        raise ConfigError(
+            key=wrong[0], happened="would change what the run computes", expected=expected, fix="a new run, for other results"
+        )
+    cluster, ranks = run.config["cluster"], run.environment.get("ranks") or []
+    wanted: dict[str, Any] = {
+        "resume": AUTO,
+        "after": None,
+        "debug.resume_after_steps": None,
+        "debug.faults": [],
+        "cluster.node_rank": None,
+    }
+    if cluster["launcher"] == "local" and cluster["nodes"] == 1 and ranks:
+        device = str(ranks[0]["device"]).partition(" ")[0].partition(":")[0]
+        wanted |= {"cluster.processes_per_node": len(ranks), "cluster.threads_per_process": ranks[0]["threads"], "cluster.device": device}
+    is_whole = run.result is not None and run.result.status == Status.COMPLETED
+    steps = [int(text.removeprefix(_CUT)) for text in overrides if re.fullmatch(rf"{_CUT}\d+", text)]
+    if steps := steps or [row["step"] for row in run.metrics if not is_whole]:
+        # Of a shorter run records are more frequent: their means would be others.
+        wanted["debug.max_steps"] = max(*steps, 20 * run.config["trainer"]["log_every_steps"] - 19)
+    present = dict(dotted_items(run.config))
+    return [*(f"{key}={text_of(value)}" for key, value in wanted.items() if key not in typed and present.get(key) != value), *words]
+
+
+def _remarks(run: ArchivedRun) -> Iterator[str]:
+    if weights := run.config.get("init_from"):
+        yield f"it begins with the weights in {weights}, as they are now"
+    for earlier in replaced_configs(run.root)[:1]:
+        if changed := differences(run.config, earlier):
+            yield f"it was resumed with other settings, which now hold from the start: {', '.join(changed)}"
+
+
+def _run_again(run: ArchivedRun, changes: Sequence[str], known: Sequence[str]) -> int:
+    """Train the run again in a new folder, and return the exit code."""
+    name = str(run.config.get("name") or "reproduced")
+    new = RunFolder(claim_new(Path("outputs", name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute()))
+    here, python_path = reproduction.restore_code(run, new.launch / "restored")
+    saved: Any = OmegaConf.to_container(OmegaConf.load(run.folder.config))
+    new.record_config(OmegaConf.to_yaml(with_overrides(saved, [*_paths(run, changes, here), *changes], replaced=[run.config])))
+    if (run.root / ".hydra").is_dir():
+        shutil.copytree(run.root / ".hydra", new.root / ".hydra")
+    release()
+    print(f"trains in {new.as_typed()}, with its code in {here}", flush=True)
+    variables = {name: str(value) for name, value in (run.environment.get("variables") or {}).items() if VARIABLES.fullmatch(name)}
+    others = {name: value for name, value in os.environ.items() if not VARIABLES.fullmatch(name)}
+    search = os.pathsep.join(filter(None, [*python_path, os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryFile() as told:
+        command = [sys.executable, "-m", "ddp_train", "resume", str(new.root)]
+        code = run_command(command, told, folder=here, environment={**others, **variables, "PYTHONPATH": search})
+        told.seek(0)
+        for line in told:
+            print(json.loads(line).get("error", ""), end="", file=sys.stderr)
+    if code != DONE or not new.is_completed():
+        print(f"\nnot compared, as it is not done; later: ddp-train runs compare {run.name} {new.as_typed()}", flush=True)
+        return code
+    again = ArchivedRun(new.root)
+    lines = [
+        f"{each.name}: {each.values[0]} -> {each.values[1]}"
+        for each in compare([run, again]).differences["data"]
+        if None not in each.values
+    ]
+    lines += [line for line in reproduction.differences(run, again) if line not in known]
+    is_same, text = reproduction.compare_losses(run, again)
+    print(*(["\ndiffered in this run:", *lines] if lines else []), sep="\n    ")
+    print(text, flush=True)
+    return DONE if is_same else FAILED
+
+
+def _paths(run: ArchivedRun, changes: Sequence[str], code: Path) -> Iterator[str]:
+    """Yield overrides for relative paths of the configuration that lie where the run was started, or here, and not in its code."""
+    began, typed = Path(run.environment["working_directory"]), {text.partition("=")[0] for text in changes}
+    for key, value in dotted_items(run.config):
+        if (
+            key in {*typed, "resume", "after"}
+            or not isinstance(value, str)
+            or value in ("", AUTO)
+            or not ("/" in value or PATH.search(key))
+        ):
+            continue
+        found = next((str((folder / value).absolute()) for folder in (began, Path.cwd()) if (folder / value).exists()), value)
+        if (code / value).is_file() or found == value:  # code, a path from the root, or none at all
+            if PATH.search(key) and not (code / value).exists():
+                print(f"{key}: {value} is not here; type {key}=PATH", flush=True)
+        else:
+            print(f"{key}: {value} is {found}", flush=True)
+            yield f"{key}={text_of(found)}"
+
+
+def _export(run: ArchivedRun, file: Path, scratch: Path) -> int:
+    """Write a bundle: a run folder without data, weights, hosts and the user's home, and with all of the code in its code.tar.gz."""
+    if file.exists():
+        raise ConfigError(key="--export", happened=f"{file} exists", expected="a new file; nothing is overwritten")
+    bundle, restored, code = RunFolder(scratch / "bundle"), scratch / "code", reproduction.code_of(run)
+    bundle.root.mkdir()
+    reproduction.restore_code(run, restored)
+    code = [replace(folder, commit=None, origin="", deleted=[]) for folder in code]
+    with tarfile.open(bundle.code_archive, "w:gz") as tar:
+        for folder in code:
+            names = (name for name in names_below(restored / folder.name) if name != ".git")
+            add_files(tar, folder, restored / folder.name, names, max_bytes=10 * MAX_BYTES)
+            ask_git(restored / folder.name, "worktree", "remove", "--force", ".")
+    ranks = [{**rank, "host": ""} for rank in run.environment.get("ranks") or []]
+    environment = {**run.environment, "hosts": [], "ranks": ranks, "code": [asdict(folder) for folder in code]}
+    write_json(bundle.environment, environment)
+    for path in (run.folder.config, bundle.environment, run.folder.metrics, run.folder.result):
+        if path.exists():
+            (bundle.root / path.name).write_text(path.read_text().replace(f"{Path.home()}/", "~/"))
+    with appears_whole(file.absolute()) as partial, tarfile.open(partial, "w:gz") as tar:
+        for path in sorted(bundle.root.iterdir()):
+            tar.add(path, path.name, filter=lambda member: member.replace(uid=0, gid=0, uname="", gname="", deep=False))
+    print(*reproduction.changed_code(code), f"{file}, {file.stat().st_size / 2**20:.1f} MiB: ddp-train reproduce {file.name}", sep="\n")
+    return DONE

@@ -1,0 +1,55 @@
+"""`ddp-train verify` names each damaged file of each checkpoint, and its exit code says whether there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ddp_train.cli.verify import verify
+from ddp_train.errors import ConfigError, EnvironmentRefuses
+from ddp_train.launch.job_runner import JobRunner
+from tests.unit.checkpoint.states import FILE, saved
+from tests.unit.cli.runs import a_run
+
+RUNNER = JobRunner(run_job=lambda job: 1, slots=lambda folder, count: [])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run_folder = a_run(tmp_path)
+    for step in (2, 4):
+        saved(run_folder.checkpoints, step)
+    return tmp_path
+
+
+def test_whole_checkpoints_are_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify([str(run)], RUNNER) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("whole  ") == 2 and "GB/s" in shown
+    assert verify([str(run / "checkpoints/last"), "--json"], RUNNER) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["problems"] == [] and json.loads(line)["bytes"] > 0
+
+
+def test_a_damaged_one_is_named_with_its_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run / "checkpoints" / "step_00000002" / FILE
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    (run / "checkpoints" / "step_00000004" / "COMPLETE").unlink()
+    (run / "result.json").write_text('{"status"')
+    assert verify([str(run)], RUNNER) == 1
+    shown = capsys.readouterr().out
+    assert f"{FILE} is damaged" in shown and "COMPLETE is missing" in shown and "result.json cannot be read" in shown
+    assert verify([str(run / "checkpoints" / "step_00000004")], RUNNER) == 1
+
+
+def test_what_has_no_checkpoint_or_may_not_be_read_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *words: False)
+    with pytest.raises(EnvironmentRefuses, match="may not read"):
+        verify([str(run)], RUNNER)
+    for path in (run / "checkpoints").iterdir():
+        path.rename(run / path.name)
+    with pytest.raises(ConfigError, match="has saved no checkpoint"):
+        verify([str(run)], RUNNER)
