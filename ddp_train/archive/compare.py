@@ -15,7 +15,19 @@ from ddp_train.errors import join_few
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import REPEATS
 
-_ENVIRONMENT = ("ddp_train", "torch", "python", "cuda", "nccl", "platform", "cpu_capability", "world_size", "hosts", "batch", "working_directory")
+_ENVIRONMENT = (
+    "ddp_train",
+    "torch",
+    "python",
+    "cuda",
+    "nccl",
+    "platform",
+    "cpu_capability",
+    "world_size",
+    "hosts",
+    "batch",
+    "working_directory",
+)
 _ABSENT = "-"
 
 

@@ -68,7 +68,7 @@ def code_of(run: ArchivedRun) -> list[CodeFolder]:
             return folders
     except (KeyError, TypeError):
         pass
-    happened = f"{run.name}/environment.json does not say which code was used"
+    happened = f"{run.folder.as_typed()}/environment.json does not say which code was used"
     raise ConfigError(key="RUN", happened=happened, expected="a run of this version of ddp_train that has begun")
 
 

@@ -144,7 +144,7 @@ def _run_again(run: ArchivedRun, changes: Sequence[str], known: Sequence[str]) -
         for line in told:
             print(json.loads(line).get("error", ""), end="", file=sys.stderr)
     if code != DONE or not new.is_completed():
-        print(f"\nnot compared, as it is not done; later: ddp-train runs compare {run.name} {new.as_typed()}", flush=True)
+        print(f"\nnot compared, as it is not done; later: ddp-train runs compare {run.folder.as_typed()} {new.as_typed()}", flush=True)
         return code
     again = ArchivedRun(new.root)
     lines = [

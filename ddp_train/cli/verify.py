@@ -41,7 +41,7 @@ def verify(arguments: list[str], runner: JobRunner) -> int:
         checkpoints = [path]
     else:
         runs = [ArchivedRun(run.root) for run, _ in runs_of(path) if run.config.exists()]  # a sweep's jobs may wait
-        damaged = [f"damaged  {run.name}/{problem}" for run in runs for problem in run.problems]
+        damaged = [f"damaged  {run.folder.as_typed()}/{problem}" for run in runs for problem in run.problems]
         checkpoints = [checkpoint for run in runs for _, checkpoint in step_folders(run.folder.checkpoints)]
     if not checkpoints and not damaged:
         raise ConfigError(key="RUN", happened=f"{typed} has saved no checkpoint", expected="a run that has saved one")

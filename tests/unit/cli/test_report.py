@@ -9,11 +9,11 @@ import pytest
 from ddp_train.cli import report as module
 from ddp_train.cli.report import report
 from ddp_train.errors import ConfigError
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.system import folder_lock
+from tests.fake_runner import FakeRunner
 from tests.unit.archive.report.run_files import write_lines, write_run, write_sweep
 
-RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = FakeRunner(lambda job: 99)
 
 
 def test_the_page_lies_in_the_folder_that_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

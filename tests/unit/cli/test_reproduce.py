@@ -11,10 +11,10 @@ import pytest
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.cli.reproduce import _changes, _paths, reproduce
 from ddp_train.errors import ConfigError
-from ddp_train.launch.job_runner import JobRunner
+from tests.fake_runner import FakeRunner
 from tests.unit.cli.runs import a_run
 
-RUNNER = JobRunner(run_job=lambda job: 1, slots=lambda folder, count: [])
+RUNNER = FakeRunner(lambda job: 1)
 
 
 def test_the_ranks_and_threads_of_the_run_are_kept_and_what_was_typed_comes_first(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from ddp_train.cli import main
-from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder
 from tests.conftest import TINY, Project, wait_for
+from tests.fake_runner import FakeRunner
 from tests.unit.cli.runs import works_in
 
 pytestmark = pytest.mark.distributed
-RUNNER = JobRunner(run_job=lambda job: 99, slots=lambda folder, count: [])
+RUNNER = FakeRunner(lambda job: 99)
 FEW = [*TINY, "cluster.processes_per_node=1", "trainer.log_every_steps=1"]
 
 

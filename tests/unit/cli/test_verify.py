@@ -10,11 +10,11 @@ import pytest
 
 from ddp_train.cli.verify import verify
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.launch.job_runner import JobRunner
+from tests.fake_runner import FakeRunner
 from tests.unit.checkpoint.states import FILE, saved
 from tests.unit.cli.runs import a_run
 
-RUNNER = JobRunner(run_job=lambda job: 1, slots=lambda folder, count: [])
+RUNNER = FakeRunner(lambda job: 1)
 
 
 @pytest.fixture
