@@ -70,7 +70,7 @@ def test_a_release_passes_the_check_of_the_package_index(wheel: Path) -> None:
 
 
 def test_help_shows_every_page_and_file_that_a_message_names(wheel: Path, tmp_path: Path) -> None:
-    assert wheel.stat().st_size < 1_500_000
+    assert wheel.stat().st_size < 1_600_000
     with ZipFile(wheel) as content:
         content.extractall(tmp_path / "there")
     there = tmp_path / "there/ddp_train"

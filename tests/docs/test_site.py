@@ -16,6 +16,8 @@ NO_CODE = {
     "docs/compute.md": 1,
     "docs/concepts.md": 2,
     "docs/profiling.md": 1,
+    "docs/reproduce.md": 1,
+    "docs/runs.md": 4,
     "docs/sweeps.md": 1,
 }
 """How many blocks of a page are drawings and output. All other blocks are read by tests: commands, files, YAML, Python."""
