@@ -24,6 +24,7 @@ _SCRIPTS = {
     "bash": """_ddp_train() {{
     local typed="${{COMP_LINE:0:COMP_POINT}}" words="{options} {keys}"
     [[ "$typed" == *" "*" "* ]] || words="{commands} $words"
+    [[ "$typed" == *" runs "* && "$typed" != *" runs "*" "* ]] && words="{runs}"
     typed="${{typed##* }}"
     COMPREPLY=($(compgen -W "$words" -- "$typed"))
     [[ ${{#COMPREPLY[@]}} -eq 1 && "${{COMPREPLY[0]}}" == *= ]] && compopt -o nospace
@@ -35,6 +36,7 @@ complete -o bashdefault -o default -F _ddp_train ddp-train
     "zsh": """#compdef ddp-train
 _ddp_train() {{
     (( CURRENT == 2 )) && compadd -- {commands}
+    (( CURRENT == 3 )) && [[ $words[2] == runs ]] && compadd -- {runs}
     compadd -- {options}
     compadd -S '' -- {keys}
     _files
@@ -42,6 +44,7 @@ _ddp_train() {{
 if [[ $funcstack[1] == _ddp-train ]]; then _ddp_train "$@"; else compdef _ddp_train ddp-train; fi
 """,
     "fish": """complete -c ddp-train -n 'test (count (commandline -opc)) -eq 1' -a '{commands}'
+complete -c ddp-train -n 'test (count (commandline -opc)) -eq 2; and __fish_seen_subcommand_from runs' -a '{runs}'
 complete -c ddp-train -a '{options} {keys}'
 """,
 }
@@ -57,5 +60,6 @@ def complete(arguments: list[str], runner: JobRunner) -> int:
     known = [*options(CONF), *(options(Path(args.config_dir).absolute()) if args.config_dir is not None else [])]
     chosen = dict.fromkeys(f"{option.group}={option.name}" for option in known if option.group)
     keys = dict.fromkeys(f"{key.name}=" for option in known for key in option.keys)
-    print(_SCRIPTS[shell].format(commands=" ".join(COMMANDS), options=" ".join(chosen), keys=" ".join(keys)), end="")
+    found = {"commands": COMMANDS, "runs": COMMANDS["runs"].words, "options": chosen, "keys": keys}
+    print(_SCRIPTS[shell].format(**{name: " ".join(words) for name, words in found.items()}), end="")
     return DONE

@@ -121,7 +121,7 @@ def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool) -> None:
         spread, settings = group.spread, group.typed or " ".join(f"{name}={_text(value)}" for name, value in group.settings.items())
         table.append([*map(number, (spread.n, spread.mean, spread.half_width, spread.deviation)), group.metric, group.folders[0], settings])
     said = conclusion(groups)
-    _print([*aligned(table, right=range(4)), f"{plural(len(groups), 'group')} of completed runs{f'; {said}' if said else ''}"])
+    _print([*aligned(table, right=range(4)), f"{plural(len(groups), 'group')} of completed runs", *([said] if said else [])])
 
 
 def _show(arguments: list[str]) -> int:
@@ -220,10 +220,9 @@ def _note(arguments: list[str]) -> int:
 
 
 def _clean(arguments: list[str]) -> int:
-    rules = [word.removeprefix("--keep=") for word in arguments if word.startswith("--keep=")]
-    known = {"--where": "SQL", "--checkpoints": "", "--used-too": "", "--yes": ""}
-    others = [word for word in arguments if not word.startswith("--keep=")]
-    options, folders = parse_words(others, USAGE, known, most=None, default="outputs")
+    known = {"--keep": "RULE ...", "--where": "SQL", "--checkpoints": "", "--used-too": "", "--yes": ""}
+    options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
+    rules = options.get("--keep", "").splitlines()
     if not rules and "--where" not in options:
         raise ConfigError(happened="which runs stay?", expected="--keep=RULE or --where=SQL", fix="--keep=best=2 --keep=tagged")
     what, failed = "the checkpoints of " if "--checkpoints" in options else "", list[str]()

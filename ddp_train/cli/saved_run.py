@@ -43,6 +43,7 @@ def parse_words(
 
     Args:
         known: its options, each with what stands behind it: N or CODE, a whole number; another word, any text; "", nothing.
+            One with `...` may be repeated, and has a line for each time.
         most: the largest number of words; None: any number.
         default: the word where there is none.
 
@@ -64,7 +65,7 @@ def parse_words(
             raise ConfigError(happened=f"{name} has no value", expected=f"{name}=VALUE")
         if known[name] in ("N", "CODE") and not value.isdigit():
             raise ConfigError(happened=f"{name}: {value!r} is not a number", expected=f"{name}=N, a whole number")
-        options[name] = value
+        options[name] = f"{options[name]}\n{value}" if known[name].endswith("...") and name in options else value
     words = words or ([default] if default else [])
     if not words or len(words) > (most or len(words)):
         argument = re.findall("[A-Z]{2,}", usage)[0].replace("RUN", "run folder")

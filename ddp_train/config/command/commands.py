@@ -11,6 +11,7 @@ class Command(NamedTuple):
     overrides: str = ""  # which it takes: "all"; "values", of keys that a saved run has; "": none
     reads_yaml: bool = False  # the same as a run that is typed
     starts_ranks: bool = False
+    words: tuple[str, ...] = ()  # that may follow it at once
 
 
 COMMANDS = {
@@ -19,7 +20,7 @@ COMMANDS = {
     "evaluate": Command("evaluate", "evaluate", overrides="all", starts_ranks=True),
     "predict": Command("evaluate", "predict", "PREDICT_USAGE", overrides="all", starts_ranks=True),
     "export": Command("export", "export"),
-    "runs": Command("runs", "runs"),
+    "runs": Command("runs", "runs", words=("show", "compare", "tag", "note", "clean")),
     "status": Command("status", "show_status"),
     "report": Command("report", "report"),
     "reproduce": Command("reproduce", "reproduce", overrides="values"),

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.folder_lock import HOLDER
+from ddp_train.system.folder_lock import holder_of
 from tests.conftest import wait_for
 from tests.unit.parts import checked
 
@@ -33,5 +33,5 @@ def a_run(root: Path, *overrides: str) -> RunFolder:
 def works_in(run_folder: RunFolder) -> subprocess.Popen[bytes]:
     """Start a process that holds a folder until it gets SIGTERM."""
     process = subprocess.Popen([sys.executable, "-c", HOLDS, str(run_folder.root)], env=os.environ)
-    wait_for(lambda: (run_folder.root / HOLDER).exists())
+    wait_for(lambda: (holder := holder_of(run_folder.root)) is not None and holder.pid == process.pid)  # a killed run leaves its own
     return process

@@ -132,6 +132,9 @@ def test_a_command_takes_the_options_that_its_help_names(name: str, runner: JobR
     command = COMMANDS[name]
     module: Any = importlib.import_module(f"ddp_train.cli.{command.module}")
     in_help = set(re.findall(r"(?<![\w-])(?:--?[a-z][a-z-]*|to(?==))", getattr(module, command.usage)))
-    with pytest.raises(ConfigError, match="is not an option") as refused:
-        getattr(module, command.function)(["RUN", "--nothing-like-it=1"], runner)
-    assert {word for word in refused.value.expected.split(", ") if word} == in_help
+    taken = set()
+    for words in [[], *([word] for word in command.words)]:
+        with pytest.raises(ConfigError, match="is not an option") as refused:
+            getattr(module, command.function)([*words, "RUN", "--nothing-like-it=1"], runner)
+        taken |= {option for option in refused.value.expected.split(", ") if option}
+    assert taken == in_help
