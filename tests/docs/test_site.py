@@ -16,7 +16,6 @@ NO_CODE = {
     "docs/compute.md": 1,
     "docs/concepts.md": 2,
     "docs/profiling.md": 1,
-    "docs/reproduce.md": 1,
     "docs/runs.md": 4,
     "docs/sweeps.md": 1,
     "docs/time.md": 1,
