@@ -16,7 +16,7 @@ CONF = next(path.resolve() for path in (FOLDER / "conf", FOLDER.parent / "conf")
 
 _FOR_PYTHON = {
     **dict.fromkeys(("run", "RunResult", "RunFailed"), "cli.from_python"),
-    "runs": "archive.run_table",
+    "runs": "archive.index",
     "load": "training.inference.finished_run",
     "log": "model_log",
 }

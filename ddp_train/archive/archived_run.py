@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import asdict
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ddp_train.archive.drawing import svg
 from ddp_train.checkpoint.catalog import CatalogEntry, saved_checkpoints
 from ddp_train.checkpoint.manifest import Ranking, rank_file
 from ddp_train.config.run_config import ANSWERED
@@ -62,7 +59,7 @@ class ArchivedRun:
     def config(self) -> dict[str, Any]:
         """The content of config.yaml, with the answers of its `auto`s; {}: it cannot be read."""
         try:
-            tree = load_yaml(self.folder.config.read_text())
+            tree = yaml.load(self.folder.config.read_text(), Loader=_YAML)
         except _BAD_FILE as error:
             return self._note("config.yaml", _why(error))
         if not isinstance(tree, dict):
@@ -211,8 +208,10 @@ class ArchivedRun:
         return live_status(self.folder, self.recorded_status, in_sweep=in_sweep)
 
     def _repr_html_(self) -> str:
+        from ddp_train.archive.report.figures import figure_of
+
         head = f"<b>{escape(self.folder.as_typed())}</b> {self.status}, step {self.step or 0}<br>{escape(' '.join(self.overrides))}<br>"
-        return head + " ".join(svg({name: self.curve(name)}, name) for name in dict.fromkeys((self.headline["metric"], "train/loss")))
+        return head + " ".join(figure_of(name, {"": [self.curve(name)]}) for name in dict.fromkeys((self.headline["metric"], "train/loss")))
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
@@ -262,21 +261,8 @@ def is_locked(folder: Path) -> bool:
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file; None: it cannot be read."""
     with suppress(*_BAD_FILE):
-        return load_yaml(path.read_text())
+        return yaml.load(path.read_text(), Loader=_YAML)
     return None
-
-
-def load_yaml(text: str) -> Any:
-    """Return the content of YAML. Runs have most sections of config.yaml in common: each is parsed once."""
-    sections = [deepcopy(_load_section(section)) for section in re.split(r"(?m)^(?=[A-Za-z_'\"])", text) if section.strip()]
-    if len(sections) > 1 and all(isinstance(section, dict) for section in sections):
-        return {key: value for section in sections for key, value in section.items()}
-    return _load_section(text)
-
-
-@lru_cache(maxsize=10_000)
-def _load_section(text: str) -> Any:
-    return yaml.load(text, Loader=_YAML)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -10,25 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.archive.archived_run import ArchivedRun, read_yaml
-from ddp_train.config.tree import dotted_items, leaves
+from ddp_train.config.tree import leaves
 from ddp_train.errors import join_few
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import REPEATS
 
 _ENVIRONMENT = (
-    "ddp_train",
-    "torch",
-    "python",
-    "cuda",
-    "nccl",
-    "platform",
-    "cpu_capability",
-    "world_size",
-    "hosts",
-    "batch",
-    "working_directory",
+    *("ddp_train", "torch", "python", "cuda", "nccl", "platform", "cpu_capability"),
+    *("world_size", "hosts", "batch", "working_directory"),
 )
-_ABSENT = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,26 +77,25 @@ def origin_of(run: ArchivedRun) -> Callable[[str], str]:
     """Return a function that says where a key's value came from, as far as the run's own files tell it."""
     hydra = run.root / ".hydra"
     words = read_yaml(hydra / "overrides.yaml") or run.overrides
-    typed = {key.lstrip("+~"): value for key, _, value in (str(word).partition("=") for word in words)}
+    typed = dict(str(word).lstrip("+~").partition("=")[::2] for word in words)
     runtime = ((read_yaml(hydra / "hydra.yaml") or {}).get("hydra") or {}).get("runtime") or {}
     choices = runtime.get("choices") or {}
     experiment = choices.get("experiment")
-    sources = [Path(source["path"]) for source in runtime.get("config_sources", ()) if source.get("schema") == "file"]
-    tree: dict[str, Any] = next(filter(None, (read_yaml(source / "experiment" / f"{experiment}.yaml") for source in sources)), {})
-    by_experiment = {key for key, _ in dotted_items(tree)}
-    chosen = {re.sub(r"^override\s+/?", "", str(key)) for item in tree.get("defaults", ()) if isinstance(item, dict) for key in item}
-    earlier = read_yaml(run.root / "config.1.yaml") or {}
-    before = dict(leaves(earlier))
+    files = [Path(source["path"], "experiment", f"{experiment}.yaml") for source in runtime.get("config_sources", ())]
+    tree: dict[str, Any] = next(filter(None, map(read_yaml, files)), {})
+    by_experiment = {key for key, _ in leaves(tree)}
+    by_experiment |= {str(key).split("/")[-1] for item in tree.get("defaults", ()) if isinstance(item, dict) for key in item}
+    now, before = dict(leaves(run.config)), dict(leaves(read_yaml(run.root / "config.1.yaml") or run.config))
 
     def origin(key: str) -> str:
-        above = [".".join(key.split(".")[: length + 1]) for length in reversed(range(key.count(".") + 1))]
-        if earlier and before.get(key) != dict(leaves(run.config)).get(key):
+        above = [key.rsplit(".", count)[0] for count in range(key.count(".") + 1)]
+        if before.get(key) != now.get(key):
             return "changed by a resume"
         if name := next((name for name in above if name in typed), ""):
             return f"typed: {name}={typed[name]}" if name in choices else "typed"
         if experiment and not tree:
             return f"default or experiment={experiment}, which is no longer there"
-        if key in by_experiment or chosen.intersection(above):
+        if by_experiment.intersection(above):
             return f"experiment={experiment}"
         if key in run.answered:
             return "auto"
@@ -127,7 +116,7 @@ def _code(run: ArchivedRun) -> dict[str, Any]:
 
 
 def environment_facts(run: ArchivedRun) -> dict[str, Any]:
-    """Return what environment.json says of the machine and its software, by names for people."""
+    """Return what a run has run on and with, by names for people."""
     ranks = run.environment.get("ranks") or []
     facts = {name: run.environment.get(name) for name in _ENVIRONMENT}
     each = {name: sorted({str(rank.get(key)) for rank in ranks}) for name, key in (("devices", "device"), ("threads of a rank", "threads"))}

@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,8 @@ _BEGUN = {".hydra", "environment.json", "result.json", "logs", "launch", "metric
 _WORD = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*(?:[./][\w-]+)*""")
 _SILENT = "it ended without writing result.json"  # the problem of a run that was killed
 _SAVE_EVERY = 1000  # runs that were read
+_SHOWN = ("folder", "status", "metric", "best", "last", "steps", "tags")  # in a notebook
+_MAX_ROWS, _MAX_CURVES = 50, 6
 
 
 class _Found(NamedTuple):
@@ -150,6 +153,60 @@ class Index:
                 disk.backup(self._database)
             disk.close()
             self._save(rows, gone)
+
+
+class RunRow(dict[str, Any]):
+    """A run as a row: its columns, its configuration and its metrics by name. It is the run, too: `row.metrics`, `row.compare(other)`."""
+
+    def __init__(self, columns: dict[str, Any], root: Path) -> None:
+        super().__init__(columns)
+        self.run = ArchivedRun(root)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of copying and pickling, before there is a run
+            raise AttributeError(name)
+        return getattr(self.run, name)
+
+    def _repr_html_(self) -> str:
+        return self.run._repr_html_()
+
+
+class Runs(list[RunRow]):
+    """Runs as rows: a list of dicts, which `pandas.DataFrame` and `polars.DataFrame` take. A notebook shows it as a table with curves."""
+
+    def _repr_html_(self) -> str:
+        from ddp_train.archive.report.figures import figure_of
+
+        shown = [[row[name] for name in _SHOWN] for row in self[:_MAX_ROWS]]
+        texts = [["" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in shown]
+        lines = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in [_SHOWN, *texts])
+        more = f"<p>and {len(self) - _MAX_ROWS:,} more</p>" if len(self) > _MAX_ROWS else ""
+        metric = self[0]["metric"] if self else ""
+        curves = {row["folder"]: [row.curve(metric)] for row in self[:_MAX_CURVES] if row["metric"] == metric}
+        return f"<table>{lines}</table>{more}{figure_of(metric, curves)}"
+
+
+def runs(*folders: str | Path, where: str = "", sort: str = "", limit: int = 0) -> Runs:
+    """Return the runs below folders (`outputs`, if none is given), the newest first.
+
+    Args:
+        where: SQL over the columns, keys of the configuration and metrics: "status = 'completed' AND optimizer.lr > 0.001".
+        sort: one of these; `best` and `last` have the better run first; `-` before it reverses.
+        limit: the largest number of rows; 0: all.
+    """
+    rows = Runs()
+    for folder in folders or ("outputs",):
+        index = Index(require_folder(Path(folder)))
+        for row in index.rows(where=where, sort=sort, limit=limit):
+            rows.append(RunRow({**json.loads(row.pop("values")), **row}, index.root / row["folder"]))
+    return rows
+
+
+def require_folder(path: Path) -> Path:
+    """Return a folder. ConfigError: there is none."""
+    if not path.is_dir():
+        raise ConfigError(happened=f"there is no folder {path}", expected="a folder with runs", fix="ddp-train runs FOLDER")
+    return path
 
 
 def _open(file: Path | str) -> sqlite3.Connection:

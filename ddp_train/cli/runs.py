@@ -11,20 +11,18 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from ddp_train.archive.archived_run import BROKEN, ArchivedRun
+from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.clean import carry_out, kept, removals
 from ddp_train.archive.compare import compare
-from ddp_train.archive.drawing import ANSI, aligned, number, plot
 from ddp_train.archive.groups import conclusion, grouped
-from ddp_train.archive.index import Index
-from ddp_train.archive.run_table import require_folder
+from ddp_train.archive.index import Index, require_folder
+from ddp_train.cli.drawing import aligned, number, plot
 from ddp_train.cli.saved_run import parse_words, run_of
-from ddp_train.cli.status import may_go_on, show_sweep
+from ddp_train.cli.status import may_go_on, show_run, show_sweep
 from ddp_train.errors import DONE, FAILED, ConfigError, one_line, plural, printable
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import is_sweep
 from ddp_train.run_folder.progress import duration
-from ddp_train.run_folder.verdict import verdict_of
 from ddp_train.system.files import write_json
 
 USAGE = """ddp-train runs [FOLDER ...] [--where=SQL] [--sort=[-]KEY] [--group] [--limit=N] [--json]
@@ -134,7 +132,6 @@ def _show(arguments: list[str]) -> int:
         return DONE
     took = f", took {duration(run.result.seconds)}" if run.result is not None and run.result.seconds is not None else ""
     facts = {
-        "status": BROKEN if run.status == BROKEN else f"{run.status}, step {run.step or 0}; {verdict_of(run.folder)}",
         "began": f"{_age((time.time() - run.started) / 86400)} ago{took}" if run.started is not None else "",
         "command": environment.get("command"),
         "code": f"{git['commit']}{', with changes: code.diff' if git.get('dirty') else ''}" if git.get("commit") else "",
@@ -145,13 +142,11 @@ def _show(arguments: list[str]) -> int:
         "tags": " ".join(run.notes.get("tags", [])),
         "note": run.notes.get("note"),
     }
-    _print(
-        [
-            run.folder.as_typed(),
-            *(f"  {name:<8} {value}" for name, value in facts.items() if value),
-            *(f"! {text}" for text in run.problems),
-        ]
-    )
+    if run.problems:
+        _print([f"{run.folder.as_typed()}: {run.status}", *(f"! {text}" for text in run.problems)])
+    else:
+        show_run(run.folder, run.folder.as_typed())
+    _print(f"  {name:<8} {value}" for name, value in facts.items() if value)
     best = {name: run.best.get(name) or {} for name in run.last}
     metrics = [[name, number(last), number(best[name].get("value")), number(best[name].get("step"))] for name, last in run.last.items()]
     _print([*aligned([["metric", "last", "best", "at step"], *metrics], right=(1, 2, 3)), *_plots([run])])
@@ -190,12 +185,10 @@ def _compare(arguments: list[str]) -> int:
 
 def _plots(found: Sequence[ArchivedRun]) -> list[str]:
     """Return the curves of the headline metric and of the loss."""
-    lines, has_colours = list[str](), sys.stdout.isatty()
+    lines = list[str]()
     for metric in dict.fromkeys((found[0].headline["metric"], "train/loss")):
-        curves = {letter: run.curve(metric) for letter, run in zip(_letters(found), found, strict=True)}
-        legend = "  ".join(f"{ANSI[i % len(ANSI)]}{letter}\x1b[0m" if has_colours else letter for i, letter in enumerate(curves))
-        if drawn := plot(curves, has_colours=has_colours):
-            lines += ["", f"{metric}  {legend}" if len(found) > 1 else metric, *drawn]
+        if drawn := plot({letter: run.curve(metric) for letter, run in zip(_letters(found), found, strict=True)}):
+            lines += ["", metric, *drawn]
     return lines
 
 
@@ -258,7 +251,7 @@ def _print(lines: Any) -> None:
 
 
 def _letters(found: Sequence[ArchivedRun]) -> list[str]:
-    return [chr(ord("A") + index) if index < 26 else str(index) for index in range(len(found))]
+    return [chr(ord("A") + index) for index in range(len(found))]
 
 
 def _age(days: float | None) -> str:

@@ -65,10 +65,15 @@ def show_status(arguments: list[str], runner: JobRunner) -> int:
             facts |= {"goodput": None if goodput is None else goodput.as_dict(), "slow_ranks": slow_ranks(run_folder)}
             print(json.dumps({**facts, "record": newest_record(run_folder), "result": None if result is None else vars(result)}))
             continue
-        print(f"{name}: {state_of(run_folder)}")
-        for line in _details(run_folder):
-            print(f"  {line}")
+        show_run(run_folder, name)
     return DONE
+
+
+def show_run(run_folder: RunFolder, name: str) -> None:
+    """Print the state of a run, how far it is and how it ended."""
+    print(f"{name}: {state_of(run_folder)}")
+    for line in _details(run_folder):
+        print(f"  {line}")
 
 
 def runs_of(path: Path) -> Iterator[tuple[RunFolder, str]]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
+from ddp_train.archive.groups import t_quantile
 from ddp_train.archive.report.curves import Floats, thin
 from ddp_train.archive.report.page import Shown
-from ddp_train.archive.statistics import t_quantile
 from ddp_train.system.files import write_atomic
 
 _HUES = ("#1f6fb4", "#d1621b", "#1a9270", "#b8528f", "#58a9d8", "#9a7d0a", "#6f5bb5", "#6b7280")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 440, 280, 62, 14, 14, 44
 _MAX_POINTS = 600
+
+Curve = Sequence[tuple[int, float | None]]
+"""Values by step; None: one that was not finite."""
 
 Line = tuple[Floats, Floats, Floats]
 """Steps, means, and half their 95 % intervals, 0 for one run."""
@@ -31,14 +34,19 @@ def write_figures(shown: Sequence[Shown], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for metric in dict.fromkeys(name for each in shown for name in each.run.last):
-        lines = {name: line for name, runs in groups.items() if (line := _mean([each.run.curve(metric) for each in runs])) is not None}
-        if lines:
+        if drawn := figure_of(metric, {name: [each.run.curve(metric) for each in runs] for name, runs in groups.items()}):
             files.append(folder / f"{metric.replace('/', '_')}.svg")
-            write_atomic(files[-1], _figure(metric, lines))
+            write_atomic(files[-1], drawn)
     return files
 
 
-def _mean(curves: Sequence[Sequence[tuple[int, float | None]]]) -> Line | None:
+def figure_of(metric: str, groups: Mapping[str, Sequence[Curve]]) -> str:
+    """Return the curves of some groups of runs as SVG, which needs no script; "": none has two values."""
+    lines = {name: line for name, curves in groups.items() if (line := _mean(curves)) is not None}
+    return _figure(metric, lines) if lines else ""
+
+
+def _mean(curves: Sequence[Curve]) -> Line | None:
     """Return the mean of some runs at the steps of the longest; where one of them has NaN, the mean is NaN."""
     tables = [np.array(curve, dtype=np.float64) for curve in curves if len(curve) > 1]
     if not tables or all(np.isnan(table[:, 1]).all() for table in tables):
@@ -85,7 +93,7 @@ def _figure(metric: str, lines: dict[str, Line]) -> str:
     drawn.append(f'<text transform="translate(12 {(_HEIGHT - _BOTTOM) / 2}) rotate(-90)" text-anchor="middle">{escape(metric)}</text>')
     height = _HEIGHT + 16 * len(lines)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
-    return f'{head} font-family="sans-serif" font-size="11" fill="#222">{"".join(drawn)}</svg>\n'
+    return f'{head} font-family="sans-serif" font-size="11" fill="currentColor">{"".join(drawn)}</svg>\n'
 
 
 def _ticks(low: float, high: float) -> Floats:

@@ -75,9 +75,9 @@ def test_seeds_are_grouped(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_one_run_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = type_(capsys, "show", "outputs/s/0")
-    assert "completed, step 4; done" in shown and "ran on   1 rank on" in shown and "saved    step" in shown
+    assert "outputs/s/0: done" in shown and "ran on   1 rank on" in shown and "saved    step" in shown
     assert "eval/accuracy " in shown and "train/loss" in shown and "└" in shown
-    assert "interrupted, step" in type_(capsys, "show", "outputs/killed")
+    assert "outputs/killed: not running; again" in type_(capsys, "show", "outputs/killed")
     assert json.loads(type_(capsys, "show", "outputs/failed", "--json"))["status"] == "failed"
     (folder / "s/0/config.yaml").write_text("a: [")
     assert "! config.yaml cannot be read" in type_(capsys, "show", "outputs/s/0")
