@@ -106,11 +106,6 @@ class ArchivedRun:
         return list(_lines(self.folder.events))
 
     @cached_property
-    def times(self) -> list[dict[str, Any]]:
-        """The rows of times.jsonl: where the time went, after a head for each attempt."""
-        return list(_lines(self.root / "times.jsonl"))
-
-    @cached_property
     def checkpoints(self) -> list[CatalogEntry]:
         """The run's complete checkpoints, the oldest first."""
         return saved_checkpoints(self.folder.checkpoints)
@@ -232,7 +227,7 @@ class ArchivedRun:
 
 def live_status(run_folder: RunFolder, recorded: str, *, in_sweep: str | None) -> str:
     """Return the status of a run whose files say `recorded`; `in_sweep` is what the process says that works in the run's sweep now."""
-    if is_locked(run_folder.root):
+    if is_held(run_folder.root):
         return Status.RUNNING
     if in_sweep in (Status.QUEUED, Status.RUNNING):
         return in_sweep
@@ -247,15 +242,8 @@ def live_status(run_folder: RunFolder, recorded: str, *, in_sweep: str | None) -
 def sweep_statuses(sweep: Path) -> dict[Path, str]:
     """Return the status of each job of a sweep that a process works in now, by its folder; {}: none does."""
     with suppress(ConfigError):  # a damaged sweep.json
-        return {sweep / job.folder: job.status for job in Sweep.load(sweep).jobs} if is_locked(sweep) else {}
+        return {sweep / job.folder: job.status for job in Sweep.load(sweep).jobs} if is_held(sweep) else {}
     return {}
-
-
-def is_locked(folder: Path) -> bool:
-    """Tell whether a process works in a folder, which may be gone."""
-    with suppress(OSError):
-        return is_held(folder)
-    return False
 
 
 def read_yaml(path: Path) -> Any:

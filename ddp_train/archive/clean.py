@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_train.archive.archived_run import ArchivedRun, is_locked
+from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.index import Index, size_of
 from ddp_train.config.tree import leaves
 from ddp_train.errors import ConfigError
@@ -60,7 +60,7 @@ def removals(
     """
     chosen = {index.root / row["folder"]: row for row in rows if row["folder"] not in keep}
     sweep_of = {run: index.root / row["sweep"] if row["sweep"] else None for run, row in chosen.items()}
-    busy = {sweep for sweep in sweep_of.values() if sweep is not None and is_locked(sweep)}
+    busy = {sweep for sweep in sweep_of.values() if sweep is not None and folder_lock.is_held(sweep)}
     free = [run for run in chosen if sweep_of[run] not in busy and not may_go_on(RunFolder(run))]
     users, found = _users(index, set(free)), []
     for run in free:

@@ -50,14 +50,17 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
         if row["status"] == Status.COMPLETED and isinstance(row["last"], (int, float)):
             members.setdefault((row["metric"], row["goal"], row["settings"]), []).append(row)
     values = {key: json.loads(group[0]["values"]) for key, group in members.items()}
-    words = {key: [word for word in shlex.split(group[0]["typed"]) if _is_setting(word)] for key, group in members.items()}
-    names = {name for settings in values.values() for name in settings if "/" not in name and changes_results(name)}
+    words = {
+        key: [word for word in shlex.split(group[0]["typed"]) if _is_setting(word.partition("=")[0].lstrip("+~"))]
+        for key, group in members.items()
+    }
+    names = {name for settings in values.values() for name in settings if "/" not in name and _is_setting(name)}
     differing = [name for name in sorted(names) if len({str(settings.get(name)) for settings in values.values()}) > 1]
     groups = [
         Group(
             metric=key[0],
             goal=key[1],
-            settings={name: values[key].get(name) for name in differing if name.rpartition(".")[2] not in REPEATS},
+            settings={name: values[key].get(name) for name in differing},
             typed=" ".join(word for word in words[key] if any(word not in others for others in words.values())),
             folders=[row["folder"] for row in sorted(group, key=lambda row: row["last"], reverse=key[1] == "max")],
             spread=spread_of([row["last"] for row in group]),
@@ -67,8 +70,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
     return sorted(groups, key=lambda group: (group.metric, -group.spread.mean if group.goal == "max" else group.spread.mean))
 
 
-def _is_setting(override: str) -> bool:
-    key = override.partition("=")[0].lstrip("+~")
+def _is_setting(key: str) -> bool:
     return key.rpartition(".")[2] not in REPEATS and changes_results(key)
 
 

@@ -56,37 +56,31 @@ class _Found(NamedTuple):
 
 
 class Index:
-    """The runs below a folder. `on_read(done, all)` is called for runs that have to be read."""
+    """The runs below a folder. `on_read(done, all)` is called for runs that have to be read. ConfigError: there is no such folder."""
 
     def __init__(self, root: Path, on_read: Callable[[int, int], None] = lambda done, all: None) -> None:
+        if not root.is_dir():
+            raise ConfigError(happened=f"there is no folder {root}", expected="a folder with runs", fix="ddp-train runs FOLDER")
         self.root = root.absolute()
         self._database = _open(self.root / FILE)
         self._update({os.path.relpath(run.path, self.root): run for run in _find(self.root)}, on_read)
 
-    def rows(self, *, where: str = "", sort: str = "", limit: int = 0) -> list[dict[str, Any]]:
+    def rows(self, *, where: str = "", sort: str = "") -> list[dict[str, Any]]:
         """Return the runs as rows, the newest first; each has the columns, and `values`: its configuration and its metrics as JSON.
 
         Args:
             where: SQL over the columns, keys of the configuration and names of metrics.
             sort: one of these; `best` and `last` have the better run first; `-` before it reverses.
-            limit: the largest number of rows; 0: all.
 
         Raises ConfigError: where or sort cannot be understood.
         """
         key, down = sort.removeprefix("-"), "DESC" if sort.startswith("-") else ""
         by = f"CASE goal WHEN 'max' THEN -{key} ELSE {key} END" if key in ("best", "last") else self._sql(key, "--sort")
         order = f"({by}) IS NULL, {by} {down}," if sort else ""
-        found = self._select(f"* FROM listed WHERE ({{}}) ORDER BY {order} started DESC, folder LIMIT {limit or -1}", where)
-        return [dict(zip((*LIVE, *STORED, "values"), row, strict=True)) for row in found]
-
-    def count(self, where: str = "") -> int:
-        """Return the number of runs."""
-        return int(self._select("count(*) FROM listed WHERE ({})", where)[0][0])
-
-    def _select(self, query: str, where: str) -> list[tuple[Any, ...]]:
         condition = self._sql(where, "--where") or "1"
         try:
-            return self._database.execute(f"SELECT {query.format(condition)}").fetchall()
+            found = self._database.execute(f"SELECT * FROM listed WHERE ({condition}) ORDER BY {order} started DESC, folder")
+            return [dict(zip((*LIVE, *STORED, "values"), row, strict=True)) for row in found]
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise self._refusal(str(error), "--where" if where else "--sort", str(error).rpartition(": ")[2]) from None
 
@@ -194,19 +188,9 @@ def runs(*folders: str | Path, where: str = "", sort: str = "", limit: int = 0) 
         sort: one of these; `best` and `last` have the better run first; `-` before it reverses.
         limit: the largest number of rows; 0: all.
     """
-    rows = Runs()
-    for folder in folders or ("outputs",):
-        index = Index(require_folder(Path(folder)))
-        for row in index.rows(where=where, sort=sort, limit=limit):
-            rows.append(RunRow({**json.loads(row.pop("values")), **row}, index.root / row["folder"]))
-    return rows
-
-
-def require_folder(path: Path) -> Path:
-    """Return a folder. ConfigError: there is none."""
-    if not path.is_dir():
-        raise ConfigError(happened=f"there is no folder {path}", expected="a folder with runs", fix="ddp-train runs FOLDER")
-    return path
+    indices = [Index(Path(folder)) for folder in folders or ("outputs",)]
+    found = ((index.root, row) for index in indices for row in index.rows(where=where, sort=sort)[: limit or None])
+    return Runs(RunRow({**json.loads(row.pop("values")), **row}, root / row["folder"]) for root, row in found)
 
 
 def _open(file: Path | str) -> sqlite3.Connection:

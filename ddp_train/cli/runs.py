@@ -15,7 +15,7 @@ from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.clean import carry_out, kept, removals
 from ddp_train.archive.compare import compare
 from ddp_train.archive.groups import conclusion, grouped
-from ddp_train.archive.index import Index, require_folder
+from ddp_train.archive.index import Index
 from ddp_train.cli.drawing import aligned, number, plot
 from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.cli.status import may_go_on, show_run, show_sweep
@@ -68,18 +68,15 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
     where, sort, is_json = options.get("--where", ""), options.get("--sort", ""), "--json" in options
     limit = int(options.get("--limit", 0 if is_json or "--group" in options else _LIMIT))
-    indices = {folder: _index(folder) for folder in folders}
-    rows = [
-        {**row, "folder": str(Path(folder, row["folder"]))}
-        for folder, index in indices.items()
-        for row in index.rows(where=where, sort=sort, limit=limit)
-    ]
+    found = ((folder, row) for folder in folders for row in _index(folder).rows(where=where, sort=sort))
+    all_rows = [{**row, "folder": str(Path(folder, row["folder"]))} for folder, row in found]
+    rows = all_rows[: limit or None]
     if "--group" in options:
         _print_groups(rows, is_json=is_json)
     elif is_json:
-        print("\n".join(json.dumps({**row, "values": json.loads(row["values"])}) for row in rows))
+        _print(json.dumps({**row, "values": json.loads(row["values"])}) for row in rows)
     else:
-        _print_rows(rows, sum(index.count(where) for index in indices.values()))
+        _print_rows(rows, len(all_rows))
     return DONE
 
 
@@ -90,7 +87,7 @@ def _index(folder: str) -> Index:
         if sys.stderr.isatty() and all > _PROGRESS_EVERY and (done % _PROGRESS_EVERY == 0 or done == all):
             print(f"\rreading {done:,} of {all:,} runs" + ("\r\x1b[K" if done == all else ""), end="", file=sys.stderr, flush=True)
 
-    return Index(require_folder(Path(folder)), on_read)
+    return Index(Path(folder), on_read)
 
 
 def _print_rows(rows: Sequence[dict[str, Any]], num_all: int) -> None:
@@ -112,7 +109,7 @@ def _print_rows(rows: Sequence[dict[str, Any]], num_all: int) -> None:
 def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool) -> None:
     groups = grouped(rows)
     if is_json:
-        print("\n".join(json.dumps(group.as_dict()) for group in groups))
+        _print(json.dumps(group.as_dict()) for group in groups)
         return
     table = [["runs", "mean", "± 95 %", "deviation", "metric", "best run", "settings"]]
     for group in groups:
@@ -228,7 +225,7 @@ def _clean(arguments: list[str]) -> int:
             used = f"  {'' if removal in chosen else 'stays: '}{removal.used_by[0]} uses it" if removal.used_by else ""
             _print([f"{decimal(removal.bytes):>9}  {removal.path.relative_to(index.root)}{used}"])
         count, size = plural(len(chosen), "run"), decimal(sum(removal.bytes for removal in chosen))
-        print(f"{folder}: {what}{count} can be removed, {size}; {index.count() - len(chosen):,} stay as they are")
+        print(f"{folder}: {what}{count} can be removed, {size}; {len(index.rows()) - len(chosen):,} stay as they are")
         if chosen and ("--yes" in options or _agrees(f"remove {what}{count}?")):
             failed += carry_out(index, chosen)
     print("".join(printable(f"{line}\n") for line in failed), end="", file=sys.stderr)

@@ -86,9 +86,10 @@ def hold(folder: Path, *, key: str, within_s: float = 0.0) -> None:
 
 def is_held(folder: Path) -> bool:
     """Tell whether a process works in a folder, without locking it for a moment: a run that starts just then must not find it locked."""
-    if not folder.is_dir():
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # it is gone, or cannot be read
         return False
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return _record_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK) != fcntl.F_UNLCK or _is_leased(folder)
     except (OSError, AttributeError):

@@ -149,8 +149,7 @@ def test_sql_knows_columns_keys_and_metrics(tmp_path: Path) -> None:
     }.items():
         assert set(rows(tmp_path, where=where)) == found, where
     assert [*rows(tmp_path, sort="best")] == ["2", "1", "0"] and [*rows(tmp_path, sort="-best")] == ["0", "1", "2"]
-    assert [*rows(tmp_path, sort="optimizer.lr", limit=2)] == ["0", "1"]
-    assert Index(tmp_path).count("optimizer.lr > 0.05") == 2
+    assert [*rows(tmp_path, sort="optimizer.lr")] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,7 @@ def test_ten_thousand_runs_are_listed_in_a_moment(tmp_path: Path) -> None:
         shutil.copytree(first.root, tmp_path / str(number))
     Index(tmp_path)
     began = time.process_time()
-    assert len(Index(tmp_path).rows(limit=50)) == 50
+    assert len(Index(tmp_path).rows()) == 1000
     assert time.process_time() - began < 0.2
 
 
