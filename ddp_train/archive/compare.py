@@ -48,7 +48,7 @@ class Comparison:
 
 def compare(runs: Sequence[ArchivedRun]) -> Comparison:
     """Compare two or more runs; the first is the one that the others are compared with."""
-    facts: dict[str, Callable[[ArchivedRun], dict[str, Any]]] = {
+    subjects: dict[str, Callable[[ArchivedRun], dict[str, Any]]] = {
         "config": lambda run: dict(leaves(run.config)),
         "code": _code,
         "data": lambda run: run.data_identity,
@@ -56,20 +56,14 @@ def compare(runs: Sequence[ArchivedRun]) -> Comparison:
     }
     origins = [origin_of(run) for run in runs]
     differences = {}
-    for title, facts_of in facts.items():
+    for title, facts_of in subjects.items():
         found = [facts_of(run) for run in runs]
-        names = dict.fromkeys(name for values in found for name in values)
-        unequal = [name for name in names if any(values.get(name) != found[0].get(name) for values in found)]
-        differences[title] = [
-            Difference(
-                name=name,
-                values=[values.get(name) for values in found],
-                origins=[
-                    origin(name) if title == "config" and name in values else "" for origin, values in zip(origins, found, strict=True)
-                ],
-            )
-            for name in unequal
-        ]
+        differences[title] = list[Difference]()
+        for name in dict.fromkeys(name for facts in found for name in facts):
+            values = [facts.get(name) for facts in found]
+            if any(value != values[0] for value in values):
+                told = [origin(name) if title == "config" and name in facts else "" for origin, facts in zip(origins, found, strict=True)]
+                differences[title].append(Difference(name=name, values=values, origins=told))
     return Comparison(runs=list(runs), differences=differences, results=_results(runs), remarks=_remarks(runs, differences))
 
 
@@ -128,14 +122,12 @@ def environment_facts(run: ArchivedRun) -> dict[str, Any]:
 def _results(runs: Sequence[ArchivedRun]) -> dict[str, list[dict[str, Any]]]:
     """Return last, best and the difference to the first run of each metric: the headline first, then those of evaluations."""
     names = dict.fromkeys([run.headline["metric"] for run in runs] + sorted({name for run in runs for name in run.last}))
-    results: dict[str, list[dict[str, Any]]] = {}
-    for name in names:
-        first = runs[0].last.get(name)
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for name, entries in results.items():
         for run in runs:
-            last, best = run.last.get(name), run.best.get(name) or {}
-            are_numbers = isinstance(last, (int, float)) and isinstance(first, (int, float))
-            entry = {"last": last, "difference": last - first if are_numbers else None}  # type: ignore[operator]
-            results.setdefault(name, []).append({**entry, "best": best.get("value"), "best_step": best.get("step")})
+            first, last, best = runs[0].last.get(name), run.last.get(name), run.best.get(name) or {}
+            difference = last - first if isinstance(last, (int, float)) and isinstance(first, (int, float)) else None
+            entries.append({"last": last, "difference": difference, "best": best.get("value"), "best_step": best.get("step")})
     return results
 
 

@@ -135,8 +135,6 @@ class Index:
 
     def _save(self, rows: list[list[Any]], gone: list[tuple[str]]) -> None:
         """Write rows, and go on in memory where the index cannot be written: read-only, locked for long by another command, a full disk."""
-        if not rows and not gone:
-            return
         try:
             with self._database:
                 self._database.executemany(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * (2 + len(STORED)))})", rows)
@@ -208,11 +206,10 @@ def _open(file: Path | str) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         return _open(":memory:")
     except sqlite3.DatabaseError:  # damaged
-        try:
+        with suppress(OSError):
             os.unlink(file)
-        except OSError:
-            return _open(":memory:")
-        return _open(file)
+            return _open(file)
+        return _open(":memory:")
     return database
 
 

@@ -203,9 +203,10 @@ def _tag(arguments: list[str]) -> int:
 
 def _note(arguments: list[str]) -> int:
     _, (path, *text) = parse_words(arguments, USAGE, {}, most=2)
+    run = _run(path)
     if not text:
         raise ConfigError(happened="no text was given", expected='ddp-train runs note RUN "TEXT"')
-    write_json(_run(path).root / "notes.json", {**_run(path).notes, "note": text[0] or None})
+    write_json(run.root / "notes.json", {**run.notes, "note": text[0] or None})
     return DONE
 
 

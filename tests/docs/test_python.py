@@ -19,6 +19,7 @@ from torch import nn
 import ddp_train
 from tests.docs.conftest import compose, problems_of
 from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.unit.archive.finished import a_sweep
 
 PIECES = [block for page in PAGES for block in blocks(page) if block.is_python]
 FINISHED: Any = SimpleNamespace(status="completed", metrics={"eval/accuracy": 0.5, "eval/loss": 2.3}, folder=Path("outputs/finished"))
@@ -56,6 +57,8 @@ def test_python_that_a_page_shows_runs(piece: Block, folder: Path, monkeypatch: 
         subprocess.run([sys.executable, "-m", "ddp_train", *words], check=True, capture_output=True, env=environment)
         load = ddp_train.load
         monkeypatch.setattr(ddp_train, "load", lambda typed: load(FINISHED.folder), raising=False)
+    if "ddp_train.runs(" in piece.text:
+        a_sweep(Path("outputs"), "0.1", "0.2")
     monkeypatch.setattr(ddp_train, "run", run, raising=False)
     exec(compile(piece.text, str(piece.page), "exec"), names)
     defined = {name: value for name, value in names.items() if getattr(value, "__module__", "") == "piece"}
