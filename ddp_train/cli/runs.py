@@ -159,9 +159,8 @@ def _compare(arguments: list[str]) -> int:
         print(json.dumps(found.as_dict(), default=str))
         return DONE
     letters = _letters(found.runs)
-    _print(
-        f"{letter}  {run.folder.as_typed()}  {run.status}, {run.step or 0} steps" for letter, run in zip(letters, found.runs, strict=True)
-    )
+    named = zip(letters, found.runs, strict=True)
+    _print(f"{letter}  {run.folder.as_typed()}  {run.status}, {run.step or 0} steps" for letter, run in named)
     _print(f"!  {remark}" for remark in found.remarks)
     for title, differences in found.differences.items():
         rows = [[title, *letters]]
@@ -169,9 +168,8 @@ def _compare(arguments: list[str]) -> int:
             told = zip(map(_text, difference.values), difference.origins, strict=True)
             rows.append([f"  {difference.name}", *(f"{value} ({origin})" if origin else value for value, origin in told)])
         _print(["", *(aligned(rows) if differences else [f"{title}: the same, as far as it was recorded"])])
-    rows = [
-        ["results", *(f"{letter} {kind}" for letter in letters for kind in ("last", "best")), *(f"{letter} - A" for letter in letters[1:])]
-    ]
+    columns = [f"{letter} {kind}" for letter in letters for kind in ("last", "best")]
+    rows = [["results", *columns, *(f"{letter} - A" for letter in letters[1:])]]
     for name, results in found.results.items():
         if name.startswith("eval/") or name in ("train/loss", found.runs[0].headline["metric"]):
             values = [number(result[kind]) for result in results for kind in ("last", "best")]
@@ -245,7 +243,7 @@ def _run(path: str) -> ArchivedRun:
 
 def _print(lines: Any) -> None:
     for line in lines:
-        print(line)
+        print(printable(line))
 
 
 def _letters(found: Sequence[ArchivedRun]) -> list[str]:
