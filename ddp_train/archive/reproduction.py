@@ -19,7 +19,7 @@ from ddp_train.system.files import remove
 from ddp_train.system.software import software
 from ddp_train.system.untrusted_tar import unpack
 
-_MEASURED = re.compile(r"time|.*_ms|.*(per_s|seconds|_s)(_per_\w+)?|(device|memory|time)/.*|mfu|.*flops.*|split|step|epoch|samples")
+_MEASURED = re.compile(r"time|.*_ms|.*(per_s|seconds|_s)(_per_\w+)?|(device|memory)/.*|mfu|.*flops.*|split|step|epoch|samples")
 _ELSEWHERE = ("hosts", "batch", "working_directory")  # which differ without a reason to worry
 
 

@@ -19,7 +19,6 @@ _HIDDEN = (
     *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu"),  # in another form, or not at all
     *("device/memory_gib", "device/reserved_gib", "device/host_gib", "compile/graphs", "compile/recompiles", "compile/seconds"),
 )
-_HIDDEN_GROUPS = ("samples/", "time/")
 _OTHER_COLUMNS = 40  # characters of the progress line: the bar, the time that is left, spaces
 _REDRAW_S = 0.5  # a drawing takes about a millisecond of Python, in which the loop waits
 _POLL_S = 0.02
@@ -160,7 +159,7 @@ def _text(record: Mapping[str, Any]) -> str:
     parts = [
         f"{name} {value:.4g}"
         for name, value in record.items()
-        if name not in _HIDDEN and not name.startswith(_HIDDEN_GROUPS) and isinstance(value, (int, float))
+        if name not in _HIDDEN and not name.startswith("samples/") and isinstance(value, (int, float))
     ]
     if "tokens_per_s" in record:
         parts.append(f"{record['tokens_per_s']:,.0f} tokens/s")

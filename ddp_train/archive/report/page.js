@@ -621,9 +621,8 @@
     });
     return { x, y, raw: y, low, high, n: lines.length };
   });
-  const isOfTime = (n) => n.startsWith("train/time/") && runs.some((r) => r.times); // has a section of its own
-  const names = [...new Set(runs.flatMap((r) => Object.keys(r.curves)))].filter((n) => !isOfTime(n));
-  const rate = (n) => /\/time\/|per_s|_ms|wait|_gib|mfu|device\//.test(n);
+  const names = [...new Set(runs.flatMap((r) => Object.keys(r.curves)))];
+  const rate = (n) => /per_s|_ms|wait|_gib|mfu|device\//.test(n);
   const importanceOf = (n) => (n.endsWith("/loss") && !n.slice(0, -5).includes("/") ? 0 : n === M ? 1 : n.startsWith("eval/") ? 2 : rate(n)
     ? 4 : 3);
   names.sort((a, b) => importanceOf(a) - importanceOf(b));

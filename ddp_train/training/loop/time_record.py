@@ -71,8 +71,6 @@ class TimeRecord:
     def record(self, values: dict[str, float], reading: Reading) -> None:
         """Take the rows of all ranks into a record, and report what they show."""
         rows, steps = self._rows_of(reading.sums["time"]), self._trainer.window.steps
-        means = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-        values |= {f"time/{part}": mean for part, mean in zip(PARTS, means, strict=True) if part not in self._not_split}
         self._keep(rows, steps)
         self._judge(rows, steps)
 

@@ -20,7 +20,6 @@ from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import AnyObjective, Batch, HasUnit, Joint, TurnObjective
 from ddp_train.interfaces.batch import batch_size, counted_as, map_tensors
-from ddp_train.run_folder.times import PARTS
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
 
@@ -29,8 +28,7 @@ logger = logging.getLogger(__name__)
 _GIB = 2.0**30
 _RATES = ("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu", "step_ms", "data_wait_ms")
 _MEMORY = ("device/memory_gib", "device/reserved_gib", "device/host_gib")
-TIMES = tuple(f"time/{part}" for part in PARTS)
-NAMES = (*_RATES, *_MEMORY, *TIMES)
+NAMES = (*_RATES, *_MEMORY)
 """Names in a training record whose values depend on the machine: they differ when the run is done again."""
 
 _TYPES = ("float32", "tf32", "bfloat16", "float16")

@@ -34,7 +34,6 @@ def test_the_parts_of_each_line_sum_to_its_seconds_and_the_lines_to_the_runs(mon
     total = [sum(column) for column in zip(*(line["ranks"][0] for line in lines), strict=True)]
     assert total[CHECKPOINT] > 0.09 and total[EVALUATION] > 0  # saved twice: after the last step, too
     assert [record["step"] for record in train] == [5, 10, 15, 20]
-    assert all(record[f"time/{part}"] >= 0 for record in train for part in PARTS)
 
 
 def test_slow_data_is_data_and_a_slow_step_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
