@@ -24,12 +24,14 @@ FILES = [
     "checkpoints/step_00000004/COMPLETE",
     "checkpoints/step_00000004/manifest.json",
     "checkpoints/step_00000004/rank_*.safetensors",
+    "code.tar.gz",
     "config.yaml",
     "environment.json",
     "logs/rank_*.log",
     "metrics.jsonl",
     "result.json",
     "tensorboard/events.*",
+    "times.jsonl",
 ]
 SHORT = [override for override in TINY if override != "~metrics.tensorboard"] + ["trainer.max_steps=4"]
 
