@@ -56,7 +56,7 @@ time.sleep(60)
     thread.start()
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), tempfile.TemporaryFile() as told:
-        from_python._run([sys.executable, "-c", child], told)
+        from_python.run_command([sys.executable, "-c", child], told)
     thread.join()
     assert capsys.readouterr().out == "saved\n"
     assert signal.getsignal(signal.SIGINT) is before
@@ -159,8 +159,8 @@ open({str(started)!r}, "w").write("started ")
 time.sleep(60)
 """
     code = f"""import sys, tempfile
-from ddp_train.cli.from_python import _run
-_run([sys.executable, '-c', {child!r}], tempfile.TemporaryFile())"""
+from ddp_train.cli.from_python import run_command
+run_command([sys.executable, '-c', {child!r}], tempfile.TemporaryFile())"""
     process = subprocess.Popen([sys.executable, "-c", code])
     wait_for(lambda: started.exists() and started.read_text() == "started ")
     process.kill()
