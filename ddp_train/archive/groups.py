@@ -16,6 +16,7 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import REPEATS
 
 CONFIDENCE = 0.95
+_CUT = "debug.max_steps"  # a run that it cut off is not compared with whole ones, though it may go on as one of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +46,13 @@ class Group:
 
 def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
     """Return the groups of completed rows, by their metrics, the best first."""
-    members: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["status"] == Status.COMPLETED and isinstance(row["last"], (int, float)):
-            members.setdefault((row["metric"], row["goal"], row["settings"]), []).append(row)
+    repeats: dict[tuple[str, str, str, str], dict[str, dict[str, Any]]] = {}
+    for row in sorted(filter(_has_value, rows), key=lambda row: row["started"] or 0, reverse=True):
+        content = json.loads(row["values"])
+        repeat = {name: value for name, value in content.items() if name.rpartition(".")[2] in REPEATS and changes_results(name)}
+        group = (row["metric"], row["goal"], row["settings"], str(content.get(_CUT)))
+        repeats.setdefault(group, {}).setdefault(str(repeat), row)  # once more with the same seed is no second sample: the newest counts
+    members = {key: [*group.values()] for key, group in repeats.items()}
     values = {key: json.loads(group[0]["values"]) for key, group in members.items()}
     words = {
         key: [word for word in shlex.split(group[0]["typed"]) if _is_setting(word.partition("=")[0].lstrip("+~"))]
@@ -70,8 +74,22 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
     return sorted(groups, key=lambda group: (group.metric, -group.spread.mean if group.goal == "max" else group.spread.mean))
 
 
+def left_out(rows: Sequence[dict[str, Any]], groups: Sequence[Group]) -> str:
+    """Say how many completed rows count in no group, and why; "": all do."""
+    valued = sum(map(_has_value, rows))
+    without = sum(row["status"] == Status.COMPLETED for row in rows) - valued
+    again = valued - sum(group.spread.n for group in groups)
+    why = [f"{without} without a finite value of the metric"] if without else []
+    why += [f"{again} with the settings and the seed of a newer one"] if again else []
+    return f"left out: {', '.join(why)}" if why else ""
+
+
+def _has_value(row: dict[str, Any]) -> bool:
+    return row["status"] == Status.COMPLETED and isinstance(row["last"], (int, float)) and math.isfinite(row["last"])
+
+
 def _is_setting(key: str) -> bool:
-    return key.rpartition(".")[2] not in REPEATS and changes_results(key)
+    return key == _CUT or (key.rpartition(".")[2] not in REPEATS and changes_results(key))
 
 
 def conclusion(groups: Sequence[Group]) -> str:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.clean import carry_out, kept, removals
 from ddp_train.archive.compare import compare
-from ddp_train.archive.groups import conclusion, grouped
+from ddp_train.archive.groups import conclusion, grouped, left_out
 from ddp_train.archive.index import Index
 from ddp_train.cli.drawing import aligned, number, plot
 from ddp_train.cli.saved_run import parse_words, run_of
@@ -115,8 +115,8 @@ def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool) -> None:
     for group in groups:
         spread, settings = group.spread, group.typed or " ".join(f"{name}={_text(value)}" for name, value in group.settings.items())
         table.append([*map(number, (spread.n, spread.mean, spread.half_width, spread.deviation)), group.metric, group.folders[0], settings])
-    said = conclusion(groups)
-    _print([*aligned(table, right=range(4)), f"{plural(len(groups), 'group')} of completed runs", *([said] if said else [])])
+    said = filter(None, (left_out(rows, groups), conclusion(groups)))
+    _print([*aligned(table, right=range(4)), f"{plural(len(groups), 'group')} of completed runs", *said])
 
 
 def _show(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.archive.groups import conclusion, difference, grouped, spread_of, t_quantile
+from ddp_train.archive.groups import conclusion, difference, grouped, left_out, spread_of, t_quantile
 from ddp_train.archive.index import Index
 from ddp_train.run_folder.result import Status
 from tests.unit.archive.finished import finished
@@ -32,6 +32,26 @@ def test_seeds_are_one_group_and_the_best_one_is_certain_or_not(tmp_path: Path) 
     assert "not certain with 2 runs and 1 run" not in conclusion(grouped(Index(tmp_path).rows(where="optimizer.lr IN (0.1, 0.4)")))
     assert "not certain with 2 runs and 3 runs" in conclusion(grouped(Index(tmp_path).rows(where="optimizer.lr IN (0.1, 0.4)")))
     assert conclusion(groups[:1]) == ""
+
+
+def test_the_same_run_again_and_one_that_was_cut_off_are_no_samples(tmp_path: Path) -> None:
+    finished(tmp_path / "a", 0.5, "seed=1")
+    finished(tmp_path / "again", 0.5, "seed=1", "cluster.grace_s=20", started=9)
+    finished(tmp_path / "cut", 0.1, "seed=2", "debug.max_steps=3")
+    rows = Index(tmp_path).rows()
+    groups = grouped([*rows, *rows])  # of `runs outputs outputs/a`
+    assert [(group.folders, group.spread.n, group.spread.half_width) for group in groups] == [(["again"], 1, None), (["cut"], 1, None)]
+    assert groups[1].settings == {"debug.max_steps": 3} and groups[1].typed == "debug.max_steps=3"
+    assert left_out(rows, groups) == "left out: 1 with the settings and the seed of a newer one"
+
+
+def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+    for seed, value in enumerate((0.5, 0.6, float("inf"), float("nan"))):
+        finished(tmp_path / str(seed), value, f"seed={seed}")
+    rows = Index(tmp_path).rows()
+    [group] = grouped(rows)
+    assert group.spread.n == 2 and left_out(rows, [group]) == "left out: 2 without a finite value of the metric"
+    assert left_out([row for row in rows if row["last"] in (0.5, 0.6)], [group]) == ""
 
 
 @pytest.mark.parametrize(
