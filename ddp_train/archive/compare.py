@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tarfile
+import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ _ENVIRONMENT = (
     *("ddp_train", "torch", "python", "cuda", "nccl", "platform", "cpu_capability"),
     *("world_size", "hosts", "batch", "working_directory"),
 )
+_BY_SEED = {"order: seed", "order: the first samples", "hosts", "working_directory"}  # what differs with the seed, or changes no result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +65,16 @@ def compare(runs: Sequence[ArchivedRun]) -> Comparison:
         differences[title] = list[Difference]()
         for name in dict.fromkeys(name for facts in found for name in facts):
             values = [facts.get(name) for facts in found]
-            if any(value != values[0] for value in values):
-                told = [origin(name) if title == "config" and name in facts else "" for origin, facts in zip(origins, found, strict=True)]
-                differences[title].append(Difference(name=name, values=values, origins=told))
+            told = [facts.get(name) for facts in found if _is_told(title, name, facts)]
+            if any(value != told[0] for value in told):
+                came = [origin(name) if title == "config" and name in facts else "" for origin, facts in zip(origins, found, strict=True)]
+                differences[title].append(Difference(name=name, values=values, origins=came))
     return Comparison(runs=list(runs), differences=differences, results=_results(runs), remarks=_remarks(runs, differences))
+
+
+def _is_told(title: str, name: str, facts: dict[str, Any]) -> bool:
+    """Tell whether a run says something of a fact: without a checkpoint nothing of its data, without code.tar.gz nothing of its files."""
+    return bool(facts) if title == "data" else name in facts or title != "code"
 
 
 def origin_of(run: ArchivedRun) -> Callable[[str], str]:
@@ -106,7 +116,20 @@ def _code(run: ArchivedRun) -> dict[str, Any]:
         diff = b""
     files = re.findall(r"^\+\+\+ b/(.+)$", diff.decode(errors="replace"), re.MULTILINE)
     changes = f"{join_few(files, 4)} ({hashlib.sha256(diff).hexdigest()[:8]})" if diff else "none"
-    return {"commit": git.get("commit"), "uncommitted changes": changes if git.get("commit") else None}
+    facts = {"commit": git.get("commit"), "uncommitted changes": changes if git.get("commit") else None}
+    with suppress(OSError, EOFError, zlib.error, tarfile.TarError, TypeError, LookupError):  # as far as it was recorded
+        folders = run.environment["code"]
+        facts["commits of what was imported"] = ", ".join(sorted({str(folder["commit"]) for folder in folders if folder["commit"]}))
+        with tarfile.open(run.folder.code_archive) as tar:
+            kept = sorted((member.name.partition("/")[2], member.linkname or _hash(tar, member)) for member in tar)
+        total = hashlib.sha256(repr((kept, [folder["deleted"] for folder in folders])).encode()).hexdigest()
+        facts["files that no commit has"] = f"{join_few([name for name, _ in kept], 4)} ({total[:8]})"
+    return facts
+
+
+def _hash(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    file = tar.extractfile(member)
+    return hashlib.file_digest(file, "sha256").hexdigest() if file is not None else ""  # type: ignore[arg-type]
 
 
 def environment_facts(run: ArchivedRun) -> dict[str, Any]:
@@ -145,5 +168,8 @@ def _remarks(runs: Sequence[ArchivedRun], differences: dict[str, list[Difference
     if not config:
         remarks.append("their configurations are the same: what differs in the results comes from code, data, environment or chance")
     elif all(name.rpartition(".")[2] in REPEATS for name in config):
-        remarks.append(f"they differ by {', '.join(config)} alone: the difference of their results is chance")
+        found = {title: {difference.name for difference in differences[title]} for title in ("code", "data", "environment")}
+        others = [title for title, names in found.items() if names - _BY_SEED]
+        alone = f"they differ by {', '.join(config)} alone: the difference of their results is chance"
+        remarks.append(f"they differ by {', '.join(config)}, and their {', '.join(others)} differs, too" if others else alone)
     return remarks

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import yaml
@@ -77,3 +79,38 @@ def test_a_reader_is_told_what_keeps_runs_from_being_compared(tmp_path: Path) ->
     remarks = compare(runs).remarks
     assert remarks[0].endswith("c is broken, at step 7") and "result.json cannot be read" in remarks[1]
     assert "judged by different metrics: eval/accuracy, eval/accuracy, train/loss" in remarks[2]
+
+
+def archived(run: Path, **files: str) -> None:
+    """Write the code.tar.gz of a run."""
+    with tarfile.open(run / "code.tar.gz", "w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"{run.name}/{name}.py")
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+
+
+def test_code_that_no_commit_has_and_other_repositories_are_compared(tmp_path: Path) -> None:
+    code = {"git": {"commit": "abc"}, "code": [{"commit": "abc", "deleted": []}, {"commit": "1", "deleted": []}]}
+    other = {**code, "code": [{"commit": "abc", "deleted": []}, {"commit": "2", "deleted": []}]}
+    for name, text, facts in (("a", "1", code), ("same", "1", code), ("b", "2", code), ("c", "1", other)):
+        finished(tmp_path / name, 0.5, f"seed={len(text + name)}", **facts)
+        archived(tmp_path / name, untracked=text)
+    finished(tmp_path / "old", 0.5, git={"commit": "abc"})
+    a, same, b, c, old = (ArchivedRun(tmp_path / name) for name in ("a", "same", "b", "c", "old"))
+    assert a.compare(same).differences["code"] == a.compare(old).differences["code"] == []
+    [difference] = a.compare(b).differences["code"]
+    assert difference.name == "files that no commit has" and difference.values[0].startswith("untracked.py (")
+    assert [difference.values for difference in a.compare(c).differences["code"]] == [["1, abc", "2, abc"]]
+
+
+def test_chance_is_said_where_nothing_else_differs_and_data_where_both_tell_it(tmp_path: Path) -> None:
+    for name, seed, more in (("a", 1, {}), ("b", 2, {"hosts": ["b"]}), ("c", 3, {"packages": {"numpy": "9"}}), ("d", 4, {})):
+        run_folder = finished(tmp_path / name, 0.5, f"seed={seed}", **more)
+        if name != "d":
+            saved(run_folder, identity={"order": {"seed": seed, "the first samples": str(seed)}, "data": {"data.samples": 10}})
+    a, b, c, d = (ArchivedRun(tmp_path / name) for name in "abcd")
+    chance = "they differ by seed alone: the difference of their results is chance"
+    assert a.compare(b).remarks[-1] == chance
+    assert a.compare(c).remarks[-1] == "they differ by seed, and their environment differs, too"
+    assert a.compare(d).remarks == [chance] and a.compare(d).differences["data"] == []
