@@ -27,7 +27,7 @@ from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
-from ddp_train.run_folder.times import goodput_of, read_times
+from ddp_train.run_folder.times import read_goodput
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
@@ -261,7 +261,7 @@ def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str)
     )
     try:
         run.records.close()
-        goodput = goodput_of(read_times(run_folder))
+        goodput = read_goodput(run_folder)
         result = replace(result, goodput=None if goodput is None else goodput.as_dict())
         result.write(run_folder.result)
         end_attempt(run_folder, is_saved=not unsaved)
@@ -273,7 +273,7 @@ def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str)
             raise RunError(happened=f"all steps are done, but {happened}", expected=expected, fix=fix) from None
         print(happened, flush=True)
     if is_done:
-        print(summary.closing(job, state, result), flush=True)
+        print(summary.closing(job, state, result, goodput), flush=True)
     else:
         if stop.cause() is WALLTIME:
             print(f"the walltime ends in cluster.grace_s={job.config.cluster.grace_s} s", flush=True)

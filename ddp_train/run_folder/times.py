@@ -84,8 +84,11 @@ class TimesFile(GrowingFile):
         return line.endswith("}")  # a kill leaves half a line
 
 
-def read_times(run_folder: RunFolder) -> list[Attempt]:
-    """Return the attempts in times.jsonl; [] without one. What a kill left half written is left out, and what cannot be understood."""
+def read_times(run_folder: RunFolder, *, most_ranks: int | None = None) -> list[Attempt]:
+    """Return the attempts in times.jsonl, with rows of the first ranks alone if `most_ranks` says of how many; [] without one.
+
+    What a kill left half written is left out, and what cannot be understood.
+    """
     attempts: list[Attempt] = []
     with suppress(OSError), run_folder.times.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -97,7 +100,8 @@ def read_times(run_folder: RunFolder) -> list[Attempt]:
                 elif attempts:
                     numbers: dict[str, Any] = {name: float(content[name]) for name in ("time", "seconds")}
                     numbers |= {name: int(content[name]) for name in ("step", "steps")}
-                    attempts[-1].spans.append(Span(**numbers, ranks=[row for row in content["ranks"] if len(row) == len(PARTS)]))
+                    rows = [row for row in content["ranks"] if len(row) == len(PARTS)]
+                    attempts[-1].spans.append(Span(**numbers, ranks=rows[:most_ranks]))
     return attempts
 
 
@@ -139,6 +143,11 @@ class Goodput:
 
 _NAMES = {"lost": "steps taken again", "evaluation": "evaluations", "checkpoint": "saves", "start": "starting"}
 _NAMES |= {"restart": "restarts", "queue": "waiting in a queue"}
+
+
+def read_goodput(run_folder: RunFolder) -> Goodput | None:
+    """Return the goodput of a run until its last record; None: it has no record yet. The rows of thousands of ranks are not kept for it."""
+    return goodput_of(read_times(run_folder, most_ranks=1))
 
 
 def goodput_of(attempts: Sequence[Attempt]) -> Goodput | None:

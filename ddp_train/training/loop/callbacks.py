@@ -18,7 +18,7 @@ from ddp_train.interfaces.run import implements
 from ddp_train.loader.device_copy import to_device
 from ddp_train.model_log import Sink
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.times import goodput_of, read_times
+from ddp_train.run_folder.times import read_goodput
 from ddp_train.training.check.rehearsal import rebuild_buckets, untouched
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.trainer import Hooks, Trainer
@@ -166,7 +166,7 @@ class RunView:
             self._trainer.services.records.show(name, text, self.step)
 
     def goodput(self) -> float | None:
-        goodput = goodput_of(read_times(self._trainer.services.run_folder))
+        goodput = read_goodput(self._trainer.services.run_folder)
         return None if goodput is None else goodput.share
 
     def evaluation_batch(self) -> Batch | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.times import PARTS, Goodput, TimesFile, goodput_of, read_times
+from ddp_train.run_folder.times import PARTS, Goodput, TimesFile, goodput_of, read_goodput, read_times
 
 
 def row(seconds: float, *, evaluation: float = 0.0, checkpoint: float = 0.0) -> list[float | None]:
@@ -42,8 +43,20 @@ def test_the_wall_time_of_a_run_with_attempts_is_split_and_its_parts_sum_to_it(t
     assert [(attempt.attempt, attempt.hosts, len(attempt.spans)) for attempt in attempts] == [(1, ["a"], 2), (2, ["a"], 2), (3, ["b"], 1)]
     goodput = goodput_of(attempts)
     assert goodput == Goodput(steps=40.0, lost=5.0, evaluation=2.0, checkpoint=1.0, start=7.0, restart=3.0, queue=53.0)
+    assert goodput == read_goodput(run_folder)
     assert goodput is not None and goodput.wall == 211 - 100
     assert str(goodput).startswith("36.0% of the time since the first start went into steps; waiting in a queue 47.7%, starting 6.3%")
+
+
+def test_rows_of_other_ranks_are_not_kept_for_the_goodput(tmp_path: Path) -> None:
+    many = {**line(10, 10, 10, 10), "ranks": [row(10.0, checkpoint=float(rank)) for rank in range(1000)]}
+    write(RunFolder(tmp_path), [{"started": 0.0, "step": 0}, *[many] * 100])
+    tracemalloc.start()
+    assert read_goodput(RunFolder(tmp_path)) is not None
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20  # all rows: 30 MB
+    tracemalloc.stop()
+    [attempt] = read_times(RunFolder(tmp_path))
+    assert [len(span.ranks) for span in attempt.spans] == [1000] * 100
 
 
 def test_steps_of_a_rewind_are_lost(tmp_path: Path) -> None:
