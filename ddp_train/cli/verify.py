@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 from ddp_train.archive.archived_run import ArchivedRun
@@ -55,8 +55,13 @@ def verify(arguments: list[str], runner: JobRunner) -> int:
     with ThreadPoolExecutor(min(_MOST_THREADS, 2 * (os.cpu_count() or 1))) as pool:
         named = [(checkpoint, name, entry) for checkpoint, listed in files.items() for name, entry in listed.items()]
         tasks = [(checkpoint, pool.submit(reading.problem_of, checkpoint / name, entry)) for checkpoint, name, entry in named]
-        for checkpoint, task in tasks:
-            problems[checkpoint] += [problem] if (problem := task.result()) and checkpoint.exists() else []  # a run removes old ones
+        try:
+            for checkpoint, task in tasks:
+                problems[checkpoint] += [problem] if (problem := task.result()) and checkpoint.exists() else []  # a run removes old ones
+        except BaseException:  # Ctrl-C, or a file that may not be read: what waits or is read half is not waited for
+            reading.is_over = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     for checkpoint, found in problems.items():
         size = sum(entry["bytes"] for entry in files[checkpoint].values())
         line = "\n    ".join([f"{'damaged' if found else 'whole  '}  {checkpoint}, {size / 2**20:,.1f} MiB", *found])
@@ -70,7 +75,7 @@ class _Reading:
     """Reads files, in several threads at once, and shows on a terminal how far it is."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._done, self._shown = total, 0, 0.0
+        self._total, self._done, self._shown, self.is_over = total, 0, 0.0, False  # is_over: files that are being read are left
 
     def problem_of(self, file: Path, entry: FileEntry) -> str:
         """Return what is wrong with a file, or "". Raises EnvironmentRefuses: this user may not read it."""
@@ -79,6 +84,8 @@ class _Reading:
         return problem_in(lambda: compare_files(file.parent, {file.name: entry}, self._advance))
 
     def _advance(self) -> None:
+        if self.is_over:
+            raise CancelledError
         self._done += CHUNK_BYTES  # roughly: threads may lose one of the other
         if sys.stderr.isatty() and time.monotonic() > self._shown + 0.2:
             self._shown = time.monotonic()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ddp_train.cli import verify as module
 from ddp_train.cli.verify import verify
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from tests.fake_runner import FakeRunner
@@ -53,3 +56,22 @@ def test_what_has_no_checkpoint_or_may_not_be_read_is_refused(run: Path, monkeyp
         path.rename(run / path.name)
     with pytest.raises(ConfigError, match="has saved no checkpoint"):
         verify([str(run)], RUNNER)
+
+
+def test_ctrl_c_waits_for_no_file(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, chunks = [], []
+
+    def compare_files(folder: Path, files: dict[str, object], on_progress: Callable[[], None]) -> None:
+        begun.append(files)
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+        for _ in range(20):
+            time.sleep(0.02)
+            on_progress()
+            chunks.append(files)
+
+    monkeypatch.setattr(module, "listed_files", lambda checkpoint: {str(number): {"bytes": 1} for number in range(100)})
+    monkeypatch.setattr(module, "compare_files", compare_files)
+    with pytest.raises(KeyboardInterrupt):
+        verify([str(run)], RUNNER)
+    assert len(begun) < 60 and len(chunks) < 200  # of 200 files and 4000 chunks: those that were begun meanwhile, and not to their end
