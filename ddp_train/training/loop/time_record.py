@@ -80,6 +80,7 @@ class TimeRecord:
         self.add_to(reduction)
         self._keep(self._rows_of(reduction.sum()["time"]), self._trainer.window.steps, is_last=True)
         self._services.phases.forget(self.split.enter_phase)
+        self.split.end()
 
     def _rows_of(self, sums: Sequence[float]) -> list[list[float]]:
         self._row = [0.0] * len(PARTS)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,11 @@ class TimeSplit:
         if (exchange := self._exchanges.get(module)) is None:
             exchange = self._exchanges[module] = _Exchange(module, lambda: self.switch(COMMUNICATION))
         return exchange
+
+    def end(self) -> None:
+        """Take the hooks from the parameters."""
+        for exchange in self._exchanges.values():
+            exchange.end()
 
 
 class DeviceTimeSplit(TimeSplit):
@@ -138,7 +143,7 @@ class _Exchange:
     """
 
     def __init__(self, module: nn.Module, on_last: Callable[[], object]) -> None:
-        self._parameters = list(module.parameters())
+        self._module = ref(module)  # and no parameter, but while one is being found: the hook on it leads here
         self._on_last = on_last
         self._hook: RemovableHandle | None = None
         self._last: Tensor | None = None
@@ -146,9 +151,8 @@ class _Exchange:
 
     def __enter__(self) -> None:
         self._is_open, self._has_fired = True, False
-        if self._hook is None:
-            self._last = None
-            self._finding = [each.register_post_accumulate_grad_hook(self._note) for each in self._parameters if each.requires_grad]
+        if self._hook is None and (module := self._module()) is not None:
+            self._finding = [each.register_post_accumulate_grad_hook(self._note) for each in module.parameters() if each.requires_grad]
 
     def __exit__(self, *error: object) -> None:
         self._is_open = False
@@ -156,8 +160,13 @@ class _Exchange:
             for hook in self._finding:
                 hook.remove()
             if self._last is not None:
-                self._hook = self._last.register_post_accumulate_grad_hook(self._fire)
+                self._hook, self._last = self._last.register_post_accumulate_grad_hook(self._fire), None
         elif not self._has_fired:
+            self.end()
+
+    def end(self) -> None:
+        """Take the hook away."""
+        if self._hook is not None:
             self._hook.remove()
             self._hook = None
 

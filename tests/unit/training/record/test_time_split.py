@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
+from weakref import ref
 
 import pytest
 import torch
@@ -150,13 +152,26 @@ def test_the_last_gradient_of_the_exchanging_backward_is_found_and_found_again_w
 
     assert [step(), step(), step(exchanges=False), step()] == [0, 1, 0, 1]  # the first one looks which it is
     assert [step(skips=True), step(skips=True), step(skips=True)] == [0, 0, 1]  # not split; looks; found
-    first = exchange._last
-    assert first in set(net.second.parameters())
-    calls.clear()
-    net.zero_grad()
-    step()
-    hooks = [parameter for parameter in net.parameters() if parameter._post_accumulate_grad_hooks]
-    assert len(hooks) == 1
+
+    def hooked() -> list[Tensor]:
+        return [parameter for parameter in net.parameters() if parameter._post_accumulate_grad_hooks]
+
+    [last] = hooked()
+    assert last in set(net.second.parameters())
+    exchange.end()
+    assert hooked() == []
+
+
+def test_a_module_whose_hook_is_left_can_be_collected() -> None:
+    net = Net()
+    exchange = _Exchange(net, lambda: None)
+    for _ in range(2):
+        with exchange:
+            net(torch.ones(1, 2)).backward()
+    parameters = [ref(each) for each in net.parameters()]
+    del net, exchange
+    gc.collect()
+    assert [each() for each in parameters] == [None] * 4
 
 
 def test_only_torchs_ddp_has_a_last_reduction() -> None:
