@@ -32,7 +32,8 @@ class TimeRecord:
         self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
         self._hosts = self._world.gather_to_main(socket.gethostname())  # of each rank; on rank 0
         self.split = DeviceTimeSplit() if self._world.device.type == "cuda" else TimeSplit()
-        self._not_split = why_not_split(trainer.components.strategy, trainer.components.module, self._world)
+        modules = [turn.module for turn in trainer.components.turns.values()] or [trainer.components.module]
+        self._not_split = why_not_split(trainer.components.strategy, modules, self._world)
         self._slow_ranks = SlowRanks(is_split=not self._not_split)
         self._row = [0.0] * len(PARTS)  # this rank's seconds that no record has yet
         self._rows: list[list[float]] = []  # of all ranks, that no line has yet

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -179,9 +179,11 @@ class _Exchange:
             self._on_last()
 
 
-def why_not_split(strategy: Strategy, module: nn.Module, world: World) -> dict[str, str]:
-    """Return the parts that have no honest source with a strategy, each with the reason."""
-    is_exchanged_apart = strategy.local_weights is not None or isinstance(module, DistributedDataParallel)
-    if world.size == 1 or is_exchanged_apart:
-        return {}
-    return {PARTS[COMMUNICATION]: f"{type(strategy).__name__} exchanges within forward and backward, while they compute"}
+def why_not_split(strategy: Strategy, modules: Sequence[nn.Module], world: World) -> dict[str, str]:
+    """Return the parts that have no honest source with a strategy and what it has wrapped, each with the reason."""
+    reason = ""
+    if any(isinstance(part, nn.SyncBatchNorm) for module in modules for part in module.modules()):
+        reason = "batch norm of all ranks' samples exchanges within forward and backward, while they compute"
+    elif strategy.local_weights is None and not all(isinstance(module, DistributedDataParallel) for module in modules):
+        reason = f"{type(strategy).__name__} exchanges within forward and backward, while they compute"
+    return {PARTS[COMMUNICATION]: reason} if reason and world.size > 1 else {}

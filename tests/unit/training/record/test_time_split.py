@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
+from types import SimpleNamespace
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -15,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, COMMUNICATION, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER
 from ddp_train.system.phase import Phase
 from ddp_train.training.record import time_split
-from ddp_train.training.record.time_split import DeviceTimeSplit, TimeSplit, _Exchange
+from ddp_train.training.record.time_split import DeviceTimeSplit, TimeSplit, _Exchange, why_not_split
 
 
 class Clock:
@@ -177,6 +179,24 @@ def test_a_module_whose_hook_is_left_can_be_collected() -> None:
 def test_only_torchs_ddp_has_a_last_reduction() -> None:
     assert not isinstance(TimeSplit().exchange(Net()), _Exchange)
     assert issubclass(DistributedDataParallel, nn.Module)
+
+
+def test_communication_is_not_split_where_ranks_wait_within_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part = part
+
+    monkeypatch.setattr(time_split, "DistributedDataParallel", Wrapped)
+    two, one = SimpleNamespace(size=2), SimpleNamespace(size=1)
+
+    def why(world: Any, *modules: nn.Module, local_weights: Any = None) -> dict[str, str]:
+        return why_not_split(SimpleNamespace(local_weights=local_weights), modules, world)  # type: ignore[arg-type]
+
+    norm = nn.SyncBatchNorm(2)
+    assert why(two, Wrapped(Net())) == why(two, Wrapped(Net()), Wrapped(Net())) == why(two, Net(), local_weights=1) == why(one, norm) == {}
+    assert "SimpleNamespace" in why(two, Wrapped(Net()), Net())["communication"]
+    assert "batch norm" in why(two, Wrapped(norm))["communication"] == why(two, norm, local_weights=1)["communication"]
 
 
 @pytest.mark.parametrize("part", ["forward"])
