@@ -20,6 +20,7 @@ _RANKS_OF_LINES = 64
 _FIXES = {  # all ranks wait for such a rank
     "data": "look at its disk, its network to the data, and loader.num_workers",
     "compute": "look at its clock speed and temperature, and at other processes there",
+    "other": "look at callbacks, records and other Python there",
     "network": "look at its cable, its interface (cluster.env.GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and its switch",
 }
 _FASTER_DATA = "more loader.num_workers, or loader.on_device=true for data that fits; docs/time.md has more"
@@ -39,6 +40,7 @@ class TimeRecord:
         self._rows: list[list[float]] = []  # of all ranks, that no line has yet
         self._steps, self._first, self._since, self._taken = 0, 0.0, 0.0, 0.0  # times in seconds since the epoch
         self._ways: Callable[[], Ways | None] | None = None  # gives what is being measured
+        self._far: list[int] = []  # first ranks of the machines whose network was reported; on rank 0
 
     def register(self) -> None:
         """Hang it on the loop."""
@@ -114,20 +116,33 @@ class TimeRecord:
             self._report("waits_for_data", text, share=round(ranks.waits_for_data, 3))
         if ranks.asks_for_ways():
             self._ways = self._services.stop.measure_ways()
-        if self._ways is not None and (ways := self._ways()) is not None:  # on rank 0 alone
+        ways = self._ways() if self._ways is not None else None  # on rank 0 alone
+        if ways is not None:
             self._ways = None
-            for rank in far_machines(ways):
+            self._log_far(far_machines(ways), ways)
+        if ranks.waits_no_more:
+            self._log_far([])
+
+    def _log_far(self, far: list[int], ways: Ways | None = None) -> None:
+        """Log the machines whose network is slow now and was not before, and those of which it is so no more."""
+        for rank in far:
+            if ways is not None and rank not in self._far:
                 way = f"{1e3 * ways.seconds[rank]:.0f} ms to rank {ways.home} and back" if rank != ways.home else "far from all others"
                 self._report_slow(rank, "network", None, f"all wait for messages; {way}")
+        for rank in set(self._far) - set(far):
+            text = f"slow     {self._name(rank)}: its network is as fast as the others' again"
+            self._report("slow_rank_over", text, rank=rank, host=self._host(rank), cause="network")
+        self._far = far
 
     def _report_slow(self, rank: int, cause: str, ratio: float | None, why: str, *, others: int = 0) -> None:
         more = f" (and {others} more ranks)" if others else ""
-        text = f"slow     {self._name(rank)}{more} by its {cause}: {why}; {_FIXES[cause]}"
+        text = f"slow     {self._name(rank)}{more} by its {cause}{' time' if cause == 'other' else ''}: {why}; {_FIXES[cause]}"
         self._report("slow_rank", text, rank=rank, host=self._host(rank), cause=cause, ratio=ratio and round(ratio, 3), others=others)
 
     def _report(self, kind: str, text: str, **facts: Any) -> None:
         event = {"time": time.time(), "kind": kind, "step": self._trainer.state.step, **facts}
-        self._trainer.reports.append({**event, "text": text.partition("  ")[2].strip()})
+        if facts.get("cause") != "network":  # rank 0 alone knows of it, and reports are the same on all ranks
+            self._trainer.reports.append({**event, "text": text.partition("  ")[2].strip()})
         self._services.records.log_event(event, text)
 
     def _host(self, rank: int) -> str:

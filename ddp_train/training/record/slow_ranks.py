@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 from typing import NamedTuple
 
-from ddp_train.run_folder.times import COMMUNICATION, DATA, added, in_steps
+from ddp_train.run_folder.times import COMMUNICATION, DATA, OTHER, PARTS, added, in_steps
 
 RATIO = 1.3  # a slow rank's own time to the median of the others'
 LOOKS = 3  # in a row
@@ -26,7 +26,7 @@ class Slow(NamedTuple):
     """A slow rank."""
 
     rank: int
-    cause: str  # data | compute | network
+    cause: str  # data | compute | other
     ratio: float
     others: int = 0  # ranks that have become slow with it, less than it
 
@@ -41,7 +41,7 @@ class SlowRanks:
 
     def __post_init__(self) -> None:
         self._rows: list[list[float]] = []
-        self._steps = self._data_looks = self._network_looks = 0
+        self._steps = self._data_looks = self._network_looks = self._quiet_looks = 0
         self._slow_looks: dict[int, int] = {}
 
     def look(self, rows: Sequence[Sequence[float]], steps: int) -> Slow | None:
@@ -60,7 +60,8 @@ class SlowRanks:
         high = [rank for rank in range(len(rows)) if own[rank] > (RATIO - 0.1) * median(own) or len(rows) < _MANY]
         slow = {rank: found for rank in high if (found := _judge(rank, own, rows, steps)) is not None}
         waits = self.is_split and median([row[COMMUNICATION] / (in_steps(row) or 1.0) for row in rows]) > _NETWORK_SHARE
-        self._network_looks = self._network_looks + 1 if waits and not slow else 0
+        self._network_looks = self._network_looks + 1 if (waits and not slow) or self._network_looks < 0 else 0
+        self._quiet_looks = 0 if waits else self._quiet_looks + 1
         self._slow_looks = {rank: self._slow_looks.get(rank, 0) + 1 for rank in slow}
         self.named = {rank: 0 if rank in slow else looks + 1 for rank, looks in self.named.items()}
         new = [rank for rank, looks in self._slow_looks.items() if looks >= LOOKS and rank not in self.named]
@@ -72,6 +73,11 @@ class SlowRanks:
         ranks = [rank for rank, looks in self.named.items() if looks >= LOOKS]
         self.named = {rank: looks for rank, looks in self.named.items() if looks < LOOKS}
         return ranks
+
+    @property
+    def waits_no_more(self) -> bool:
+        """Whether the ranks have not waited for long in the last looks."""
+        return self._quiet_looks >= LOOKS
 
     def asks_for_ways(self) -> bool:
         """Tell whether the network is to be measured: in the last looks all ranks have waited for long, and for none of them."""
@@ -96,9 +102,12 @@ def _judge(rank: int, own: Sequence[float], rows: Sequence[Sequence[float]], ste
     """Return the slow rank that this one is; None: it is as fast as the others."""
     if own[rank] <= RATIO * (usual := _median_without(own, rank)) or own[rank] - usual <= _LEAST_S * steps:
         return None
-    data = [row[DATA] for row in rows]
-    is_data = data[rank] - _median_without(data, rank) > (own[rank] - usual) / 2
-    return Slow(rank, "data" if is_data else "compute", own[rank] / (usual or own[rank]))
+    cause = "compute"
+    for part in (DATA, OTHER):
+        seconds = [row[part] for row in rows]
+        if seconds[rank] - _median_without(seconds, rank) > (own[rank] - usual) / 2:
+            cause = PARTS[part]
+    return Slow(rank, cause, own[rank] / (usual or own[rank]))
 
 
 def _median_without(values: Sequence[float], place: int) -> float:

@@ -12,6 +12,7 @@ import torch
 from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, DATA, EVALUATION, OTHER, PARTS, STEP_PARTS
 from ddp_train.training.loop import time_record
 from ddp_train.training.record.records import Record
+from ddp_train.training.record.slow_ranks import Ways
 from tests.unit.parts import components, trainer
 
 
@@ -66,3 +67,17 @@ def test_the_run_computes_the_same_numbers_without_it(monkeypatch: pytest.Monkey
     plain.train()
     for one, other in zip(timed.components.model.parameters(), plain.components.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_slow_network_is_logged_once_and_once_when_that_is_over_and_is_no_report_as_rank_0_alone_knows_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one_run, events = trainer(components()), list[Mapping[str, Any]]()
+    monkeypatch.setattr(one_run.services.records, "log_event", lambda event, line: events.append(event))
+    record = time_record.TimeRecord(one_run)
+    record._hosts = ["a", "b", "c"]
+    for ways in [Ways(0, {0: 0.0, 1: 0.001, 2: 0.04})] * 2 + [Ways(0, {0: 0.0, 1: 0.001, 2: 0.001})]:
+        record._ways = lambda ways=ways: ways
+        record._judge([[0.0] * len(PARTS)], 1)
+    assert [(each["kind"], each["rank"], each["cause"]) for each in events] == [(f"slow_rank{end}", 2, "network") for end in ("", "_over")]
+    assert one_run.reports == []

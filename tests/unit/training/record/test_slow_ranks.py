@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, PARTS
+from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, OTHER, PARTS
 from ddp_train.training.record.slow_ranks import LOOKS, Slow, SlowRanks, Ways, far_machines
 
 
@@ -37,6 +37,15 @@ def test_the_slow_rank_is_named_once_with_its_cause_and_once_more_when_that_is_o
         assert judge.look(rows({}, ranks), 30) is None
         over += judge.recovered()
     assert over == [1]
+
+
+def test_a_rank_that_spends_its_time_in_callbacks_and_records_is_slow_by_other() -> None:
+    judge, found = SlowRanks(), list[Slow | None]()
+    for _ in range(LOOKS):
+        look = rows({0: (0.1, 1.7)})
+        look[0][OTHER], look[0][FORWARD], look[0][BACKWARD] = 3 * 0.8, 3 * 0.3, 3 * 0.6
+        found.append(judge.look(look, 30))
+    assert found[-1] == Slow(0, "other", pytest.approx(1.8))
 
 
 def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
@@ -95,6 +104,13 @@ def test_the_network_is_measured_where_all_wait_and_for_no_rank() -> None:
         judge.look(waiting, 30)
         asked.append(judge.asks_for_ways())
     assert [index for index, each in enumerate(asked) if each] == [LOOKS - 1, LOOKS - 1 + 63]
+    assert not judge.waits_no_more
+    for _ in range(LOOKS):
+        judge.look(rows({}), 30)
+    assert judge.waits_no_more
+    for _ in range(20):  # the pause goes on, quiet or not
+        judge.look(waiting, 30)
+        assert not judge.asks_for_ways()
     slow = SlowRanks()
     for _ in range(10):
         slow.look(rows({1: (0.1, 1.7)}), 30)
