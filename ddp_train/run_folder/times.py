@@ -5,6 +5,7 @@ Rank 0 writes it, with its training records. Nothing is cut off on a resume: ste
     {"attempt": 1, "started": epoch seconds, "restart": false, "queued": false, "step": 0, "hosts": [of each rank], "parts": [names],
      "not_split": {part: why}}
     {"step": 50, "time": epoch seconds, "seconds": since the line before, "steps": 10, "ranks": [[seconds of each part] of each rank]}
+    {..., "lost": true}: steps that a rewind to `step` has undone before a record
 """
 
 import json
@@ -47,6 +48,7 @@ class Span(NamedTuple):
     seconds: float
     steps: int
     ranks: list[Row]
+    lost: bool = False  # its steps were undone by a rewind to `step`
 
 
 @dataclass(kw_only=True)
@@ -100,6 +102,7 @@ def read_times(run_folder: RunFolder, *, most_ranks: int | None = None) -> list[
                 elif attempts:
                     numbers: dict[str, Any] = {name: float(content[name]) for name in ("time", "seconds")}
                     numbers |= {name: int(content[name]) for name in ("step", "steps")}
+                    numbers |= {"lost": "lost" in content}
                     rows = [row for row in content["ranks"] if len(row) == len(PARTS)]
                     attempts[-1].spans.append(Span(**numbers, ranks=rows[:most_ranks]))
     return attempts
@@ -174,7 +177,7 @@ def goodput_of(attempts: Sequence[Attempt]) -> Goodput | None:
             if span.steps:
                 kept.append((span.step - span.steps, span.step, useful / span.steps))
             else:
-                sums["steps"] += useful
+                sums["lost" if span.lost else "steps"] += useful
             before = span.time
     sums["steps"] += sum((last - first) * seconds for first, last, seconds in kept)
     return Goodput(**sums)

@@ -38,7 +38,9 @@ class TimeRecord:
         self._slow_ranks = SlowRanks(is_split=not self._not_split)
         self._row = [0.0] * len(PARTS)  # this rank's seconds that no record has yet
         self._rows: list[list[float]] = []  # of all ranks, that no line has yet
-        self._steps, self._first, self._since, self._taken = 0, 0.0, 0.0, 0.0  # times in seconds since the epoch
+        self._step = self._line_step = 0  # up to which records have the time, and lines
+        self._first = self._since = self._until = self._taken = 0.0  # monotonic: of the first line, the last, `_step`, now
+        self._epoch = 0.0  # where that clock began, in seconds since the epoch
         self._ways: Callable[[], Ways | None] | None = None  # gives what is being measured
         self._far: list[int] = []  # first ranks of the machines whose network was reported; on rank 0
 
@@ -57,33 +59,47 @@ class TimeRecord:
     def begin(self) -> None:
         """Called before the first step, and after a rewind."""
         if self._since:
+            self._keep_rest(is_lost=True)
             return
         self.split.begin()
-        self._since = self._first = time.time()
+        self._step = self._line_step = self._trainer.state.step
+        self._since = self._first = time.monotonic()
+        self._epoch = time.time() - self._first
         line = {"started": round(self._services.started, 3), "restart": torchrun_env.restart_count() > 0}
         line |= {"queued": self._services.run_folder.submitted.exists(), "step": self._trainer.state.step}
         self._services.records.write_times({**line, "hosts": self._hosts, "parts": PARTS, "not_split": self._not_split})
 
     def add_to(self, reduction: Reduction) -> None:
         """Add this rank's row to the reduction: the others have zeros in its place."""
-        self._taken = time.time()
+        self._taken = time.monotonic()
         (self._row,) = added([self._row], [self.split.take()])
         zeros = [0.0] * len(PARTS)
         reduction.add("time", [each for rank in range(self._world.size) for each in (self._row if rank == self._world.rank else zeros)])
 
     def record(self, values: dict[str, float], reading: Reading) -> None:
         """Take the rows of all ranks into a record, and report what they show."""
-        rows, steps = self._rows_of(reading.sums["time"]), self._trainer.window.steps
-        self._keep(rows, steps)
+        rows, steps = self._rows_of(reading.sums["time"]), self._trainer.state.step - self._step
+        self._keep(rows)
+        if self._until - self._since >= (self._until - self._first) / _LINES * max(1.0, len(rows) / _RANKS_OF_LINES):
+            self._write()
         self._judge(rows, steps)
 
     def end(self, status: Status) -> None:
         """Write what is left, as of evaluations and saves after the last record. Collective."""
-        reduction = Reduction(self._world)
-        self.add_to(reduction)
-        self._keep(self._rows_of(reduction.sum()["time"]), self._trainer.window.steps, is_last=True)
+        self._keep_rest()
         self._services.phases.forget(self.split.enter_phase)
         self.split.end()
+
+    def _keep_rest(self, *, is_lost: bool = False) -> None:
+        """Write what no line has yet; in a line of its own what no record has, where a rewind has undone it. Collective."""
+        if is_lost:
+            if self._rows:
+                self._write()
+            self._step = self._line_step = self._trainer.state.step
+        reduction = Reduction(self._world)
+        self.add_to(reduction)
+        self._keep(self._rows_of(reduction.sum()["time"]))
+        self._write(is_lost=is_lost)
 
     def _rows_of(self, sums: Sequence[float]) -> list[list[float]]:
         self._row = [0.0] * len(PARTS)
@@ -93,15 +109,16 @@ class TimeRecord:
                 row[OTHER], row[COMMUNICATION] = row[OTHER] + row[COMMUNICATION], 0.0
         return rows
 
-    def _keep(self, rows: list[list[float]], steps: int, *, is_last: bool = False) -> None:
-        """Write a line with these rows, or with those of later records, where lines are many."""
-        self._rows, self._steps, now = added(self._rows, rows), self._steps + steps, self._taken
-        if now - self._since < (now - self._first) / _LINES * max(1.0, len(rows) / _RANKS_OF_LINES) and not is_last:
-            return
+    def _keep(self, rows: list[list[float]]) -> None:
+        """Keep the rows of a record for a line: where records are many, it takes several."""
+        self._rows, self._step, self._until = added(self._rows, rows), self._trainer.state.step, self._taken
+
+    def _write(self, *, is_lost: bool = False) -> None:
         shown = [[None if name in self._not_split else float(f"{s:.4g}") for name, s in zip(PARTS, row, strict=True)] for row in self._rows]
-        line = {"step": self._trainer.state.step, "time": round(now, 3), "seconds": round(now - self._since, 6), "steps": self._steps}
-        self._services.records.write_times({**line, "ranks": shown})
-        self._rows, self._steps, self._since = [], 0, now
+        line: dict[str, Any] = {"step": self._step, "time": round(self._epoch + self._until, 3)}
+        line |= {"seconds": round(self._until - self._since, 6), "steps": self._step - self._line_step, "ranks": shown}
+        self._services.records.write_times(line | ({"lost": True} if is_lost else {}))
+        self._rows, self._line_step, self._since = [], self._step, self._until
 
     def _judge(self, rows: list[list[float]], steps: int) -> None:
         ranks = self._slow_ranks

@@ -64,6 +64,12 @@ def test_steps_of_a_rewind_are_lost(tmp_path: Path) -> None:
     assert goodput_of(read_times(RunFolder(tmp_path))) == Goodput(steps=15.0, lost=15.0)
 
 
+def test_steps_of_a_rewind_that_no_record_has_are_lost_too(tmp_path: Path) -> None:
+    undone = line(15, 28, 8, 0, checkpoint=1.0) | {"lost": True}  # from 20 on to 27, and back to 15
+    write(RunFolder(tmp_path), [{"started": 0.0, "step": 0}, line(20, 20, 20, 20), undone, line(20, 33, 5, 5)])
+    assert goodput_of(read_times(RunFolder(tmp_path))) == Goodput(steps=20.0, lost=12.0, checkpoint=1.0)
+
+
 @pytest.mark.parametrize("broken", ['{"step": 3, "ti', "[1, 2]", '{"step": "x", "steps": 1}', '{"attempt": null, "started": "y"}', "\x00"])
 def test_what_cannot_be_understood_is_left_out(tmp_path: Path, broken: str) -> None:
     run_folder = RunFolder(tmp_path)

@@ -11,6 +11,7 @@ import torch
 
 from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, DATA, EVALUATION, OTHER, PARTS, STEP_PARTS
 from ddp_train.training.loop import time_record
+from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
 from ddp_train.training.record.slow_ranks import Ways
 from tests.unit.parts import components, trainer
@@ -56,6 +57,31 @@ def test_many_records_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     train, (_, *lines) = run("trainer.max_steps=200")
     assert sum(line["steps"] for line in lines) == train[-1]["step"] and len(lines) < len(train)
     for line in lines:
+        assert sum(line["ranks"][0]) == pytest.approx(line["seconds"], rel=0.03, abs=0.01)
+
+
+def test_what_a_rewind_undoes_before_a_record_is_a_line_of_its_own_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, parts = list[Mapping[str, Any]](), components("trainer.max_steps=20")
+    one_run = trainer(parts, write_times=lines.append, log_every_steps=5)
+
+    def rewind_once(step: int) -> None:
+        if step == 13:
+            one_run.hooks.after_step.remove(rewind_once)
+            time.sleep(0.05)
+            raise Rewind({}, "bad")
+
+    def go_back(cause: Rewind) -> None:
+        one_run.state.step = 8
+
+    one_run.hooks.after_step.append(rewind_once)
+    monkeypatch.setattr(one_run.services.checkpoints, "rewind", go_back)
+    monkeypatch.setattr(time, "time", lambda: 1e9)  # a clock that is set does not matter
+    one_run.train()
+    one_run.end("completed")  # type: ignore[arg-type]
+    steps = [(line["step"], line["steps"], "lost" in line) for line in lines[1:]]
+    assert steps == [(5, 5, False), (10, 5, False), (8, 0, True), (10, 2, False), (15, 5, False), (20, 5, False), (20, 0, False)]
+    assert lines[3]["seconds"] > 0.05 and lines[1]["time"] < lines[3]["time"] < lines[-1]["time"]
+    for line in lines[1:]:
         assert sum(line["ranks"][0]) == pytest.approx(line["seconds"], rel=0.03, abs=0.01)
 
 
