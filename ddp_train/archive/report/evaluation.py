@@ -33,28 +33,39 @@ def evaluation_of(run: ArchivedRun, numbers: Numbers, targets: dict[int, Any], *
     prediction, target, probability, loss = (_load(folder / f"{name}.npy") for name in ("prediction", "target", "probability", "loss"))
     found: dict[str, Any] = {"step": step, "samples": max((len(a) for a in (prediction, target, loss) if a is not None), default=0)}
     if loss is not None and loss.ndim == 1:
-        hardest = np.argsort(-np.nan_to_num(loss, nan=np.inf), kind="stable")[:_HARDEST]
+        is_skipped = np.isnan(loss)  # a sample that cannot be read, or has no target
+        if target is not None and target.shape == loss.shape and target.dtype.kind == "i":
+            is_skipped |= target < 0
+        order = np.argsort(-np.where(is_skipped, -np.inf, loss), kind="stable")
+        hardest = order[~is_skipped[order]][:_HARDEST]
         columns = {"loss": loss, "target": target, "prediction": prediction, "probability": probability}
-        shown = {name: values for name, values in columns.items() if values is not None and values.ndim == 1}
+        shown = {name: values for name, values in columns.items() if values is not None and values.shape == loss.shape}
         found["hardest"] = [{"sample": int(n), **{name: _number(values[n]) for name, values in shown.items()}} for n in hardest]
     if prediction is None or target is None or prediction.shape != target.shape or prediction.dtype.kind != "i" or prediction.size == 0:
         return found
     true, answer = target.ravel().astype(np.int64), prediction.ravel().astype(np.int64)
     is_valid = (true >= 0) & (answer >= 0)
-    classes = int(max(true.max(), answer.max())) + 1
-    found |= {"classes": classes, "accuracy": float((true == answer)[is_valid].mean()) if is_valid.any() else None}
+    if not is_valid.any():
+        return found
+    classes = int(max(true[is_valid].max(), answer[is_valid].max())) + 1
+    found |= {"classes": classes, "accuracy": float((true == answer)[is_valid].mean())}
     pairs, counts = np.unique(true[is_valid] * classes + answer[is_valid], return_counts=True)
     if classes <= _MAX_CLASSES:
         found["confusion"] = numbers.add(np.bincount(pairs, counts, minlength=classes * classes))
     wrong = [(int(c), int(p) // classes, int(p) % classes) for p, c in zip(pairs, counts, strict=True) if p // classes != p % classes]
     found["confused"] = sorted(wrong, reverse=True)[:12]
     if probability is not None and probability.shape == target.shape:
-        found |= _calibration(true, answer, probability.ravel().astype(np.float64), classes)
+        sure = probability.ravel().astype(np.float64)
+        has_both = is_valid & (sure >= 0) & (sure <= 1)
+        if has_both.any():
+            found |= _calibration(true[has_both], answer[has_both], sure[has_both], classes)
     if with_answers and prediction.ndim == 1 and len(true) <= _MAX_ANSWERS:
         key = zlib.crc32(true.tobytes())
         targets.setdefault(key, None)
         targets[key] = targets[key] or numbers.add(true)
-        percent = numbers.add(np.round(100 * probability.ravel())) if probability is not None else None
+        percent = (
+            numbers.add(np.round(100 * probability.ravel())) if probability is not None and probability.shape == target.shape else None
+        )
         found["answers"] = {"targets": key, "prediction": numbers.add(answer), "percent": percent}
     return found
 

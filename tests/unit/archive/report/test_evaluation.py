@@ -43,3 +43,18 @@ def test_losses_alone_are_enough_for_hardest_samples(tmp_path: Path) -> None:
 
 def test_a_run_without_predictions_has_no_evaluation(tmp_path: Path) -> None:
     assert evaluation_of(ArchivedRun(tmp_path), Numbers(), {}, with_answers=True) is None
+
+
+def test_samples_that_were_skipped_count_nowhere(tmp_path: Path) -> None:
+    """An unreadable one has target and prediction -1 and no number, an ignored one target -100."""
+    nan = float("nan")
+    run = save(tmp_path, target=[0, 1, -1, -100], prediction=[0, 0, -1, 1], probability=[0.9, 0.6, nan, 0.9], loss=[0.1, 2.0, nan, 9.0])
+    found = evaluation_of(run, Numbers(), {}, with_answers=True)
+    assert found is not None and (found["accuracy"], found["calibration"]) == (0.5, [(0.6, 0.0, 1), (0.9, 1.0, 1)])
+    assert [row["sample"] for row in found["hardest"]] == [1, 0]
+
+
+def test_arrays_of_unequal_length_and_without_a_valid_target_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    run = save(tmp_path, target=[-1, -1], prediction=[-1, -1], probability=[0.5], loss=[0.5, 0.25, 0.75])
+    found = evaluation_of(run, Numbers(), {}, with_answers=True)
+    assert found == {"step": 10, "samples": 3, "hardest": [{"sample": n, "loss": loss} for n, loss in ((2, 0.75), (0, 0.5), (1, 0.25))]}
