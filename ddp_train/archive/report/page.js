@@ -133,12 +133,12 @@
     return /loss|second|_ms$|perplexity|error|_gib$|wait|norm/.test(name) ? -1 : 1;
   };
   const rank = runs.map((r) => dimension(r, M));
-  const keyOfGroup = (r) => JSON.stringify(D.keys.filter((k) => k !== "seed" && !k.endsWith(".seed")).map((k) => r.values[k]));
-  const groups = [...new Set(runs.map(keyOfGroup))].map((key) => runs.map((r, i) => i).filter((i) => keyOfGroup(runs[i]) === key));
-  const groupOf = runs.map((_, i) => groups.findIndex((g) => g.includes(i)));
+  const groupOf = runs.map((r) => r.group); // those of one differ by their seed or fold alone
+  const groups = [...new Set(groupOf)].map((group) => runs.map((r, i) => i).filter((i) => groupOf[i] === group));
   const hasSeeds = groups.some((g) => g.length > 1) && groups.length < runs.length;
-  const nameOfGroup = (g) => D.keys.filter((k) => k !== "seed" && !k.endsWith(".seed"))
-    .map((k) => `${short(k)}=${valueText(runs[g[0]].values[k])}`).join(" ") || "all";
+  const settings = D.keys.filter((k) => groups.every((g) => new Set(g.map((i) => JSON.stringify(runs[i].values[k]))).size === 1));
+  const nameOfGroup = (g) => settings.map((k) => `${short(k)}=${valueText(runs[g[0]].values[k])}`).join(" ")
+    || (groups.length > 1 ? runs[g[0]].name : "all");
   const HUES = { light: ["#1f6fb4", "#d1621b", "#1a9270", "#b8528f", "#58a9d8", "#9a7d0a", "#6f5bb5", "#6b7280"],
     dark: ["#5aa2e0", "#f0935a", "#45c2a0", "#dd86b8", "#8fd0f2", "#d8b53c", "#a796e6", "#a3a9b3"] };
   const RAMP = { light: ["#29335c", "#2c5f8a", "#3a8f95", "#7fae6a", "#d9a520"],

@@ -22,10 +22,10 @@ from ddp_train.archive.report.importance import importance_of
 from ddp_train.archive.report.packed import Numbers, packed
 from ddp_train.archive.report.samples import samples_of
 from ddp_train.archive.report.time_split import time_split_of
-from ddp_train.config.tree import dotted_items
+from ddp_train.config.tree import changes_results, dotted_items
 from ddp_train.run_folder.failure import load_report
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.run_folder.sweep import Sweep
+from ddp_train.run_folder.sweep import REPEATS, Sweep
 
 _HERE = Path(__file__).parent
 _POINTS, _MAX_POINTS = 20_000, 600_000  # of the curves of one run, and of all: 300 kB and 3 MB
@@ -43,6 +43,7 @@ class Shown:
     run: ArchivedRun
     name: str
     values: dict[str, Any]
+    group: int = 0  # runs of one have the same settings: chance alone is between them
 
 
 def collect(folders: Sequence[Path]) -> list[Shown]:
@@ -56,8 +57,12 @@ def collect(folders: Sequence[Path]) -> list[Shown]:
         for job in sweep.jobs:
             values = {key: _plain(sweep.value(job, key)) for key in sweep.swept()}
             shown.append(Shown(run=ArchivedRun(sweep.run_folder(job).root), name=_named(str(job.number), values), values=values))
+    trees, groups = [_flat(each.run.config) for each in shown], dict[str, int]()
+    for each, tree in zip(shown, trees, strict=True):
+        keys = tree or each.values  # a job that waits has no configuration yet
+        settings = {key: value for key, value in keys.items() if key.rpartition(".")[2] not in REPEATS and changes_results(key)}
+        each.group = groups.setdefault(json.dumps(settings, sort_keys=True, default=str), len(groups))
     if len(sweeps) > 1 or not (sweeps and sweeps[0][1]):
-        trees = [_flat(each.run.config) for each in shown]
         every = dict.fromkeys(key for tree in trees for key in tree if key != "name")
         differing = [key for key in every if any(tree.get(key) != trees[0].get(key) for tree in trees)][:_MAX_KEYS]
         roots = [each.run.root.absolute() for each in shown]
@@ -137,7 +142,7 @@ def _run(each: Shown, numbers: Numbers, targets: dict[int, Any], *, many: int) -
         "status": str(run.status),
         "problems": [*run.problems, *problems],
         "values": each.values,
-        "seed": run.config.get("seed"),
+        "group": each.group,
         "max_steps": (run.config.get("trainer") or {}).get("max_steps"),
         "seconds": result.seconds if result else None,
         "samples_seen": result.samples if result else None,

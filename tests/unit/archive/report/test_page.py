@@ -380,3 +380,21 @@ def test_what_runs_are_named_is_text_and_never_html(browser: Browser, tmp_path: 
     browser.open(write_page(tmp_path / "report.html", run))
     assert browser.run("document.title") == "a <title> & more"
     assert browser.run("document.querySelectorAll('img, main > b').length") == 0
+
+
+def test_runs_of_different_settings_are_no_repeats_of_each_other(browser: Browser, tmp_path: Path) -> None:
+    """Not even where the key is none of the columns; a fold is a repeat, and how samples are read is no setting."""
+    many = {f"key_{number:02}": number for number in range(12)}
+    first = write_run(tmp_path / "a", **dict.fromkeys(many, 0), last=0)
+    others = [write_run(tmp_path / f"{last}{seed}", seed=seed, **many, last=last) for last in (1, 2) for seed in (1, 2)]
+    browser.open(write_page(tmp_path / "report.html", first, *others))
+    assert browser.run("document.querySelectorAll('.group').length") == 3
+    assert [each.group for each in collect([first, *others])] == [0, 1, 1, 2, 2]
+    folds = [
+        write_run(tmp_path / f"{lr}_{fold}", data={"fold": fold}, loader={"num_workers": fold}, optimizer={"lr": lr})
+        for lr, fold in ((0.1, 0), (0.1, 1), (0.2, 0))
+    ]
+    assert [each.group for each in collect(folds)] == [0, 0, 1]
+    browser.open(write_page(tmp_path / "report.html", *folds))
+    names = browser.run("[...document.querySelectorAll('.group > span:first-child')].map(e => e.textContent)")
+    assert sorted(names) == ["optimizer.lr=0.1", "optimizer.lr=0.2"]
