@@ -11,6 +11,7 @@ import numpy as np
 from ddp_train.archive.groups import t_quantile
 from ddp_train.archive.report.curves import Floats, thin
 from ddp_train.archive.report.page import Shown
+from ddp_train.run_folder.sweep import REPEATS
 from ddp_train.system.files import write_atomic
 
 _HUES = ("#1f6fb4", "#d1621b", "#1a9270", "#b8528f", "#58a9d8", "#9a7d0a", "#6f5bb5", "#6b7280")
@@ -26,11 +27,14 @@ Line = tuple[Floats, Floats, Floats]
 
 def write_figures(shown: Sequence[Shown], folder: Path) -> list[Path]:
     """Write a figure of each metric over steps into a folder; return the files."""
-    groups: dict[str, list[Shown]] = {}
+    members: dict[int, list[Shown]] = {}
     for each in shown:
-        values = {key.rpartition(".")[2]: value for key, value in each.values.items()}
-        name = ", ".join(f"{key}={value}" for key, value in values.items() if key != "seed")
-        groups.setdefault(name or each.name, []).append(each)
+        members.setdefault(each.group, []).append(each)
+    groups: dict[str, list[Shown]] = {}
+    for runs in members.values():
+        words = [(key.rpartition(".")[2], value) for key, value in runs[0].values.items()]
+        name = ", ".join(f"{word}={value}" for word, value in words if word not in REPEATS) or runs[0].name
+        groups[f"{name} ({runs[0].name})" if name in groups else name] = runs
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for metric in dict.fromkeys(name for each in shown for name in each.run.last):
@@ -47,15 +51,21 @@ def figure_of(metric: str, groups: Mapping[str, Sequence[Curve]]) -> str:
 
 
 def _mean(curves: Sequence[Curve]) -> Line | None:
-    """Return the mean of some runs at the steps of the longest; where one of them has NaN, the mean is NaN."""
+    """Return the mean of some runs at the steps of the longest, of those that have come so far; None: it has no value.
+
+    Where one of them has NaN, the mean is NaN.
+    """
     tables = [np.array(curve, dtype=np.float64) for curve in curves if len(curve) > 1]
-    if not tables or all(np.isnan(table[:, 1]).all() for table in tables):
+    if not tables:
         return None
     steps = max(tables, key=len)[:, 0]
-    values = np.array([np.interp(steps, table[:, 0], table[:, 1]) for table in tables])
-    count = len(values)
-    half = t_quantile(count - 1) * values.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.zeros(len(steps))
-    return steps, values.mean(0), half
+    is_there = np.array([(steps >= table[0, 0]) & (steps <= table[-1, 0]) for table in tables])
+    values = np.where(is_there, [np.interp(steps, table[:, 0], table[:, 1]) for table in tables], 0.0)
+    count = is_there.sum(0)
+    mean = values.sum(0) / count
+    deviation = np.sqrt(np.where(is_there, (values - mean) ** 2, 0.0).sum(0) / np.maximum(count - 1, 1))
+    quantiles = np.array([0.0, 0.0, *(t_quantile(n - 1) for n in range(2, len(tables) + 1))])
+    return None if np.isnan(mean).all() else (steps, mean, quantiles[count] * deviation / np.sqrt(count))
 
 
 def _figure(metric: str, lines: dict[str, Line]) -> str:
