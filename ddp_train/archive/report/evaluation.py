@@ -20,7 +20,7 @@ _HARDEST = 24
 
 
 def evaluation_of(run: ArchivedRun, numbers: Numbers, targets: dict[int, Any], *, with_answers: bool) -> dict[str, Any] | None:
-    """Return what the newest predictions of a run say; None: it saved none. Raises OSError, ValueError: they cannot be read.
+    """Return what the newest predictions of a run say; None: it saved none. Raises OSError, ValueError, EOFError: not readable.
 
     Args:
         targets: what is to be predicted, by its checksum: gets that of this run, so that runs on the same samples share it.

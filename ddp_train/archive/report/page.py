@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -130,11 +130,16 @@ def _curves(roots: Sequence[Path], *, points: int) -> list[dict[str, Any]]:
 
 
 def _run(each: Shown, numbers: Numbers, targets: dict[int, Any], *, many: int) -> dict[str, Any]:
-    run, result, problems, evaluation = each.run, each.run.result, list[str](), None
-    try:
-        evaluation = evaluation_of(run, numbers, targets, with_answers=many <= _MAX_ANSWERS)
-    except (OSError, ValueError) as error:
-        problems.append(f"predictions cannot be read: {error}")
+    run, result, problems, found = each.run, each.run.result, list[str](), dict[str, Any]()
+    sections: dict[str, Callable[[], Any]] = {
+        "predictions": lambda: evaluation_of(run, numbers, targets, with_answers=many <= _MAX_ANSWERS),
+        "times.jsonl": lambda: time_split_of(run, numbers, cells=min(_CELLS, _MAX_CELLS // many)),
+    }
+    for name, read in sections.items():
+        try:
+            found[name] = read()
+        except (OSError, ValueError, TypeError, OverflowError, EOFError) as error:
+            problems.append(f"{name} cannot be read: {error}")
     reports = [load_report(path) for path in sorted(run.root.glob("failure*.json"))]
     return {
         "name": each.name,
@@ -148,8 +153,8 @@ def _run(each: Shown, numbers: Numbers, targets: dict[int, Any], *, many: int) -
         "samples_seen": result.samples if result else None,
         "early_end": result.early_end if result else None,
         "marks": marks_of(run),
-        "times": time_split_of(run, numbers, cells=min(_CELLS, _MAX_CELLS // many)),
-        "evaluation": evaluation,
+        "times": found.get("times.jsonl"),
+        "evaluation": found.get("predictions"),
         "shown": samples_of(run, max_bytes=min(_SAMPLE_BYTES, _MAX_SAMPLE_BYTES // many)),
         "failures": [report.screen(run.folder).strip() for report in reports if report is not None],
         "is_evaluation": run.folder.task.exists(),

@@ -398,3 +398,14 @@ def test_runs_of_different_settings_are_no_repeats_of_each_other(browser: Browse
     browser.open(write_page(tmp_path / "report.html", *folds))
     names = browser.run("[...document.querySelectorAll('.group > span:first-child')].map(e => e.textContent)")
     assert sorted(names) == ["optimizer.lr=0.1", "optimizer.lr=0.2"]
+
+
+def test_damaged_files_are_said_and_the_rest_is_shown(browser: Browser, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "predictions/step_00000060/prediction.npy").write_bytes(b"")
+    times = (run / "times.jsonl").read_text()
+    (run / "times.jsonl").write_text(times.replace("[0.01, ", '["one", ', 1))
+    browser.open(write_page(tmp_path / "report.html", run))
+    text = browser.run("document.querySelector('#overview').textContent")
+    assert "predictions cannot be read" in text and "times.jsonl cannot be read" in text
+    browser.box('[data-panel="train/lr"]')

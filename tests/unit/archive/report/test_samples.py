@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import torch
@@ -28,3 +29,19 @@ def test_images_and_texts_are_read_from_tensorboard_s_files(tmp_path: Path) -> N
     assert sum(len(image["value"]) for image in images) <= 10_000
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("sample_images: {}", ""))
     assert samples_of(ArchivedRun(run), max_bytes=20_000) == []
+
+
+def test_a_damaged_record_is_left_out_and_few_images_are_in_memory(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", callbacks={"sample_images": {}})
+    with SummaryWriter(str(run / "tensorboard")) as writer:
+        for step in range(40):
+            writer.add_image("samples/inputs", torch.rand(3, 200, 200), step)
+    file = next((run / "tensorboard").glob("events*"))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"samples/inputs") - 1] = 0xFF  # the length of its name
+    file.write_bytes(content)
+    tracemalloc.start()
+    (inputs,) = samples_of(ArchivedRun(run), max_bytes=500_000)
+    assert tracemalloc.get_traced_memory()[1] < len(content) / 2
+    tracemalloc.stop()
+    assert inputs["of"] == 39 and [image["step"] for image in inputs["shown"]] == [1, 20, 39]
