@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddp_train.archive.archived_run import ArchivedRun
-from ddp_train.archive.index import Index, size_of
-from ddp_train.config.tree import leaves
-from ddp_train.errors import ConfigError
+from ddp_train.archive.index import Index, find, size_of
+from ddp_train.config.schema import SECTIONS
+from ddp_train.errors import ConfigError, UserError
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.system import folder_lock
 from ddp_train.system.files import remove
 
-_POINTS_ELSEWHERE = "init_from IS NOT NULL OR after IS NOT NULL OR resume NOT IN ('auto', 'never')"
+_OF_SWEEP = ("sweep.csv", "multirun.yaml", "conf", "compiled", "launch", folder_lock.HOLDER, "sweep.json")
+_WORD = re.compile(r"""[^\s'",\[\]{}]+""")  # of a configuration that cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +55,23 @@ def kept(index: Index, rules: Sequence[str]) -> set[str]:
 
 
 def removals(
-    index: Index, rows: Iterable[dict[str, Any]], keep: set[str], *, only_checkpoints: bool, may_go_on: Callable[[RunFolder], bool]
+    indices: Sequence[Index],
+    index: Index,
+    rows: Iterable[dict[str, Any]],
+    keep: set[str],
+    *,
+    only_checkpoints: bool,
+    may_go_on: Callable[[RunFolder], bool],
 ) -> list[Removal]:
-    """Return what can be removed of some rows: of none that is kept, or that a process or an engine works on.
+    """Return what can be removed of some rows of `index`: of none that is kept, that is not surely a run, or that something works on.
 
-    `may_go_on` tells the latter, as far as it is known.
+    `indices`: where runs may lie that use it. `may_go_on` tells whether a process or an engine works on a run, as far as it is known.
     """
     chosen = {index.root / row["folder"]: row for row in rows if row["folder"] not in keep}
     sweep_of = {run: index.root / row["sweep"] if row["sweep"] else None for run, row in chosen.items()}
     busy = {sweep for sweep in sweep_of.values() if sweep is not None and folder_lock.is_held(sweep)}
-    free = [run for run in chosen if sweep_of[run] not in busy and not may_go_on(RunFolder(run))]
-    users, found = _users(index, set(free)), []
+    free = [run for run in chosen if sweep_of[run] not in busy and _is_run_alone(run, index.root) and not _is_busy(run, may_go_on)]
+    users, found = _users([*(index.root for index in indices), index.root], index.root, free), []
     for run in free:
         path = run / "checkpoints" if only_checkpoints else run
         if size := size_of(str(path)):
@@ -70,34 +79,113 @@ def removals(
     return found
 
 
-def _users(index: Index, runs: set[Path]) -> dict[Path, list[str]]:
-    """Return the runs that stay and have a path into one of `runs`, by that one."""
-    users: dict[Path, list[str]] = {}
-    for row in index.rows(where=_POINTS_ELSEWHERE) if runs else ():
-        if (root := index.root / row["folder"]) not in runs:
-            run = ArchivedRun(root)
-            values = {value for _, value in leaves(run.config) if isinstance(value, str) and os.sep in value}
-            starts = {str(run.environment.get("working_directory", "")), os.getcwd()}  # all may have moved since the run began
-            paths = {Path(os.path.normpath(os.path.join(start, value))) for start in starts for value in values}
-            for pointed in runs.intersection(paths.union(*(path.parents for path in paths))):
-                users.setdefault(pointed, []).append(row["folder"])
-    return users
+def _is_run_alone(root: Path, given: Path) -> bool:
+    """Tell whether a folder is surely one run and nothing else: no project, no place where people stand, no folder of other runs."""
+    run, place = ArchivedRun(root), root.resolve()
+    if run.folder.run_id() is None and not all(section in run.config for section in SECTIONS):
+        return False
+    if any(folder.resolve().is_relative_to(place) for folder in (Path.cwd(), given)):
+        return False
+    for folder, names, files in os.walk(root):
+        if {".git", "sweep.json"}.intersection([*names, *files]):
+            return False
+        if folder == str(root):
+            names[:] = [name for name in names if name not in ("evaluations", "launch")]  # copies of code, and what has the form of a run
+        elif "environment.json" in files:
+            return False
+    return True
 
 
-def carry_out(index: Index, found: Sequence[Removal]) -> list[str]:
-    """Remove it, each run while its folder is held; a sweep forgets the jobs that are gone. Return what could not be removed, and why."""
+def _is_busy(run: Path, may_go_on: Callable[[RunFolder], bool]) -> bool:
+    """Tell whether a process or an engine works on a run or on one of its evaluations, or whether that is not known."""
+    try:
+        return any(may_go_on(RunFolder(root)) for root in (run, *run.glob("evaluations/*")))
+    except (UserError, OSError, TypeError):  # a damaged file of a submission
+        return True
+
+
+def _users(places: Iterable[Path], root: Path, runs: Iterable[Path]) -> dict[Path, list[str]]:
+    """Return the runs that stay and have a path into one of `runs`, by that one; a run that is used stays, too."""
+    real, users = {Path(os.path.realpath(run)): run for run in runs}, dict[Path, list[str]]()
+    around = (
+        {Path(os.path.realpath(folder)) for place in (*places, Path("outputs").absolute()) for folder in _around(place)} if real else set()
+    )
+    waiting = sorted({Path(os.path.realpath(run.path)) for place in around for run in find(place)} - real.keys())
+    while waiting:
+        user = waiting.pop()
+        for pointed in sorted(real.keys() & _pointed(user) - {user}):
+            if real[pointed] not in users:
+                waiting.append(pointed)
+            users.setdefault(real[pointed], []).append(os.path.relpath(user, os.path.realpath(root)))
+    return {run: sorted(names) for run, names in users.items()}
+
+
+def _around(place: Path) -> Iterator[Path]:
+    """Yield a folder and where its runs' users may lie: in the `outputs` above it, or beside it, but for a project's folder."""
+    yield place
+    outputs = [parent for parent in (place, *place.parents) if parent.name == "outputs"]
+    if outputs or not (Path.cwd().is_relative_to(place.parent) or place.parent == place.parent.parent):
+        yield (outputs or [place.parent])[-1]
+
+
+def _pointed(root: Path) -> set[Path]:
+    """Return the real folders to which paths in a run's configuration lead, and those above them."""
+    run = ArchivedRun(root)
+    texts = {text for text in _texts(run.config) if os.sep in text}
+    texts.update(_texts([run.config.get(key) for key in ("init_from", "resume", "after")]))
+    if not run.config:
+        with suppress(OSError):
+            texts = {text for text in _WORD.findall(run.folder.config.read_text(errors="replace")) if os.sep in text}
+    starts = {str(run.environment.get("working_directory", "")), os.getcwd()}  # all may have moved since the run began
+    paths = {Path(os.path.realpath(os.path.join(start, text))) for start in starts for text in texts if "\0" not in text}
+    return paths.union(*(path.parents for path in paths))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a tree."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
+def carry_out(found: Sequence[Removal], *, may_go_on: Callable[[RunFolder], bool]) -> list[str]:
+    """Remove it, each run while its folder and its sweep's are held; a sweep forgets the jobs that are gone.
+
+    Return what could not be removed, and why.
+    """
     failed = []
-    for removal in found:
+
+    def locked(folders: Sequence[Path], act: Callable[[], object]) -> None:
         try:
-            folder_lock.hold(removal.run, key="RUN")  # a command that starts it just now is refused, or this one is
-            remove(removal.path)
+            for folder in folders:
+                folder_lock.hold(folder, key="RUN")  # a command that starts it just now is refused, or this one is
+            act()
         except (ConfigError, OSError) as error:
-            failed.append(f"{removal.run}: {error.happened if isinstance(error, ConfigError) else error.strerror}")
+            failed.append(f"{folders[-1]}: {error.happened if isinstance(error, ConfigError) else error.strerror}")
         finally:
             folder_lock.release()
+
+    for removal in found:
+        if _is_busy(removal.run, may_go_on):  # it began while a person was asked
+            failed.append(f"{removal.run}: another run is working in it")
+        else:
+            locked([*([removal.sweep] if removal.sweep else []), removal.run], partial(remove, removal.path))
     for root in {removal.sweep for removal in found if removal.sweep is not None and removal.path == removal.run}:
-        with suppress(ConfigError, OSError):
-            sweep = Sweep.load(root)
-            sweep.jobs = [job for job in sweep.jobs if sweep.run_folder(job).root.exists()]
-            sweep.save() if sweep.jobs else remove(root)
+        locked([root], partial(_forget_jobs, root))
     return failed
+
+
+def _forget_jobs(root: Path) -> None:
+    """Write a sweep without the jobs that are gone; without any, remove its own files, and its folder if there is nothing else in it."""
+    with suppress(ConfigError):  # a damaged sweep.json
+        sweep = Sweep.load(root)
+        sweep.jobs = [job for job in sweep.jobs if sweep.run_folder(job).root.exists()]
+        if sweep.jobs:
+            sweep.save()
+            return
+        for name in _OF_SWEEP:
+            remove(root / name)
+        with suppress(OSError):
+            root.rmdir()

@@ -63,7 +63,7 @@ class Index:
             raise ConfigError(happened=f"there is no folder {root}", expected="a folder with runs", fix="ddp-train runs FOLDER")
         self.root = root.absolute()
         self._database = _open(self.root / FILE)
-        self._update({os.path.relpath(run.path, self.root): run for run in _find(self.root)}, on_read)
+        self._update({os.path.relpath(run.path, self.root): run for run in find(self.root)}, on_read)
 
     def rows(self, *, where: str = "", sort: str = "") -> list[dict[str, Any]]:
         """Return the runs as rows, the newest first; each has the columns, and `values`: its configuration and its metrics as JSON.
@@ -213,7 +213,7 @@ def _open(file: Path | str) -> sqlite3.Connection:
     return database
 
 
-def _find(root: Path) -> Iterator[_Found]:
+def find(root: Path) -> Iterator[_Found]:
     """Yield every run folder below a folder, itself included; a link is followed once, and to other places alone."""
     above = next(map(str, filter(is_sweep, root.parents)), "")  # of a job of a sweep that was asked for alone
     waiting, known = [(str(root), above)], {os.path.realpath(root)}

@@ -189,7 +189,7 @@ def _plots(found: Sequence[ArchivedRun]) -> list[str]:
 
 def _tag(arguments: list[str]) -> int:
     options, (path, *tags) = parse_words(arguments, USAGE, {"--remove": ""}, most=None)
-    run = _run(path)
+    run = _run_to_note(path)
     if not tags or any(not tag.isprintable() or " " in tag or not tag for tag in tags):
         raise ConfigError(happened="no tag was given, or one with a space", expected="ddp-train runs tag RUN NAME ...")
     before = run.notes.get("tags", [])
@@ -201,7 +201,7 @@ def _tag(arguments: list[str]) -> int:
 
 def _note(arguments: list[str]) -> int:
     _, (path, *text) = parse_words(arguments, USAGE, {}, most=2)
-    run = _run(path)
+    run = _run_to_note(path)
     if not text:
         raise ConfigError(happened="no text was given", expected='ddp-train runs note RUN "TEXT"')
     write_json(run.root / "notes.json", {**run.notes, "note": text[0] or None})
@@ -215,10 +215,10 @@ def _clean(arguments: list[str]) -> int:
     if not rules and "--where" not in options:
         raise ConfigError(happened="which runs stay?", expected="--keep=RULE or --where=SQL", fix="--keep=best=2 --keep=tagged")
     what, failed = "the checkpoints of " if "--checkpoints" in options else "", list[str]()
-    for folder in folders:
-        index = _index(folder)
+    indices = [_index(folder) for folder in folders]
+    for folder, index in zip(folders, indices, strict=True):
         rows, keep = index.rows(where=options.get("--where", "")), kept(index, rules)
-        found = removals(index, rows, keep, only_checkpoints=bool(what), may_go_on=may_go_on)
+        found = removals(indices, index, rows, keep, only_checkpoints=bool(what), may_go_on=may_go_on)
         chosen = [removal for removal in found if not removal.used_by or "--used-too" in options]
         for removal in found:
             used = f"  {'' if removal in chosen else 'stays: '}{removal.used_by[0]} uses it" if removal.used_by else ""
@@ -226,7 +226,7 @@ def _clean(arguments: list[str]) -> int:
         count, size = plural(len(chosen), "run"), decimal(sum(removal.bytes for removal in chosen))
         print(f"{folder}: {what}{count} can be removed, {size}; {len(index.rows()) - len(chosen):,} stay as they are")
         if chosen and ("--yes" in options or _agrees(f"remove {what}{count}?")):
-            failed += carry_out(index, chosen)
+            failed += carry_out(chosen, may_go_on=may_go_on)
     print("".join(printable(f"{line}\n") for line in failed), end="", file=sys.stderr)
     return FAILED if failed else DONE
 
@@ -239,6 +239,13 @@ def _agrees(question: str) -> bool:
 
 def _run(path: str) -> ArchivedRun:
     return ArchivedRun(run_of(Path(path), key="RUN"))
+
+
+def _run_to_note(path: str) -> ArchivedRun:
+    run = _run(path)
+    if damaged := [problem for problem in run.problems if problem.startswith("notes.json ")]:
+        raise ConfigError(happened=f"{run.folder.as_typed()}/{damaged[0]}", expected="tags and a note", fix="mend it, or move it away")
+    return run
 
 
 def _print(lines: Any) -> None:

@@ -22,7 +22,7 @@ from tests.unit.cli.runs import works_in
 
 def removable(root: Path, *rules: str, only_checkpoints: bool = False) -> dict[str, list[str]]:
     index = Index(root)
-    found = removals(index, index.rows(), kept(index, rules), only_checkpoints=only_checkpoints, may_go_on=may_go_on)
+    found = removals([index], index, index.rows(), kept(index, rules), only_checkpoints=only_checkpoints, may_go_on=may_go_on)
     return {str(removal.run.relative_to(root)): removal.used_by for removal in found}
 
 
@@ -74,20 +74,77 @@ def test_runs_and_checkpoints_go_and_a_sweep_forgets_its_jobs(tmp_path: Path) ->
     saved(alone)
     sweep = a_sweep(tmp_path / "s", "0.1", "0.2", "0.3")
     index = Index(tmp_path)
-    found = removals(index, index.rows(), set(), only_checkpoints=True, may_go_on=may_go_on)
+    found = removals([index], index, index.rows(), set(), only_checkpoints=True, may_go_on=may_go_on)
     assert [removal.path for removal in found] == [alone.checkpoints]
-    assert carry_out(index, found) == [] and not alone.checkpoints.exists() and alone.is_completed()
+    assert carry_out(found, may_go_on=lambda run_folder: False) == [] and not alone.checkpoints.exists() and alone.is_completed()
     index = Index(tmp_path)
-    found = removals(index, index.rows(), kept(index, ["best=1"]), only_checkpoints=False, may_go_on=may_go_on)
-    assert carry_out(index, found) == []
+    found = removals([index], index, index.rows(), kept(index, ["best=1"]), only_checkpoints=False, may_go_on=may_go_on)
+    assert carry_out(found, may_go_on=lambda run_folder: False) == []
     assert [job.number for job in Sweep.load(sweep.root).jobs] == [2] and not (sweep.root / "0").exists()
     index = Index(tmp_path)
     assert [row["folder"] for row in index.rows()] == ["s/2"]
     process = works_in(RunFolder(sweep.root / "2"))  # it began after it was listed
     index = Index(tmp_path)
-    found = removals(index, index.rows(), set(), only_checkpoints=False, may_go_on=lambda run_folder: False)
-    (failed,) = carry_out(index, found)
+    found = removals([index], index, index.rows(), set(), only_checkpoints=False, may_go_on=lambda run_folder: False)
+    (failed,) = carry_out(found, may_go_on=lambda run_folder: False)
     assert "another run is working in" in failed and RunFolder(sweep.root / "2").read_result().status == Status.COMPLETED  # type: ignore[union-attr]
     process.terminate()
     process.wait()
-    assert carry_out(index, found) == [] and not sweep.root.exists()
+    assert carry_out(found, may_go_on=lambda run_folder: False) == [] and not sweep.root.exists()
+
+
+def test_what_is_not_surely_one_run_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project with config.yaml and logs, a checkout, the given folder, the one in which the user stands, a folder of other runs."""
+    (tmp_path / "project/logs").mkdir(parents=True)
+    (tmp_path / "project/config.yaml").write_text("a: 1\n")
+    for name in ("checkout", "here", "outer", "free"):
+        finished(tmp_path / name, 0.5)
+    (tmp_path / "checkout/.git").mkdir()
+    (tmp_path / "here/below").mkdir()
+    finished(tmp_path / "outer/inner", 0.5)
+    monkeypatch.chdir(tmp_path / "here/below")
+    assert removable(tmp_path) == {"free": []} and removable(tmp_path / "free") == {} and removable(tmp_path / "project") == {}
+
+
+def test_users_are_found_in_lists_through_others_and_in_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abcd":
+        finished(tmp_path / "outputs/pretrain" / name, 0.5, f"name={name}")
+    pointers = {"a": "init_from: outputs/pretrain/b/checkpoints/best", "b": "after: [outputs/pretrain/c, outputs/x]"}
+    for name, text in pointers.items():
+        config = tmp_path / "outputs/pretrain" / name / "config.yaml"
+        key = text.partition(":")[0]
+        config.write_text("".join(line for line in config.read_text().splitlines(True) if not line.startswith(f"{key}:")) + f"{text}\n")
+    finished(tmp_path / "outputs/finetune/t", 0.5, "init_from=outputs/pretrain/d")
+    users = {"b": ["a"], "c": ["b"], "d": ["../finetune/t"]}
+    assert removable(tmp_path / "outputs/pretrain", "where=name = 'a'") == users
+    for config in (tmp_path / "outputs").rglob("config.yaml"):
+        config.write_text(config.read_text() + "\n  [\n")  # no YAML
+    assert removable(tmp_path / "outputs/pretrain", "where=folder = 'a'") == users
+
+
+def test_what_has_begun_since_it_was_listed_stays(tmp_path: Path) -> None:
+    """A sweep whose folder is held by `resume` of a job, and an evaluation of a run."""
+    sweep = a_sweep(tmp_path / "s", "0.1")
+    run = finished(tmp_path / "r", 0.5)
+    evaluation = RunFolder(run.evaluations / "e")
+    evaluation.root.mkdir(parents=True)
+    index = Index(tmp_path)
+    found = removals([index], index, index.rows(), set(), only_checkpoints=False, may_go_on=may_go_on)
+    works = [works_in(evaluation), works_in(RunFolder(sweep.root))]
+    assert len(found) == 2 and len(carry_out(found, may_go_on=may_go_on)) == 3  # each run, and the table of the sweep
+    assert run.is_completed() and (sweep.root / "0").exists()
+    assert removable(tmp_path) == {}
+    for process in works:
+        process.terminate()
+        process.wait()
+
+
+def test_of_a_sweep_without_jobs_its_own_files_go_and_no_others(tmp_path: Path) -> None:
+    sweep = a_sweep(tmp_path / "s", "0.1")
+    (sweep.root / "conf").mkdir()
+    kept_run = finished(sweep.root / "mine", 0.5, "name=mine")
+    index = Index(tmp_path)
+    found = removals([index], index, index.rows(), {"s/mine"}, only_checkpoints=False, may_go_on=may_go_on)
+    assert carry_out(found, may_go_on=may_go_on) == []
+    assert [path.name for path in sweep.root.iterdir()] == ["mine"] and kept_run.is_completed()
