@@ -41,7 +41,7 @@ _FORMS: dict[str, type | tuple[type, ...]] = {  # of values in JSON files, as fa
     "seconds": (int, float),
 }
 _LOSS = Ranking(metric="train/loss", goal="min")
-_BAD_FILE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, yaml.YAMLError)
+BAD_FILE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, yaml.YAMLError)
 
 
 class ArchivedRun:
@@ -60,7 +60,8 @@ class ArchivedRun:
         """The content of config.yaml, with the answers of its `auto`s; {}: it cannot be read."""
         try:
             tree = yaml.load(self.folder.config.read_text(), Loader=_YAML)
-        except _BAD_FILE as error:
+            json.dumps(tree, default=str)  # ValueError: an alias of what it is in
+        except BAD_FILE as error:
             return self._note("config.yaml", _why(error))
         if not isinstance(tree, dict):
             return self._note("config.yaml", "holds no configuration")
@@ -120,7 +121,7 @@ class ArchivedRun:
                 file.seek(8 + length + begin)
                 identity = json.loads(file.read(end - begin))["data"]
             return {f"{part}: {name}": value for part, values in identity.items() for name, value in values.items()}
-        except (*_BAD_FILE, MemoryError):
+        except (*BAD_FILE, MemoryError):
             return {}
 
     @cached_property
@@ -213,7 +214,7 @@ class ArchivedRun:
             content = json.loads((self.root / name).read_text())
         except FileNotFoundError:
             return {}
-        except _BAD_FILE as error:
+        except BAD_FILE as error:
             return self._note(name, _why(error))
         if not isinstance(content, dict):
             return self._note(name, "holds no JSON object")
@@ -248,7 +249,7 @@ def sweep_statuses(sweep: Path) -> dict[Path, str]:
 
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file; None: it cannot be read."""
-    with suppress(*_BAD_FILE):
+    with suppress(*BAD_FILE):
         return yaml.load(path.read_text(), Loader=_YAML)
     return None
 

@@ -14,13 +14,13 @@ import shlex
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddp_train.archive.archived_run import BROKEN, ArchivedRun, live_status, sweep_statuses
+from ddp_train.archive.archived_run import BAD_FILE, BROKEN, ArchivedRun, live_status, sweep_statuses
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, leaves
 from ddp_train.errors import ConfigError, join_few
@@ -35,11 +35,12 @@ STORED = (  # docs/runs.md says what each one is
     *("folder", "sweep", "name", "metric", "goal", "best", "best_step", "last", "steps", "hosts", "ranks", "size", "seconds", "started"),
     *("tags", "note", "typed", "problem", "recorded", "settings"),
 )
-_VERSION = zlib.crc32(repr(("1", STORED)).encode()) >> 1  # another one is read anew; the number is for columns that mean something else
+_VERSION = zlib.crc32(repr(("2", STORED)).encode()) >> 1  # another one is read anew; the number is for columns that mean something else
 _FILES = ("config.yaml", "result.json", "environment.json", "notes.json", "metrics.jsonl")  # those that are read
 _FOLDERS = ("checkpoints", "evaluations", "predictions", "export", "profile")  # those that may grow when the run has ended
 _BEGUN = {".hydra", "environment.json", "result.json", "logs", "launch", "metrics.jsonl", "failure.json"}  # beside the config.yaml of a run
 _WORD = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*(?:[./][\w-]+)*""")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SILENT = "it ended without writing result.json"  # the problem of a run that was killed
 _SAVE_EVERY = 1000  # runs that were read
 _SHOWN = ("folder", "status", "metric", "best", "last", "steps", "tags")  # in a notebook
@@ -61,9 +62,24 @@ class Index:
     def __init__(self, root: Path, on_read: Callable[[int, int], None] = lambda done, all: None) -> None:
         if not root.is_dir():
             raise ConfigError(happened=f"there is no folder {root}", expected="a folder with runs", fix="ddp-train runs FOLDER")
-        self.root = root.absolute()
+        self.root, self.typed = root.absolute(), root
         self._database = _open(self.root / FILE)
-        self._update({os.path.relpath(run.path, self.root): run for run in find(self.root)}, on_read)
+        self._found, self._on_read = {os.path.relpath(run.path, self.root): run for run in find(self.root)}, on_read
+        self._unless_damaged(self._update)
+
+    def _unless_damaged(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns; where a part of the index turns out damaged, after it was made anew."""
+        try:
+            return act()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and not re.search("malformed|decode", str(error)):
+                raise
+            self._database.close()
+            with suppress(OSError):
+                os.unlink(self.root / FILE)
+            self._database = _open(self.root / FILE)
+            self._update()
+            return act()
 
     def rows(self, *, where: str = "", sort: str = "") -> list[dict[str, Any]]:
         """Return the runs as rows, the newest first; each has the columns, and `values`: its configuration and its metrics as JSON.
@@ -74,13 +90,21 @@ class Index:
 
         Raises ConfigError: where or sort cannot be understood.
         """
+        return [row for _, row in self.sorted_rows(where=where, sort=sort)]
+
+    def sorted_rows(self, *, where: str, sort: str) -> list[tuple[Any, dict[str, Any]]]:
+        """Return the rows, each after the value that it is sorted by."""
         key, down = sort.removeprefix("-"), "DESC" if sort.startswith("-") else ""
-        by = f"CASE goal WHEN 'max' THEN -{key} ELSE {key} END" if key in ("best", "last") else self._sql(key, "--sort")
-        order = f"({by}) IS NULL, {by} {down}," if sort else ""
-        condition = self._sql(where, "--where") or "1"
+
+        def rows() -> list[tuple[Any, dict[str, Any]]]:
+            by = f"CASE goal WHEN 'max' THEN -{key} ELSE {key} END" if key in ("best", "last") else self._sql(key, "--sort") or "NULL"
+            condition, order = self._sql(where, "--where") or "1", f"({by}) IS NULL, ({by}) {down}, started DESC, folder"
+            found = self._database.execute(f"SELECT {by}, * FROM listed WHERE ({condition}) ORDER BY {order}")
+            return [(_read(value), dict(zip((*LIVE, *STORED, "values"), map(_read, row), strict=True))) for value, *row in found]
+
         try:
-            found = self._database.execute(f"SELECT * FROM listed WHERE ({condition}) ORDER BY {order} started DESC, folder")
-            return [dict(zip((*LIVE, *STORED, "values"), row, strict=True)) for row in found]
+            found: list[tuple[Any, dict[str, Any]]] = self._unless_damaged(rows)
+            return found
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise self._refusal(str(error), "--where" if where else "--sort", str(error).rpartition(": ")[2]) from None
 
@@ -88,7 +112,8 @@ class Index:
         """Return a text with keys of the configuration and names of metrics as SQL."""
 
         def word(match: re.Match[str]) -> str:
-            name, path = match[0].strip('"'), f"""'$."{match[0].strip('"')}"'"""
+            name = match[0].strip('"')
+            path = f"""'$."{name.replace("'", "''")}"'"""
             if match[0].startswith("'") or name in LIVE or name in STORED:
                 return match[0]
             if self._database.execute(f'SELECT 1 FROM runs WHERE json_type("values", {path}) IS NOT NULL LIMIT 1').fetchall():
@@ -107,24 +132,26 @@ class Index:
         expected = f"SQL over {', '.join(columns)}; keys of the configuration and metrics: {join_few(known, 6)}"
         return ConfigError(happened=f"{option}: {happened}", expected=expected, fix=nearest(name, [*columns, *known]) or "")
 
-    def _update(self, found: dict[str, _Found], on_read: Callable[[int, int], None]) -> None:
+    def _update(self) -> None:
         """Read the runs that are new or have changed, forget those that are gone, and ask for the status of all."""
-        stamps = dict(self._database.execute("SELECT folder, stamp FROM runs"))
+        found = self._found
+        stamps = {_read(folder): _read(stamp) for folder, stamp in self._database.execute("SELECT folder, stamp FROM runs")}
         changed = [folder for folder, run in found.items() if stamps.get(folder) != run.stamp]
         rows: list[list[Any]] = []
         for done, folder in enumerate(changed, 1):
             run = found[folder]
             facts = _facts(run) | {"folder": folder, "sweep": os.path.relpath(run.sweep, self.root) if run.sweep else ""}
-            rows.append([run.stamp, facts["values"], *(_plain(facts.get(name)) for name in STORED)])
-            on_read(done, len(changed))
+            rows.append([_plain(run.stamp), facts["values"], *(_plain(facts.get(name)) for name in STORED)])
+            self._on_read(done, len(changed))
             if len(rows) == _SAVE_EVERY:
                 self._save(rows, [])
                 rows = []
-        self._save(rows, [(folder,) for folder in stamps.keys() - found.keys()])
-        recorded = dict(self._database.execute("SELECT folder, recorded FROM runs"))
+        self._save(rows, [(_plain(folder),) for folder in stamps.keys() - found.keys()])
+        recorded = {_read(folder): status for folder, status in self._database.execute("SELECT folder, recorded FROM runs")}
         sweeps = {sweep: sweep_statuses(Path(sweep)) for sweep in {run.sweep for run in found.values() if run.sweep}}
-        live = [(folder, _live(run, recorded.get(folder, BROKEN), sweeps)) for folder, run in found.items()]
-        self._database.execute("CREATE TEMP TABLE live (folder TEXT PRIMARY KEY, status TEXT)")
+        live = [(_plain(folder), _live(run, recorded.get(folder, BROKEN), sweeps)) for folder, run in found.items()]
+        self._database.executescript("DROP VIEW IF EXISTS listed; DROP TABLE IF EXISTS live")  # of an update that found the index damaged
+        self._database.execute("CREATE TEMP TABLE live (folder PRIMARY KEY, status TEXT)")
         with self._database:  # an open transaction would keep other commands out
             self._database.executemany("INSERT INTO live VALUES (?, ?)", live)
         age = f"round(({time.time()} - started) / 86400, 5)"
@@ -133,7 +160,7 @@ class Index:
         view = f'SELECT status, {age} AS age_days, {columns}, "values" FROM live JOIN runs USING (folder)'
         self._database.execute(f"CREATE TEMP VIEW listed AS {view}")
 
-    def _save(self, rows: list[list[Any]], gone: list[tuple[str]]) -> None:
+    def _save(self, rows: list[list[Any]], gone: list[tuple[Any]]) -> None:
         """Write rows, and go on in memory where the index cannot be written: read-only, locked for long by another command, a full disk."""
         try:
             with self._database:
@@ -186,9 +213,21 @@ def runs(*folders: str | Path, where: str = "", sort: str = "", limit: int = 0) 
         sort: one of these; `best` and `last` have the better run first; `-` before it reverses.
         limit: the largest number of rows; 0: all.
     """
-    indices = [Index(Path(folder)) for folder in folders or ("outputs",)]
-    found = ((index.root, row) for index in indices for row in index.rows(where=where, sort=sort)[: limit or None])
-    return Runs(RunRow({**json.loads(row.pop("values")), **row}, root / row["folder"]) for root, row in found)
+    found = merged([Index(Path(folder)) for folder in folders or ("outputs",)], where=where, sort=sort)[: limit or None]
+    return Runs(RunRow({**json.loads(row.pop("values")), **row}, index.root / row["folder"]) for index, row in found)
+
+
+def merged(indices: Sequence[Index], *, where: str, sort: str) -> list[tuple[Index, dict[str, Any]]]:
+    """Return the rows of several indices in one order, each run once."""
+    found = [(value, index, row) for index in indices for value, row in index.sorted_rows(where=where, sort=sort)]
+    if len(indices) > 1:
+        once = dict[str, tuple[Any, Index, dict[str, Any]]]()
+        for entry in found:
+            once.setdefault(os.path.realpath(entry[1].root / entry[2]["folder"]), entry)
+        found = sorted(once.values(), key=lambda entry: -(entry[2]["started"] or -math.inf))
+        found.sort(key=lambda entry: (isinstance(entry[0], str), entry[0] or 0), reverse=sort.startswith("-"))  # as SQL sorts
+        found.sort(key=lambda entry: entry[0] is None)
+    return [(index, row) for _, index, row in found]
 
 
 def _open(file: Path | str) -> sqlite3.Connection:
@@ -259,7 +298,7 @@ def _facts(found: _Found) -> dict[str, Any]:
     """Return the row of a run but for its place."""
     try:
         facts = _facts_of(ArchivedRun(Path(found.path)))
-    except (TypeError, ValueError, LookupError, AttributeError) as error:  # JSON of another form than a run's
+    except BAD_FILE as error:  # JSON of another form than a run's
         why = f"its files are not those of a run of this version ({type(error).__name__}: {error})"
         facts = {"recorded": BROKEN, "problem": why, "values": "{}"}
     return facts | {"size": size_of(found.path)}
@@ -267,7 +306,6 @@ def _facts(found: _Found) -> dict[str, Any]:
 
 def _facts_of(run: ArchivedRun) -> dict[str, Any]:
     metric, environment, status, flat = run.headline["metric"], run.environment, run.recorded_status, dict(leaves(run.config))
-    values = {name: value if not isinstance(value, float) or math.isfinite(value) else None for name, value in {**flat, **run.last}.items()}
     best, ended_silently = run.best.get(metric) or {}, status == Status.INTERRUPTED and run.result is None
     return {
         "name": run.config.get("name"),
@@ -286,13 +324,29 @@ def _facts_of(run: ArchivedRun) -> dict[str, Any]:
         "problem": "; ".join(run.problems) or (_SILENT if ended_silently else ""),
         "recorded": status,
         "settings": identity({key: value for key, value in flat.items() if key.rpartition(".")[2] not in REPEATS}),
-        "values": json.dumps(values, default=str),
+        "values": _as_json({**flat, **run.last}),
     }
 
 
+def _as_json(values: dict[str, Any]) -> str:
+    """Return values as JSON that SQL reads: it has no .inf and no .nan."""
+    try:
+        return json.dumps(values, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(values, default=str), parse_constant=lambda _: None))
+
+
 def _plain(value: Any) -> Any:
-    """Return what a column holds: JSON of another form than a run's may have anything in its place."""
-    return value if value is None or isinstance(value, (str, float)) or (isinstance(value, int) and abs(value) < 1 << 63) else str(value)
+    """Return what a column holds: JSON of another form than a run's may have anything in its place; bytes for what is no UTF-8."""
+    if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    text = str(value)
+    return text if text.isascii() or not _SURROGATE.search(text) else text.encode(errors="surrogatepass")
+
+
+def _read(value: Any) -> Any:
+    """Return what `_plain` was given."""
+    return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value
 
 
 def size_of(folder: str) -> int:

@@ -15,7 +15,7 @@ from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.clean import carry_out, kept, removals
 from ddp_train.archive.compare import compare
 from ddp_train.archive.groups import conclusion, grouped, left_out
-from ddp_train.archive.index import Index
+from ddp_train.archive.index import Index, merged
 from ddp_train.cli.drawing import aligned, number, plot
 from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.cli.status import may_go_on, show_run, show_sweep
@@ -68,8 +68,8 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
     where, sort, is_json = options.get("--where", ""), options.get("--sort", ""), "--json" in options
     limit = int(options.get("--limit", 0 if is_json or "--group" in options else _LIMIT))
-    found = ((folder, row) for folder in folders for row in _index(folder).rows(where=where, sort=sort))
-    all_rows = [{**row, "folder": str(Path(folder, row["folder"]))} for folder, row in found]
+    found = merged([_index(folder) for folder in folders], where=where, sort=sort)
+    all_rows = [{**row, "folder": str(index.typed / row["folder"])} for index, row in found]
     rows = all_rows[: limit or None]
     if "--group" in options:
         _print_groups(rows, is_json=is_json)

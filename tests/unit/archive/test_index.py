@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -211,7 +212,7 @@ def test_rows_are_dicts_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert best.keys() == other.keys()
     assert best.config["optimizer"]["lr"] == 0.2 and best.metrics[0] == {"split": "train", "step": 10, "loss": 10.0}
     assert [item.values for item in best.compare(other.run).differences["config"]] == [[0.2, 0.1]]
-    assert [row["folder"] for row in ddp_train.runs("outputs", "outputs/s", where="optimizer.lr > 0.15")] == ["s/1", "1"]
+    assert [row["folder"] for row in ddp_train.runs("outputs", "outputs/s", where="optimizer.lr > 0.15")] == ["s/1"]
     assert copy.copy(best) == best
     with pytest.raises(ConfigError, match="there is no folder nowhere"):
         ddp_train.runs("nowhere")
@@ -225,3 +226,49 @@ def test_a_notebook_shows_them_without_a_script(tmp_path: Path) -> None:
     assert run.count("<svg") == 2 and "completed, step 100" in run and "optimizer.lr=0.2" in run
     assert "script" not in table + run
     assert ddp_train.runs(tmp_path, where="best > 1")._repr_html_().count("<tr>") == 1
+
+
+def test_one_strange_run_does_not_break_the_list(tmp_path: Path) -> None:
+    """Names and texts that are no UTF-8, a list with what JSON does not have, a circle, a number of 400 digits."""
+    strange = tmp_path / os.fsdecode(b"caf\xe9")
+    finished(strange, 0.5, overrides=["note=\ud800"])
+    (strange / "notes.json").write_text(json.dumps({"note": "\ud800"}))
+    for name, text in {"infinite": "x: [.inf, .nan]", "circle": "x: &x [*x]", "large": f"x: {'9' * 400}"}.items():
+        file = finished(tmp_path / name, 0.5).config
+        file.write_text(f"{file.read_text()}{text}\n")
+    metrics = finished(tmp_path / "metric", 0.5)
+    metrics.result.unlink()
+    metrics.metrics.write_text(f'{{"split": "train", "step": 1, "loss": {"9" * 400}}}\n')
+    for _ in range(2):
+        found = rows(tmp_path)
+        assert set(found) == {strange.name, "infinite", "circle", "large", "metric"}
+        assert found[strange.name]["note"] == "\ud800" and found["circle"]["status"] == BROKEN and found["infinite"]["problem"] == ""
+        assert read_again(tmp_path) == []
+        assert "infinite" in rows(tmp_path, where="trainer.max_steps = 100")
+    assert {row["folder"] for row in ddp_train.runs(tmp_path)} == set(found)
+    with pytest.raises(ConfigError, match="--where"):
+        rows(tmp_path, where="name = it's")
+    assert rows(tmp_path, where='name = "it\'s"') == {}
+
+
+def test_a_damaged_page_of_an_index_is_made_anew(tmp_path: Path) -> None:
+    for number in range(30):
+        finished(tmp_path / str(number), 0.5)
+    expected = rows(tmp_path)
+    size = (tmp_path / FILE).stat().st_size
+    for page in range(1, size // 4096):
+        with (tmp_path / FILE).open("r+b") as file:
+            file.seek(4096 * page)
+            file.write(b"\xff" * 4096)
+        assert {**rows(tmp_path, where="trainer.max_steps = 100")}.keys() == expected.keys()
+        if page > 5:
+            break
+
+
+def test_several_folders_are_one_list(tmp_path: Path) -> None:
+    for folder, number in (("a", 1), ("b", 2), ("a", 3), ("b", 4)):
+        finished(tmp_path / folder / str(number), 0.1 * number, started=number)
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "a/3"]
+    for sort, order in {"": "4321", "best": "4321", "-best": "1234", "started": "1234"}.items():
+        assert "".join(row.run.root.resolve().name for row in ddp_train.runs(*folders, sort=sort)) == order
+    assert [row["best"] for row in ddp_train.runs(*folders, sort="best", limit=1)] == [0.4]

@@ -102,6 +102,10 @@ def test_runs_get_tags_and_a_note(folder: Path, capsys: pytest.CaptureFixture[st
     assert [json.loads(line)["note"] for line in type_(capsys, "--json", "--where=tags = 'good'").splitlines()] == ["the one of table 2"]
     type_(capsys, "note", "outputs/s/1", "")
     assert json.loads((folder / "s/1/notes.json").read_text()) == {"tags": ["good"], "note": None}
+    (folder / "s/2/notes.json").write_text('{"note": "long work')
+    for words in (["tag", "outputs/s/2", "x"], ["note", "outputs/s/2", "x"]):
+        assert "outputs/s/2/notes.json cannot be read" in type_(capsys, *words, code=2)
+    assert (folder / "s/2/notes.json").read_text() == '{"note": "long work'
     assert "no tag was given" in type_(capsys, "tag", "outputs/s/1", code=2) and "no text" in type_(capsys, "note", "outputs/s/1", code=2)
 
 
