@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -252,6 +253,18 @@ def read_yaml(path: Path) -> Any:
     with suppress(*BAD_FILE):
         return yaml.load(path.read_text(), Loader=_YAML)
     return None
+
+
+def size_of(folder: str) -> int:
+    """Return the bytes that a folder takes on disk."""
+    total, waiting = 0, [folder]
+    while waiting:
+        with suppress(OSError):
+            for entry in os.scandir(waiting.pop()):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+    return total
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

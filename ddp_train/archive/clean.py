@@ -6,14 +6,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddp_train.archive.archived_run import ArchivedRun
-from ddp_train.archive.index import Index, find, size_of
+from ddp_train.archive.archived_run import ArchivedRun, size_of
+from ddp_train.archive.index import Index, find
 from ddp_train.config.schema import SECTIONS
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.run_folder.paths import RunFolder
@@ -75,7 +74,7 @@ def removals(
     for run in free:
         path = run / "checkpoints" if only_checkpoints else run
         if size := size_of(str(path)):
-            found.append(Removal(run=run, path=path, sweep=sweep_of[run], bytes=size, used_by=users.get(run, [])))
+            found.append(Removal(run=run, path=path, sweep=sweep_of[run], bytes=size, used_by=users.get(Path(os.path.realpath(run)), [])))
     return found
 
 
@@ -105,18 +104,16 @@ def _is_busy(run: Path, may_go_on: Callable[[RunFolder], bool]) -> bool:
 
 
 def _users(places: Iterable[Path], root: Path, runs: Iterable[Path]) -> dict[Path, list[str]]:
-    """Return the runs that stay and have a path into one of `runs`, by that one; a run that is used stays, too."""
-    real, users = {Path(os.path.realpath(run)): run for run in runs}, dict[Path, list[str]]()
-    around = (
-        {Path(os.path.realpath(folder)) for place in (*places, Path("outputs").absolute()) for folder in _around(place)} if real else set()
-    )
-    waiting = sorted({Path(os.path.realpath(run.path)) for place in around for run in find(place)} - real.keys())
+    """Return the runs that stay and have a path into one of `runs`, by the real folder of that one; a run that is used stays, too."""
+    real, users = {Path(os.path.realpath(run)) for run in runs}, dict[Path, list[str]]()
+    around = {Path(os.path.realpath(folder)) for place in (*places, Path("outputs").absolute()) for folder in _around(place)}
+    waiting = sorted({Path(os.path.realpath(run.path)) for place in around for run in find(place)} - real) if real else []
     while waiting:
         user = waiting.pop()
-        for pointed in sorted(real.keys() & _pointed(user) - {user}):
-            if real[pointed] not in users:
+        for pointed in real & _pointed(user) - {user}:
+            if pointed not in users:
                 waiting.append(pointed)
-            users.setdefault(real[pointed], []).append(os.path.relpath(user, os.path.realpath(root)))
+            users.setdefault(pointed, []).append(os.path.relpath(user, os.path.realpath(root)))
     return {run: sorted(names) for run, names in users.items()}
 
 
@@ -155,26 +152,31 @@ def carry_out(found: Sequence[Removal], *, may_go_on: Callable[[RunFolder], bool
 
     Return what could not be removed, and why.
     """
-    failed = []
-
-    def locked(folders: Sequence[Path], act: Callable[[], object]) -> None:
-        try:
-            for folder in folders:
-                folder_lock.hold(folder, key="RUN")  # a command that starts it just now is refused, or this one is
-            act()
-        except (ConfigError, OSError) as error:
-            failed.append(f"{folders[-1]}: {error.happened if isinstance(error, ConfigError) else error.strerror}")
-        finally:
-            folder_lock.release()
-
+    failed = list[str]()
     for removal in found:
-        if _is_busy(removal.run, may_go_on):  # it began while a person was asked
-            failed.append(f"{removal.run}: another run is working in it")
-        else:
-            locked([*([removal.sweep] if removal.sweep else []), removal.run], partial(remove, removal.path))
+        with _released(removal.run, failed):
+            if removal.sweep is not None:
+                folder_lock.hold(removal.sweep, key="RUN")
+            if _is_busy(removal.run, may_go_on):  # it began while a person was asked
+                raise ConfigError(happened="another run is working in it")
+            folder_lock.hold(removal.run, key="RUN")  # a command that starts it just now is refused, or this one is
+            remove(removal.path)
     for root in {removal.sweep for removal in found if removal.sweep is not None and removal.path == removal.run}:
-        locked([root], partial(_forget_jobs, root))
+        with _released(root, failed):
+            folder_lock.hold(root, key="RUN")
+            _forget_jobs(root)
     return failed
+
+
+@contextmanager
+def _released(folder: Path, failed: list[str]) -> Iterator[None]:
+    """Release the folders that a block holds, and add to `failed` why it could not do its work."""
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        failed.append(f"{folder}: {error.happened if isinstance(error, ConfigError) else error.strerror}")
+    finally:
+        folder_lock.release()
 
 
 def _forget_jobs(root: Path) -> None:

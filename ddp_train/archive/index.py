@@ -20,7 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddp_train.archive.archived_run import BAD_FILE, BROKEN, ArchivedRun, live_status, sweep_statuses
+from ddp_train.archive.archived_run import BAD_FILE, BROKEN, ArchivedRun, live_status, size_of, sweep_statuses
 from ddp_train.config.spelling import nearest
 from ddp_train.config.tree import identity, leaves
 from ddp_train.errors import ConfigError, join_few
@@ -347,15 +347,3 @@ def _plain(value: Any) -> Any:
 def _read(value: Any) -> Any:
     """Return what `_plain` was given."""
     return value.decode(errors="surrogatepass") if isinstance(value, bytes) else value
-
-
-def size_of(folder: str) -> int:
-    """Return the bytes that a folder takes on disk."""
-    total, waiting = 0, [folder]
-    while waiting:
-        with suppress(OSError):
-            for entry in os.scandir(waiting.pop()):
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-    return total
