@@ -73,17 +73,22 @@
   // ---------------------------------------------------------------- state: all of it is in the fragment of the address
   const best = runs.reduce((b, r, i) => (finite(r.last[M]) && (b < 0 || better * (r.last[M] - runs[b].last[M]) > 0) ? i : b), -1);
   const DEFAULTS = { x: "step", s: 0, ly: 0, lx: 0, z: "", off: "", b: "", run: Math.max(0, best), vs: 0, g: 0, q: "", sort: "", m: "",
-    k: "",
-    px: "", py: "", heat: "own", t: "", d: 0, f: "", dyn: 1 };
+    k: "", px: "", py: "", heat: "own", t: "", d: 0, f: "", dyn: 1 };
   const S = { ...DEFAULTS };
   const readState = () => {
     Object.assign(S, DEFAULTS);
     for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
-      if (name in DEFAULTS) S[name] = typeof DEFAULTS[name] === "number" ? Number(value) || 0 : value;
+      if (Object.hasOwn(DEFAULTS, name)) S[name] = typeof DEFAULTS[name] === "number" ? Number(value) || 0 : value;
     }
     S.run = Math.min(Math.max(0, S.run | 0), runs.length - 1);
     S.vs = Math.min(Math.max(0, S.vs | 0), runs.length - 1);
     S.s = Math.min(Math.max(0, S.s), 0.99);
+    const known = { x: axisWords, t: HUES, heat: PARTS };
+    for (const name of Object.keys(known)) if (!Object.hasOwn(known[name], S[name])) S[name] = DEFAULTS[name];
+    S.b = S.b.split(";").filter((part) => { // a link may be cut
+      const [name, low, high] = part.split("~");
+      try { return decodeURIComponent(name) && finite(Number(low)) && finite(Number(high)); } catch { return false; }
+    }).join(";");
   };
   const writeState = () => {
     const kept = Object.entries(S).filter(([name, value]) => String(value) !== String(DEFAULTS[name]));
@@ -278,8 +283,7 @@
       ["step", (r) => r.step, "Step"], ["seconds", (r) => r.seconds, "Time"]];
     const body = h("tbody"), head = h("tr"), chips = h("p", { class: "chips" }), told = h("span", { class: "note", "aria-live": "polite" });
     const filter = h("input", { type: "search", id: "filter", placeholder: "Filter: words, lr>0.001, status=failed",
-      "aria-label": "Filter runs",
-      oninput: (e) => set({ q: e.target.value }) });
+      "aria-label": "Filter runs", oninput: (e) => set({ q: e.target.value }) });
     section("runs", "Runs", "Uncheck a run, filter, or brush an axis below: every view follows.",
       h("div", { class: "tools" }, filter, hasSeeds ? h("label", { class: "check" }, h("input", { type: "checkbox", id: "group",
         onchange: (e) => set({ g: e.target.checked ? 1 : 0 }) }), "Group over seeds") : null, told), chips,
@@ -632,13 +636,11 @@
     if (known) known.keys.push(name); else panels.push({ base, keys: [name] });
   }
   const MARKS = { spike: "1", skipped: "3", nonfinite: "1", rewound: "0", restart: "6", resume: "6", failure: "1", stop: "7",
-    slow_rank: "5",
-    waits_for_data: "5", checkpoint: "7" };
+    slow_rank: "5", waits_for_data: "5", checkpoint: "7" };
   const markKinds = [...new Set(runs.flatMap((r) => r.marks.map((m) => m.kind)))];
   const markHue = (kind) => hue(Number(MARKS[kind] ?? 4));
   const GLYPH = { spike: "▲", skipped: "⤼", nonfinite: "✕", rewound: "⟲", restart: "↻", resume: "↻", failure: "✕", stop: "■",
-    slow_rank: "◔",
-    waits_for_data: "…", checkpoint: "◆" };
+    slow_rank: "◔", waits_for_data: "…", checkpoint: "◆" };
   const markedRun = () => (many ? hovered ?? S.run : 0);
   const marksAt = (i) => remember(`marks ${i} ${S.x}`, () => {
     const axes = runs[i].axes.train || Object.values(runs[i].axes)[0];

@@ -409,3 +409,12 @@ def test_damaged_files_are_said_and_the_rest_is_shown(browser: Browser, tmp_path
     text = browser.run("document.querySelector('#overview').textContent")
     assert "predictions cannot be read" in text and "times.jsonl cannot be read" in text
     browser.box('[data-panel="train/lr"]')
+
+
+@pytest.mark.parametrize(
+    "state", ["b=eval%252", "b=eval%252Faccuracy~0.1", "x=constructor", "t=dim", "heat=toString", "constructor=1&s=Infinity&run=-1&z=a~b"]
+)
+def test_a_link_that_was_cut_shows_what_it_can(browser: Browser, sweep: Path, state: str) -> None:
+    browser.open(sweep, fragment=f"#{state}&q=seed%3D1")
+    assert browser.run("document.querySelectorAll('table.runs tbody tr:not(.dim)').length") == 3
+    browser.box('[data-panel="train/lr"]')
