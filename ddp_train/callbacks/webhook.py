@@ -37,8 +37,9 @@ class Webhook(Callback):
 
     def step(self, run: Run) -> None:
         if self._posts_reports and len(run.reports) > self._num_reports and not (self._thread and self._thread.is_alive()):
-            self._num_reports = len(run.reports)
-            self._post(run, str(run.reports[-1]["kind"]), f"{run.folder.name} step {run.step}: {run.reports[-1]['text']}")
+            report = run.reports[self._num_reports]  # one a step: the others wait for its thread
+            self._num_reports += 1
+            self._post(run, str(report["kind"]), f"{run.folder.name} step {report.get('step', run.step)}: {report['text']}")
 
     def start(self, run: Run) -> None:
         self._post(run, "start", f"{run.folder.name} continues after step {run.step}" if run.step else f"{run.folder.name} begins")
@@ -47,9 +48,11 @@ class Webhook(Callback):
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         event = "evaluation"
         if self._min_goodput is not None and run.rank == 0 and (goodput := run.goodput()) is not None and goodput < self._min_goodput:
-            event, self._min_goodput = "goodput", None
+            event = "goodput"
             numbers += f"; only {goodput:.1%} of the time goes into steps"
-        self._post(run, event, f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
+        is_begun = self._post(run, event, f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
+        if is_begun and event == "goodput":
+            self._min_goodput = None
 
     def end(self, run: Run) -> None:
         if self._thread is not None:
@@ -62,16 +65,18 @@ class Webhook(Callback):
         if self._num_lost:
             print(f"webhook: {self._num_lost} messages did not reach the server", flush=True)
 
-    def _post(self, run: Run, event: str, text: str, metrics: Mapping[str, float] | None = None) -> None:
+    def _post(self, run: Run, event: str, text: str, metrics: Mapping[str, float] | None = None) -> bool:
+        """Begin to post on rank 0; return whether it is begun."""
         if run.rank != 0:
-            return
+            return False
         if self._thread is not None and self._thread.is_alive():
             self._num_lost += 1
-            return
+            return False
         content: dict[str, Any] = {"text": text, "content": text, "event": event, "run": str(run.folder), "status": run.status}
         content |= {"step": run.step, "total_steps": run.total_steps, "metrics": dict(metrics or {})}
         self._thread = Thread(target=self._send, args=(content,), name="webhook", daemon=True)
         self._thread.start()
+        return True
 
     def _send(self, content: Mapping[str, Any]) -> None:
         try:

@@ -121,6 +121,26 @@ def test_a_slow_rank_is_posted_once_and_a_low_goodput_with_the_evaluation_that_f
     assert server.posts[2]["text"] == "fake step 0/100: loss 0.5; only 71.0% of the time goes into steps"
 
 
+def test_all_reports_of_a_step_are_posted_and_a_low_goodput_once_the_server_is_free(server: Server) -> None:
+    hook, run = Webhook(f"http://127.0.0.1:{server.server_port}/", min_goodput=0.8), FakeRun(share_of_steps=0.5)
+    run.reports += [{"kind": "slow_rank", "text": "a", "step": 3}, {"kind": "waits_for_data", "text": "b", "step": 3}]
+    server.may_answer.clear()
+    for _ in range(3):
+        hook.step(run)
+    hook.evaluation(run, {})  # dropped: the server is busy
+    server.may_answer.set()
+    for call in (lambda: hook.step(run), lambda: hook.evaluation(run, {})):
+        assert hook._thread is not None
+        hook._thread.join()
+        call()
+    hook._thread.join()
+    assert [(post["event"], post["text"][:14]) for post in server.posts[:2]] == [
+        ("slow_rank", "fake step 3: a"),
+        ("waits_for_data", "fake step 3: b"),
+    ]
+    assert [post["event"] for post in server.posts[2:]] == ["goodput"]
+
+
 def test_slow_ranks_are_posted_only_where_they_are_wanted(server: Server) -> None:
     hook, run = Webhook(f"http://127.0.0.1:{server.server_port}/", slow_ranks=False), FakeRun(reports=[{"kind": "slow_rank", "text": ""}])
     hook.step(run)
