@@ -50,8 +50,7 @@ class Webhook(Callback):
         if self._min_goodput is not None and run.rank == 0 and (goodput := run.goodput()) is not None and goodput < self._min_goodput:
             event = "goodput"
             numbers += f"; only {goodput:.1%} of the time goes into steps"
-        is_begun = self._post(run, event, f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
-        if is_begun and event == "goodput":
+        if self._post(run, event, f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics) and event == "goodput":
             self._min_goodput = None
 
     def end(self, run: Run) -> None:

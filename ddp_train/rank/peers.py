@@ -107,7 +107,7 @@ class Peers:
 
     def _measure_way(self, key: str, found: list[Ways]) -> None:
         with suppress(DistError, OSError):
-            store, home = _connection(self._world), socket.gethostbyname(torchrun_env.store_address()[0])
+            store, home = _connection(self._world), str(socket.getaddrinfo(*torchrun_env.store_address())[0][4][0]).partition("%")[0]
             is_home = ipaddress.ip_address(home).is_loopback or interface_of(home) is not None
             tries = []
             for _ in range(_WAY_TRIES):

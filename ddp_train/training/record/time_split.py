@@ -165,7 +165,6 @@ class _Exchange:
             self.end()
 
     def end(self) -> None:
-        """Take the hook away."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
