@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -41,6 +41,7 @@ _FORMS: dict[str, type | tuple[type, ...]] = {  # of values in JSON files, as fa
     **dict.fromkeys(("step", "world_size"), int),
     "seconds": (int, float),
 }
+_LARGEST = sys.float_info.max
 _LOSS = Ranking(metric="train/loss", goal="min")
 BAD_FILE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, yaml.YAMLError)
 
@@ -175,7 +176,7 @@ class ArchivedRun:
         """Return a metric's values by step; None for one that was not finite."""
         split, _, name = metric.partition("/")
         points = ((row["step"], row[name]) for row in self.metrics if row["split"] == split and name in row)
-        return [(step, float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None) for step, value in points]
+        return [(step, float(value) if isinstance(value, (int, float)) and abs(value) <= _LARGEST else None) for step, value in points]
 
     def compare(self, *others: ArchivedRun) -> Comparison:
         """Compare this run with others: what differs in configuration, code, data, environment and results."""

@@ -77,7 +77,7 @@ class Index:
             self._database.close()
             with suppress(OSError):
                 os.unlink(self.root / FILE)
-            self._database = _open(self.root / FILE)
+            self._database = _open(":memory:" if (self.root / FILE).exists() else self.root / FILE)
             self._update()
             return act()
 
