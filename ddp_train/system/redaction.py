@@ -26,6 +26,14 @@ _URL = re.compile(r"(?P<start>\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/:@'\"]*:)(?P<pass
 _NAMES = r"(?:api_?key|access_?key|secret|passw(?:or)?d|passphrase|credentials?|auth_?token|access_?token)"
 _NAMED = re.compile(_NAMES, re.IGNORECASE)  # a tenth of the time of the whole pattern, which tries each word from each letter
 _ASSIGNED = re.compile(rf"(?P<start>\b\w*{_NAMES}\w*[\"']?\s*[:=]\s*[bru]?[\"'])(?P<value>[^\"'\s]{{6,}})(?=[\"'])", re.IGNORECASE)
+_TOKEN = re.compile(r"(?P<start>token[\"']?\s*[:=]\s*[bru]?[\"'])(?=[^\"']*\d)[\w.~+/=-]{10,}(?=[\"'])", re.I)  # no "<eos>"
+_UNQUOTED = r"(?=\S*\d)[^\s\"'#${}\[\](),]{6,}(?=[ \t]*(?:#.*)?$)"  # no type of Python's, which has no digit
+_YAML = re.compile(rf"(?P<start>^[+-]?[ \t]*(?:- )?\w*{_NAMES}\w*:[ \t]+){_UNQUOTED}", re.I | re.M)
+_SHAPE = re.compile(
+    r"\b(?:(?:hf_|gh[pousr]_)[A-Za-z0-9]{30,}|github_pat_\w{30,}|sk-(?=[\w-]{0,40}\d)[\w-]{20,}"
+    r"|AKIA[A-Z0-9]{16}\b|xox[a-z]-(?=[\w-]{0,20}\d)[\w-]{10,})"
+)
+_PRIVATE_KEY = re.compile(r"(?P<start>-----BEGIN [A-Z ]*PRIVATE KEY-----)(?P<key>[^\0]{1,20000}?)(?=-----END)")
 _REFERENCE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _seen: dict[str, str] = {}  # value -> variable; kept when a variable is removed from the environment
 _scanned: dict[bytes, bytes] = {}  # the environment when it was last looked through
@@ -95,9 +103,10 @@ def redact(text: str, secrets: Mapping[str, str] | None = None) -> str:
 
 
 def redact_code(text: str) -> str:
-    """Redact source code and tracebacks: also literals that are assigned to a secret name."""
-    text = redact(text)
-    return _ASSIGNED.sub(rf"\g<start>{HIDDEN}", text) if _NAMED.search(text) else text
+    """Redact source code and tracebacks: also what looks like a key or a token, and what is assigned to a secret name."""
+    text = _TOKEN.sub(rf"\g<start>{HIDDEN}", _SHAPE.sub(HIDDEN, redact(text)))
+    text = _PRIVATE_KEY.sub(lambda match: match["start"] + re.sub(r"[^\n]+", HIDDEN, match["key"]), text)  # as many lines as before
+    return _YAML.sub(rf"\g<start>{HIDDEN}", _ASSIGNED.sub(rf"\g<start>{HIDDEN}", text)) if _NAMED.search(text) else text
 
 
 def redact_all(value: Any, secrets: Mapping[str, str] | None = None) -> Any:

@@ -51,6 +51,18 @@ def test_what_is_assigned_to_a_name_like_a_secrets_is_hidden(name: str) -> None:
     assert redaction.redact_code("{'tokens': 'hunter2222'}") == "{'tokens': 'hunter2222'}"
 
 
+def test_what_looks_like_a_key_or_a_token_is_hidden_in_code() -> None:
+    shapes = ["hf_" + "aB" * 17, "ghp_" + "aB3" * 12, "sk-proj-" + "aB3" * 12, "AKIA" + "AB34" * 4, "xoxb-" + "1234-abcd" * 3]
+    for shape in shapes:
+        assert redaction.redact_code(f"use('{shape}')") == "use('***')"
+    block = "-----BEGIN RSA {0}-----\nMIIabc\nxyz=\n-----END RSA {0}-----\n".format("PRIVATE KEY")
+    assert redaction.redact_code(block).splitlines()[1:3] == ["***", "***"] and redaction.redact_code(block).count("\n") == 4
+    assert redaction.redact_code('my_token = "abcdef123456"') == 'my_token = "***"'
+    assert redaction.redact_code("a:\n  db_password: hunter2222  # mine\n") == "a:\n  db_password: ***  # mine\n"
+    for text in ("pad_token = '<|endoftext|>'", "task-sk-learn", "password: SecretStr\n", "api_key: ${oc.env:KEY_1}\n", "hf_model_name"):
+        assert redaction.redact_code(text) == text
+
+
 def test_a_secret_that_left_the_environment_is_still_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     redaction.redact("")
     monkeypatch.delenv("UNIT_API_KEY")
