@@ -84,7 +84,8 @@ def changed_code(folders: Sequence[CodeFolder]) -> Iterator[str]:
     for code in folders:
         lines = {name: join_few([*map(str, numbers)]) for name, numbers in code.redacted.items()}
         yield from (f"code {code.name}/{name}: *** in place of a secret, line {numbers}" for name, numbers in lines.items())
-        yield from (f"code {code.name}/{name}: was not kept: {why}" for name, why in code.left_out.items())
+        named = {f"/{name}" if name != "." else ": not all of it": why for name, why in code.left_out.items()}
+        yield from (f"code {code.name}{name} was not kept: {why}" for name, why in named.items())
 
 
 def _repository_of(code: CodeFolder) -> Path | None:
@@ -133,7 +134,10 @@ def _inside(top: Path, name: str) -> Path:
 
 
 def compare_losses(old: ArchivedRun, new: ArchivedRun) -> tuple[bool, str]:
-    """Compare all values in the records that both runs have, but for measured times; tell whether they are the same, and a line."""
+    """Compare all values but measured times, up to where the first of two runs ends; tell whether they are the same, and a line.
+
+    What the new run alone has of its last step does not count: it may end earlier, and a run evaluates at its end.
+    """
     mine, theirs = (
         {(row["step"], row["split"], name): value for row in run.metrics for name, value in row.items() if not _MEASURED.fullmatch(name)}
         for run in (old, new)
@@ -141,11 +145,15 @@ def compare_losses(old: ArchivedRun, new: ArchivedRun) -> tuple[bool, str]:
     common = sorted(mine.keys() & theirs.keys())
     if not common:
         return False, "the two runs have no record in common"
-    last, records = common[-1][0], {place[:2] for place in common}
-    absent = {place[:2] for place in mine.keys() ^ theirs.keys() if place[0] <= last} - records
-    how_many = f"{plural(len(records), 'record')} up to step {last}" + (f"; {len(absent)} more in one of the runs alone" if absent else "")
+    last, records = min(max(mine)[0], max(theirs)[0]), {place[:2] for place in common}
+    lacks = [(*place, "new") for place in mine.keys() - theirs.keys() if place[0] <= last]
+    lacks += [(*place, "old") for place in theirs.keys() - mine.keys() if place[0] < last]
+    absent = [f"the {name} run has no {where}/{what} of step {at}" for at, where, what, name in sorted(lacks)[:1]]
+    if not any(place[1:] == ("train", "loss") and _is_finite(mine[place]) for place in common):
+        absent.append("no finite train/loss is among them")
+    how_many = "; ".join([f"{plural(len(records), 'record')} up to step {last}", *absent])
     if not (unequal := [place for place in common if mine[place] != theirs[place]]):
-        return True, f"the same losses bit for bit: {how_many}"
+        return not absent, f"{'not all could be compared' if absent else 'the same losses bit for bit'}: {how_many}"
     step, split, name = unequal[0]
     most, (at, where, what) = max((_relative(mine[place], theirs[place]), place) for place in unequal)
     first = f"the losses differ from step {step} on: {split}/{name} {mine[unequal[0]]} -> {theirs[unequal[0]]}"
@@ -153,5 +161,8 @@ def compare_losses(old: ArchivedRun, new: ArchivedRun) -> tuple[bool, str]:
 
 
 def _relative(left: Any, right: Any) -> float:
-    are_finite = all(isinstance(value, (int, float)) and isfinite(value) for value in (left, right))
-    return abs(left - right) / abs(left) if are_finite and left else inf
+    return abs(left - right) / abs(left) if _is_finite(left) and _is_finite(right) and left else inf
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and isfinite(value)

@@ -19,8 +19,8 @@ from tests.conftest import TINY, Project
 
 pytestmark = pytest.mark.distributed
 
-SECRET = "planted-literal-7f3"
-FROM_ENVIRONMENT = "planted-environment-91c"
+SECRET, FROM_ENVIRONMENT = "-".join(("planted", "literal", "7f3")), "-".join(("planted", "environment", "91c"))
+# Not as they are: a bundle has the code of a ddp_train that is a checkout, and so this file.
 COMMITTED = "from ddp_train.model.mlp import MLP\n\nclass Model(MLP):\n    pass\n"
 CHANGED = """from ddp_train.model.mlp import MLP
 from extra import SCALE

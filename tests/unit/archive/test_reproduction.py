@@ -54,7 +54,7 @@ def tree(folder: Path) -> dict[str, Any]:
 def test_the_code_comes_back_as_it_was(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "sub").mkdir()
     commit(project, a="1\n", b="2\n", c="3\n", d="4\n")
-    (project / "a.py").write_bytes(bytes(range(256)))
+    (project / "a.py").write_bytes(bytes(range(255, -1, -1)))  # without 12345678, which was a secret of another test
     (project / "b.py").unlink()
     (project / "c.py").chmod(0o755)
     (project / "d.py").unlink()
@@ -143,4 +143,26 @@ def test_curves_are_compared_by_their_values_and_not_by_their_times(tmp_path: Pa
     assert not is_same and text == (
         "the losses differ from step 3 on: train/loss 1.0 -> 1.5; at most by 0.5 of the value (train/loss, step 3); 3 records up to step 3"
     )
+    assert compare_losses(recorded("nan_alone", None), recorded("nan_again", None)) == (
+        False,
+        "not all could be compared: 1 record up to step 1; no finite train/loss is among them",
+    )
     assert not compare_losses(first, recorded("none"))[0] and not compare_losses(first, recorded("nan", 2.0, 1.0))[0]
+
+
+def test_what_one_run_alone_has_is_not_called_the_same(tmp_path: Path) -> None:
+    def recorded(name: str, *rows: dict[str, Any]) -> ArchivedRun:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return ArchivedRun(tmp_path / name)
+
+    train = [{"split": "train", "step": step, "loss": 1.0, "grad_norm": 2.0} for step in (1, 2, 3)]
+    evaluated = {"split": "eval", "step": 2, "loss": 1.0}
+    old = recorded("old", train[0], train[1], evaluated, train[2])
+    assert compare_losses(old, recorded("same", train[0], train[1], evaluated))[0]
+    is_same, text = compare_losses(old, recorded("no_eval", *train))
+    assert not is_same and text.endswith("; the new run has no eval/loss of step 2") and "bit for bit" not in text
+    no_norm = [{key: value for key, value in row.items() if key != "grad_norm"} for row in train]
+    assert "the new run has no train/grad_norm of step 1" in compare_losses(old, recorded("no_norm", no_norm[0], *train[1:], evaluated))[1]
+    assert "the old run has no eval/loss of step 2" in compare_losses(recorded("bare", *train), old)[1]
+    assert compare_losses(recorded("killed", *train[:2]), recorded("ends_there", *train[:2], evaluated))[0]  # which evaluates at its end
