@@ -25,8 +25,8 @@ from ddp_train.config.saved import replaced_configs
 from ddp_train.config.spelling import text_of
 from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import changes_results, differences, dotted_items
-from ddp_train.errors import DONE, FAILED, ConfigError
-from ddp_train.launch.captured_code import MAX_BYTES, add_files, ask_git
+from ddp_train.errors import DONE, FAILED, ConfigError, DataError
+from ddp_train.launch.captured_code import add_files, ask_git
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.source_copy import names_below
 from ddp_train.run_folder.claim import claim_new, release
@@ -74,6 +74,11 @@ def reproduce(arguments: list[str], runner: JobRunner) -> int:
         code = reproduction.code_of(run)
         changes, missing = _changes(run, overrides), reproduction.missing_commits(code)
         differing = [*missing, *reproduction.changed_code(code), *reproduction.differences(run, here)]
+        if "--check" in options:
+            try:
+                unpack(run.folder.code_archive, Path(scratch, "code"))
+            except DataError as error:
+                differing.append(f"code: {error.happened}")
         for title, lines in (("differs here", differing), ("changed for this run", changes), ("to know", [*_remarks(run)])):
             print(*([f"{title}:", *lines] if lines else []), sep="\n    ", end="\n" if lines else "", flush=True)
         if line := reproduction.install_line(run, here):
@@ -107,7 +112,10 @@ def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
         device = str(ranks[0]["device"]).partition(" ")[0].partition(":")[0]
         wanted |= {"cluster.processes_per_node": len(ranks), "cluster.threads_per_process": ranks[0]["threads"], "cluster.device": device}
     is_whole = run.result is not None and run.result.status == Status.COMPLETED
-    steps = [int(text.removeprefix(_CUT)) for text in overrides if re.fullmatch(rf"{_CUT}\d+", text)]
+    cuts = [text.removeprefix(_CUT) for text in overrides if text.startswith(_CUT)]
+    if wrong := [text for text in cuts if not re.fullmatch(r"[0-9]+", text)]:
+        raise ConfigError(key="debug.max_steps", happened=f"{wrong[0]} is no number of steps", expected="digits alone, such as 1000")
+    steps = [int(text) for text in cuts]
     if steps := steps or [row["step"] for row in run.metrics if not is_whole]:
         # Of a shorter run records are more frequent: their means would be others.
         wanted["debug.max_steps"] = max(*steps, 20 * run.config["trainer"]["log_every_steps"] - 19)
@@ -145,7 +153,7 @@ def _run_again(run: ArchivedRun, changes: Sequence[str], known: Sequence[str]) -
             print(json.loads(line).get("error", ""), end="", file=sys.stderr)
     if code != DONE or not new.is_completed():
         print(f"\nnot compared, as it is not done; later: ddp-train runs compare {run.folder.as_typed()} {new.as_typed()}", flush=True)
-        return code
+        return code or FAILED
     again = ArchivedRun(new.root)
     lines = [
         f"{each.name}: {each.values[0]} -> {each.values[1]}"
@@ -189,8 +197,8 @@ def _export(run: ArchivedRun, file: Path, scratch: Path) -> int:
     code = [replace(folder, commit=None, origin="", deleted=[]) for folder in code]
     with tarfile.open(bundle.code_archive, "w:gz") as tar:
         for folder in code:
-            names = (name for name in names_below(restored / folder.name) if name != ".git")
-            add_files(tar, folder, restored / folder.name, names, max_bytes=10 * MAX_BYTES)
+            names = (name for name in names_below(restored / folder.name) if name.split("/")[0] != ".git")
+            add_files(tar, folder, restored / folder.name, names, times=10)
             ask_git(restored / folder.name, "worktree", "remove", "--force", ".")
     ranks = [{**rank, "host": ""} for rank in run.environment.get("ranks") or []]
     environment = {**run.environment, "hosts": [], "ranks": ranks, "code": [asdict(folder) for folder in code]}

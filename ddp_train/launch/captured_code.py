@@ -12,18 +12,22 @@ import sys
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, filterfalse
 from pathlib import Path
 
 from ddp_train import FOLDER
-from ddp_train.errors import ConfigError
 from ddp_train.launch.source_copy import INSTALLED, OURS, names_below, source_names
 from ddp_train.launch.spec import Spec
 from ddp_train.system.files import appears_whole
 from ddp_train.system.redaction import redact_code
 
-MAX_BYTES = 20 << 20  # of a folder, of one file a tenth: what is larger is data, as a rule
+_MAX_BYTES = 20 << 20  # of a folder, of one file a tenth: what is larger is data, as a rule
+_MAX_FILES = 5000  # of a folder; both `times` as much where somebody has chosen the files
 _GIT_TIMEOUT_S = 10
-_SECRET = re.compile(r"\.env(\..*)?|\.netrc|id_(rsa|dsa|ecdsa|ed25519)|credentials.*|secrets?\..*|.*\.(pem|key|p12|pfx|jks|keystore)", re.I)
+_SECRET = re.compile(
+    r"(?i)\.env(\..*|rc)?|\.(netrc|npmrc|pypirc|pgpass)|id_(rsa|dsa|ecdsa|ed25519).*|(\.git-)?credentials.*|secrets?\..*"
+    r"|.*service.*account.*\.json|.*\.(env|pem|key|p12|pfx|jks|keystore)"
+)
 
 
 @dataclass(kw_only=True)
@@ -36,48 +40,68 @@ class CodeFolder:
     commit: str | None = None  # None: code.tar.gz has all of it
     origin: str = ""  # the repository's remote
     deleted: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # file -> why
+    left_out: dict[str, str] = field(default_factory=dict)  # file -> why; ".": why more is missing than the files that are named
     redacted: dict[str, list[int]] = field(default_factory=dict)  # file -> lines with a secret
 
 
-def ask_git(folder: Path, *arguments: str) -> str:
-    """Return what git prints in a folder; "": it fails, takes too long, or is not installed. No hook runs, and no lock is taken."""
+def ask_git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints in a folder; None: it fails, takes too long, or is not installed. No hook runs, and no lock is taken."""
     command, environment = ["git", "-c", "core.hooksPath=/dev/null", *arguments], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, cwd=folder, env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"git could not be asked: {error}", file=sys.stderr)
-        return ""
-    return os.fsdecode(done.stdout) if done.returncode == 0 else ""
+        return None
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None
 
 
 def capture_code(archive: Path, spec: Path) -> list[CodeFolder]:
-    """Write what no commit has of the code that this process imports; `spec`: a file, if an engine runs a copy of the code."""
+    """Write what no commit has of the code that this process imports, and raise nothing; `spec`: a file, if an engine runs a copy."""
     found: dict[Path, CodeFolder] = {}
-    with appears_whole(archive) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as tar:
-        if spec.exists() and (copied := Spec.read(spec).code) is not None:
-            place = os.getcwd().removesuffix(f"/{next(root for root in copied.roots if root != OURS)}")  # what the copy is of
-            code, folder = CodeFolder(name="code", folder=place, roots=[*copied.roots]), Path(copied.folder)
-            add_files(tar, code, folder, names_below(folder), max_bytes=10 * MAX_BYTES)
-            return [code]
-        for root in dict.fromkeys(_imported_folders()):
-            try:
-                top, names, lister = source_names(root)
-                if top not in found and (lister == "git" or root != FOLDER.parent):  # else it lacks our YAML
-                    name = f"{top.name}_{len(found)}" if top.name in {code.name for code in found.values()} else top.name
-                    found[top] = code = CodeFolder(name=name, folder=str(top))
-                    if lister == "git" and (commit := ask_git(top, "rev-parse", "HEAD").strip()):
-                        code.commit, code.origin = commit, ask_git(top, "remote", "get-url", "origin").strip()
-                        changed = {*ask_git(top, "diff", "--name-only", "--no-renames", "-z", "HEAD").split("\0")} - {""}
-                        same = {*ask_git(top, "ls-files", "-z").split("\0")} - changed
-                        names = (name for name in names if name not in same)
-                        code.deleted = sorted(name for name in changed if not os.path.lexists(top / name) or (top / name).is_dir())
-                    add_files(tar, code, top, names)
-                if top in found:
-                    found[top].roots.append(str(root.relative_to(top)))
-            except (ConfigError, OSError) as error:
-                print(f"code in {root} is not captured: {error}", file=sys.stderr)
+    try:
+        with appears_whole(archive) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as tar:
+            if spec.exists() and (copied := Spec.read(spec).code) is not None:
+                place = os.getcwd().removesuffix(f"/{next(root for root in copied.roots if root != OURS)}")  # what the copy is of
+                folder = Path(copied.folder)
+                found[folder] = code = CodeFolder(name="code", folder=place, roots=[*copied.roots])
+                add_files(tar, code, folder, names_below(folder), times=10)
+                return [code]
+            for root in dict.fromkeys(_imported_folders()):
+                try:
+                    _capture(tar, root, found)
+                except Exception as error:
+                    top = next((top for top in found if root.is_relative_to(top)), root)
+                    _note(found.setdefault(top, CodeFolder(name=f"{top.name}_{len(found)}", folder=str(top))), error)
+    except Exception as error:  # a full disk, say
+        for code in found.values() or [found.setdefault(Path(), CodeFolder(name="code", folder=os.getcwd()))]:
+            _note(code, error)
     return list(found.values())
+
+
+def _note(code: CodeFolder, error: Exception) -> None:
+    code.left_out["."] = f"{type(error).__name__}: {error}"
+    print(f"code in {code.folder} is not captured: {error}", file=sys.stderr)
+
+
+def _capture(tar: tarfile.TarFile, root: Path, found: dict[Path, CodeFolder]) -> None:
+    top, names, lister = source_names(root)
+    if top not in found and (lister == "git" or root != FOLDER.parent):  # else it lacks our YAML
+        name = f"{top.name}_{len(found)}" if top.name in {"", *(code.name for code in found.values())} else top.name
+        found[top] = code = CodeFolder(name=name, folder=str(top))
+        if lister == "git" and (commit := (ask_git(top, "rev-parse", "HEAD") or "").strip()):
+            origin = (ask_git(top, "remote", "get-url", "origin") or "").strip()
+            code.commit, code.origin = commit, re.sub(r"^(https?://)[^/]*@", r"\1", origin)  # without a token
+            listed = ask_git(top, "diff", "--name-only", "--no-renames", "-z", "HEAD"), ask_git(top, "ls-files", "-z")
+            if None in listed:
+                code.left_out["."] = "git did not say what is changed: files are kept as they are, deleted ones are not known"
+            else:
+                changed, tracked = ({*(text or "").split("\0")} - {""} for text in listed)
+                code.deleted = sorted(name for name in changed if not os.path.lexists(top / name) or (top / name).is_dir())
+                first = changed.difference(code.deleted)
+                names = chain(sorted(first), filterfalse((first | (tracked - changed)).__contains__, names))
+        add_files(tar, code, top, names)
+    if top in found:
+        found[top].roots.append(str(root.relative_to(top)))
 
 
 def _imported_folders() -> Iterable[Path]:
@@ -89,10 +113,13 @@ def _imported_folders() -> Iterable[Path]:
             yield folder
 
 
-def add_files(tar: tarfile.TarFile, code: CodeFolder, top: Path, names: Iterable[str], *, max_bytes: int = MAX_BYTES) -> None:
+def add_files(tar: tarfile.TarFile, code: CodeFolder, top: Path, names: Iterable[str], *, times: int = 1) -> None:
     """Add files of a folder without secrets, and note on `code` what is left out and which lines are not what they were."""
-    left = max_bytes
-    for name in names:
+    left = max_bytes = times * _MAX_BYTES
+    for number, name in enumerate(names):
+        if number >= times * _MAX_FILES:
+            code.left_out["."] = f"there are more than {number:,} files"
+            return
         path, info = top / name, tarfile.TarInfo(f"{code.name}/{name}")
         try:
             if why := _why_left_out(path, name, min(left, max_bytes // 10)):

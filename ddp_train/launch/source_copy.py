@@ -28,6 +28,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 OURS = ".ddp_train"  # the folder of our own package in the source copy of another project
 _RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
 _MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
+_LIST_WITHIN_S = 60  # by git, of a repository
 _KEY = "cluster.code_limit_mib"
 
 
@@ -121,7 +122,7 @@ def source_names(here: Path) -> tuple[Path, Iterator[str], str]:
         asked = None  # no git here
     if asked is not None and asked.returncode == 0:
         top = Path(asked.stdout.removesuffix("\n"))
-        names = (name for name in sorted(_repository_files(top)) if not _is_of_a_run(top, (top / name).parent))
+        names = (name for name in _repository_files(top) if not _is_of_a_run(top, (top / name).parent))
         return top, names, "git"
     if asked is not None and "not a git repository" not in asked.stderr:
         raise ConfigError(happened=f"git cannot list the source in {here}: {asked.stderr.strip()}")
@@ -129,9 +130,14 @@ def source_names(here: Path) -> tuple[Path, Iterator[str], str]:
 
 
 def _repository_files(root: Path, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the files of a repository and of those in it (submodules)."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in dict.fromkeys(os.fsdecode(subprocess.run(listed, cwd=root, check=True, capture_output=True).stdout).split("\0")):
+    """Yield the names of the files of a repository and of those in it (submodules), Python's first. ConfigError: git cannot list them."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = os.fsdecode(subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=_LIST_WITHIN_S).stdout)
+    except subprocess.SubprocessError as error:
+        said = os.fsdecode(getattr(error, "stderr", None) or b"").strip()
+        raise ConfigError(happened=f"git cannot list the source in {root}: {said or error}") from None
+    for name in sorted({*listed.split("\0")}, key=lambda name: (not name.endswith(".py"), name)):
         path = root / name
         if name and path.is_dir() and not path.is_symlink():
             if (path / ".git").exists():

@@ -62,9 +62,9 @@ def recorded(job: Job, world: World) -> Iterator[None]:
 
 def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
     saved_ids = (entry.run for entry in reversed(catalog.all_entries(job.run_folder.checkpoints)) if entry.run)
-    commit = ask_git(Path.cwd(), "rev-parse", "HEAD")  # of the code that the user stands in; "" outside a checkout
+    commit = ask_git(Path.cwd(), "rev-parse", "HEAD") or ""  # of the code that the user stands in; "" outside a checkout
     if diff := ask_git(Path.cwd(), "diff", "HEAD") if commit else "":
-        write_atomic(job.run_folder.code_diff, redact_code(diff))
+        write_atomic(job.run_folder.code_diff, redact_code(os.fsencode(diff).decode(errors="replace")))  # a file may be of another encoding
     environment = {
         **software(),
         "run": next(saved_ids, secrets.token_hex(8)),  # a run that has lost this file keeps the id in its newest checkpoint
@@ -74,7 +74,7 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
         "config_sha256": job.config.hash(),
         "batch": str(job.config.batch),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "git": {"commit": commit.strip() or None, "dirty": bool(diff)},
+        "git": {"commit": commit.strip() or None, "dirty": diff if diff is None else bool(diff)},
         "code": [asdict(folder) for folder in capture_code(job.run_folder.code_archive, job.run_folder.spec)],
         "ddp_train": __version__,
         "torch": torch.__version__,

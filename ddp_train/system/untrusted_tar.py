@@ -1,5 +1,6 @@
 """Unpacking a tar file of unknown origin: plain files, folders, and links, nothing outside the folder."""
 
+import gzip
 import posixpath
 import tarfile
 import zlib
@@ -24,7 +25,7 @@ def unpack(archive: Path, into: Path) -> None:
             if wrong := next((member.name for member in members if not _is_harmless(member, links)), ""):
                 raise tarfile.TarError(f"{wrong!r} leads out of the folder, or is no plain file")
             tar.extractall(into, members, filter="data")  # which checks once more
-    except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, gzip.BadGzipFile, FileNotFoundError) as error:
         happened, expected = f"{archive} is not used: {error}", "what `ddp-train reproduce RUN --export=FILE` has written"
         raise DataError(happened=happened, expected=expected) from None
 

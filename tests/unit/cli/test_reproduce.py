@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from ddp_train.archive.archived_run import ArchivedRun
-from ddp_train.cli.reproduce import _changes, _paths, reproduce
+from ddp_train.cli.reproduce import _changes, _export, _paths, _run_again, reproduce
 from ddp_train.errors import ConfigError
 from tests.fake_runner import FakeRunner
+from tests.unit.archive.test_reproduction import begun, project
 from tests.unit.cli.runs import a_run
+
+__all__ = ["project"]
 
 RUNNER = FakeRunner(lambda job: 1)
 
@@ -27,6 +30,8 @@ def test_the_ranks_and_threads_of_the_run_are_kept_and_what_was_typed_comes_firs
     changes = _changes(run, ["cluster.processes_per_node=1", "~metrics.wandb", "data.root=/x"])
     assert {"cluster.threads_per_process=3", "debug.faults=[]", f"debug.max_steps={max(7, least)}"} <= {*changes}
     assert [each for each in changes if "processes_per_node" in each] == ["cluster.processes_per_node=1"]
+    with pytest.raises(ConfigError, match="1e3 is no number of steps"):
+        _changes(run, ["debug.max_steps=1e3"])
     with pytest.raises(ConfigError, match="would change what the run computes"):
         _changes(run, ["optimizer.lr=1"])
 
@@ -63,3 +68,39 @@ def test_what_cannot_be_reproduced_is_named(tmp_path: Path) -> None:
         tar.add(tmp_path / "config.yaml", "config.yaml")
     with pytest.raises(ConfigError, match="may come from another user"):
         reproduce([str(tmp_path / "bundle.tar.gz")], RUNNER)
+
+
+def test_a_bundle_of_a_folder_that_is_no_repository_has_no_git_files(project: Path, tmp_path: Path) -> None:
+    (project / "a.py").write_text("1\n")
+    (run := begun(tmp_path / "run")).folder.config.write_text("a: 1\n")
+    (tmp_path / "scratch").mkdir()
+    _export(run, tmp_path / "bundle.tar.gz", tmp_path / "scratch")
+    with tarfile.open(tmp_path / "scratch" / "bundle" / "code.tar.gz") as tar:
+        names = tar.getnames()
+    assert "project/a.py" in names and not any(".git" in name.split("/") for name in names)
+
+
+def test_a_run_that_is_only_queued_is_not_called_done(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "a.py").write_text("1\n")
+    run = begun(tmp_path / "run")
+    a_run(run.root)
+    monkeypatch.setattr("ddp_train.cli.reproduce.run_command", lambda *_, **__: 0)
+    assert _run_again(run, [], []) == 1
+    assert "not compared, as it is not done" in capsys.readouterr().out
+
+
+def test_a_check_reads_the_kept_code(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "a.py").write_text("1\n")
+    run = begun(tmp_path / "run")
+    a_run(run.root)
+    run.folder.environment.write_text(json.dumps(run.environment))
+    reproduce([str(run.root), "--check"], RUNNER)
+    assert "code.tar.gz" not in capsys.readouterr().out
+    whole = run.folder.code_archive.read_bytes()
+    for damage in (whole[: len(whole) // 2], b"cut"):
+        run.folder.code_archive.write_bytes(damage)
+        assert reproduce([str(run.root), "--check"], RUNNER) == 1 and "code.tar.gz is not used" in capsys.readouterr().out
+    run.folder.code_archive.unlink()
+    assert reproduce([str(run.root), "--check"], RUNNER) == 1 and "No such file" in capsys.readouterr().out

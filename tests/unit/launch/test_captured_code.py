@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train import FOLDER
-from ddp_train.launch import captured_code
+from ddp_train.launch import captured_code, source_copy
 from ddp_train.launch.captured_code import CodeFolder, capture_code
 
 NONE = Path("no_spec")
@@ -52,7 +52,7 @@ def captured(tmp_path: Path) -> tuple[CodeFolder, dict[str, bytes | str]]:
 def test_a_clean_checkout_is_its_commit_and_nothing_else(project: Path, tmp_path: Path) -> None:
     commit(project, a="1\n")
     git(project, "checkout", "-q", "--detach")
-    git(project, "remote", "add", "origin", "https://x.org/a")
+    git(project, "remote", "add", "origin", "https://planted:token@x.org/a")
     code, content = captured(tmp_path)
     assert (code.commit, code.origin, code.roots) == (git(project, "rev-parse", "HEAD"), "https://x.org/a", ["."]) and content == {}
 
@@ -81,15 +81,16 @@ def test_secrets_are_replaced_and_named_and_files_of_secrets_are_left_out(
     monkeypatch.setenv("PLANTED_TOKEN", "planted-token-1")
     commit(project, a="1\n")
     (project / "a.py").write_text("x = 1\napi_key = 'planted-literal-2'\ny = 2\nuse('planted-token-1')\n")
-    for name in (".env", "id_rsa", "credentials.json", "a.pem"):
+    names = {".env", ".envrc", "prod.env", "id_rsa_old", "credentials.json", "a.pem", ".git-credentials", ".npmrc", ".pypirc", ".pgpass"}
+    for name in (names := {*names, "my-service-account-1.json"}):
         (project / name).write_text("planted-file-3")
     code, content = captured(tmp_path)
     assert content == {"a.py": b"x = 1\napi_key = '***'\ny = 2\nuse('***')\n"} and code.redacted == {"a.py": [2, 4]}
-    assert set(code.left_out) == {".env", "id_rsa", "credentials.json", "a.pem"}
+    assert set(code.left_out) == names
 
 
 def test_what_is_too_large_is_left_out_and_named(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_code.add_files, "__kwdefaults__", {"max_bytes": 1000})
+    monkeypatch.setattr(captured_code, "_MAX_BYTES", 1000)
     commit(project, a="1\n")
     (project / "data.bin").write_bytes(bytes(101))
     for number in range(12):
@@ -126,3 +127,54 @@ def test_ddp_train_as_a_checkout_and_other_folders_on_the_path_count(
     assert found[str(other)].name.startswith("project_") and found[str(project)].name == "project"
     assert (str(FOLDER.parent) in found) == (FOLDER.parent / ".git").exists()
     assert not any("site-packages" in folder or f"python{sys.version_info[0]}" in folder for folder in found)
+
+
+def test_of_many_files_some_are_kept_what_is_changed_and_python_first(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured_code, "_MAX_FILES", 3)
+    commit(project, z="1\n")
+    (project / "y.yaml").write_text("1\n")
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "y")
+    (project / "y.yaml").write_text("2\n")
+    for name in ("a.txt", "b.txt", "c.txt", "d.py"):
+        (project / name).write_text("1\n")
+    code, content = captured(tmp_path)
+    assert [*content] == ["y.yaml", "d.py", "a.txt"] and code.left_out == {".": "there are more than 3 files"}
+
+
+def test_a_repository_that_git_cannot_read_is_said_and_nothing_is_raised(project: Path, tmp_path: Path) -> None:
+    commit(project, a="1\n")
+    (project / "a.py").write_text("2\n")
+    (project / ".git" / "index").write_bytes(b"corrupt")
+    code, _ = captured(tmp_path)
+    assert "index" in code.left_out["."]
+
+
+def test_a_submodule_that_points_nowhere_is_said_and_the_rest_is_kept(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    commit(tmp_path / "library", inner="1\n")
+    commit(project, a="1\n")
+    git(project, "submodule", "add", "-q", str(tmp_path / "library"), "library")
+    git(project, "commit", "-qm", "y")
+    (project / "library" / ".git").write_text("gitdir: /nowhere\n")
+    (project / "a.py").write_text("2\n")
+    code, content = captured(tmp_path)
+    assert content.get("a.py") == b"2\n" and "/nowhere" in code.left_out["."]
+
+
+def test_when_git_does_not_say_what_is_changed_all_files_are_kept(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(project, a="1\n")
+    ask = captured_code.ask_git
+    monkeypatch.setattr(captured_code, "ask_git", lambda folder, *words: None if words[0] == "diff" else ask(folder, *words))
+    code, content = captured(tmp_path)
+    assert content == {"a.py": b"1\n"} and "git did not say what is changed" in code.left_out["."]
+
+
+def test_whatever_goes_wrong_is_said_and_nothing_is_raised(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "a.py").write_text("1\n")
+    monkeypatch.setattr(source_copy, "_MAX_ENTRIES", 0)
+    assert "more than 0 files" in captured(tmp_path)[0].left_out["."]
+    (tmp_path / "file").write_text("")
+    assert "FileExistsError" in capture_code(tmp_path / "file" / "code.tar.gz", NONE)[0].left_out["."]

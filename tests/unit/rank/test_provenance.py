@@ -13,6 +13,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.rank import provenance
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.checkpoint.states import saved
+from tests.unit.launch.test_captured_code import commit
 
 
 def test_it_is_written_beside_the_block_and_there_when_the_block_is_left_also_by_an_error(tmp_path: Path) -> None:
@@ -34,6 +35,22 @@ def test_it_is_written_beside_the_block_and_there_when_the_block_is_left_also_by
         provenance.recorded(job, alone()),
     ):
         pass
+
+
+def test_a_change_of_a_file_that_is_not_utf_8_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "project").mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "a.txt").write_bytes(b"caf\xe9\n")
+    commit(folder)
+    (folder / "a.txt").write_bytes(b"th\xe9\n")
+    job = mock.Mock(run_folder=RunFolder(tmp_path / "run"), command=["ddp-train"], overrides=[])
+    job.config.hash.return_value, job.config.batch = "abc", "16"
+    job.run_folder.root.mkdir()
+    job.run_folder.config.touch()
+    with provenance.recorded(job, alone()):
+        pass
+    assert json.loads(job.run_folder.environment.read_text())["git"]["dirty"] is True
+    assert "+th\ufffd" in job.run_folder.code_diff.read_text()
 
 
 def test_a_run_has_a_number_of_its_own_and_keeps_it_when_the_file_is_lost(tmp_path: Path) -> None:
