@@ -103,7 +103,7 @@ def _judge(rank: int, own: Sequence[float], rows: Sequence[Sequence[float]], ste
     if own[rank] <= RATIO * (usual := _median_without(own, rank)) or own[rank] - usual <= _LEAST_S * steps:
         return None
     cause = "compute"
-    for part in (DATA, OTHER):
+    for part in (DATA, OTHER) if rank == 0 else (DATA,):  # rank 0 alone writes records
         seconds = [row[part] for row in rows]
         if seconds[rank] - _median_without(seconds, rank) > (own[rank] - usual) / 2:
             cause = PARTS[part]
