@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import sys
 import time
 from contextlib import suppress
@@ -92,7 +93,9 @@ def test_learning_rate_and_data_wait_are_on_the_line_where_there_is_room(
     console = Console(total_steps=40, step=0, epoch=0.0, steps_per_epoch=20)
     console.write(record(7, loss=1.5, lr=0.1, step_ms=10.0, data_wait_ms=2.5))
     console.close()
-    shown = os.read(ours, 1 << 16).decode()
+    shown = ""
+    while select.select([ours], [], [], 0.5)[0]:  # a terminal gives what it has so far
+        shown += os.read(ours, 1 << 16).decode()
     assert "loss 1.5" in shown and ("lr 0.1  data wait 25%" in shown) == has_room
     os.close(theirs)
     os.close(ours)
