@@ -84,7 +84,7 @@ def changed_code(folders: Sequence[CodeFolder]) -> Iterator[str]:
     for code in folders:
         lines = {name: join_few([*map(str, numbers)]) for name, numbers in code.redacted.items()}
         yield from (f"code {code.name}/{name}: *** in place of a secret, line {numbers}" for name, numbers in lines.items())
-        named = {f"/{name}" if name != "." else ": not all of it": why for name, why in code.left_out.items()}
+        named = {f"/{name}" if name != "." else ": a part of it": why for name, why in code.left_out.items()}
         yield from (f"code {code.name}{name} was not kept: {why}" for name, why in named.items())
 
 

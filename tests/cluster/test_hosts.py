@@ -274,7 +274,7 @@ def test_several_tasks_of_srun_that_would_each_train_alone_are_refused(project: 
     assert "fix: srun --ntasks-per-node=1 ddp-train cluster=machines ..." in done.output
 
 
-@pytest.mark.parametrize("far", [1, 0])
+@pytest.mark.parametrize("far", [pytest.param(1, marks=pytest.mark.cluster_long), 0])
 def test_a_machine_with_a_slow_network_is_named(together: Callable[..., Together], far: int) -> None:
     run = together(3, "trainer.max_epochs=1000", "trainer.max_steps=3000", "trainer.log_every_steps=5", "checkpoint.every_steps=null")
     run.hosts.move_away(far, 0.02)
