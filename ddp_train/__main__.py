@@ -1,4 +1,4 @@
-"""`ddp-train` and `python -m ddp_train`: how this process was started, and what it becomes. `=>` begins a new process:
+"""`ddp-train` and `python -m ddp_train`: how this process was started, and which part it takes. `=>` begins a new process:
 
    `_run_command` -> `cli.main` -> `cli.compose` -> `launch.local`: the typed command; `ddp-train node` is one, too
 => `system.fork_server`: imports torch meanwhile, and forks what is asked of it (`run_request`): a check, an agent, a rank

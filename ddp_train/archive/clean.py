@@ -1,4 +1,4 @@
-"""Which runs, or which of their checkpoints, can be removed, and removing them: what no rule keeps, and nobody works on."""
+"""Which runs, or which of their checkpoints, can be removed, and removing them: those that no rule keeps and no process works on."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _users(places: Iterable[Path], root: Path, runs: Iterable[Path]) -> dict[Pat
 
 
 def _around(place: Path) -> Iterator[Path]:
-    """Yield a folder and where its runs' users may lie: in the `outputs` above it, or beside it, but for a project's folder."""
+    """Yield a folder and where its runs' users may lie: in the `outputs` above it, or in its parent, but for a project's folder."""
     yield place
     outputs = [parent for parent in (place, *place.parents) if parent.name == "outputs"]
     if outputs or not (Path.cwd().is_relative_to(place.parent) or place.parent == place.parent.parent):

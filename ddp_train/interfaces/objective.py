@@ -144,7 +144,7 @@ class Joint(nn.Module):
 
     Args:
         objective: an `nn.Module`, too, where it has weights.
-        has_state: the objective's weights and buffers are trained, shared and saved beside the model's.
+        has_state: the objective's weights and buffers are trained, shared and saved with the model's.
         turn: whose loss; None: the objective takes no turns.
     """
 

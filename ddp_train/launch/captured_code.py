@@ -22,7 +22,7 @@ from ddp_train.system.files import appears_whole
 from ddp_train.system.redaction import redact_code
 
 _MAX_BYTES = 20 << 20  # of a folder, of one file a tenth: what is larger is data, as a rule
-_MAX_FILES = 5000  # of a folder; both `times` as much where somebody has chosen the files
+_MAX_FILES = 5000  # of a folder; both `times` as much where a setting chooses the files
 _GIT_TIMEOUT_S = 10
 _SECRET = re.compile(
     r"(?i)\.env(\..*|rc)?|\.(netrc|npmrc|pypirc|pgpass)|id_(rsa|dsa|ecdsa|ed25519).*|(\.git-)?credentials.*|secrets?\..*"

@@ -82,7 +82,7 @@ def _comes_from_a_peer(error: BaseException) -> bool:
 def _wait_for_quiet_exit(job: Job, peers: Peers | None) -> Neighbour | None:
     """Return the neighbour that left with exit code 0, in which no agent finds anything wrong; None: the cause is reported, or unknown.
 
-    Whoever broke the connection, or the agent that saw it end, gets time to say why; it ends this rank meanwhile.
+    The rank that broke the connection, or the agent that saw it end, gets time to say why; the agent may end this rank meanwhile.
     """
     deadline, reaped = time.monotonic() + _PEER_REPORTS_S, 0.0
     while time.monotonic() < deadline and not job.run_folder.failure.exists():
@@ -95,7 +95,7 @@ def _wait_for_quiet_exit(job: Job, peers: Peers | None) -> Neighbour | None:
         if exit_code == 0 or (reaped and time.monotonic() - reaped > _AGENT_ACTS_S):
             return gone
     if job.run_folder.failure.exists():
-        time.sleep(_AGENT_ACTS_S)  # whoever has written it, the signals' thread of this very process perhaps, has yet to show it
+        time.sleep(_AGENT_ACTS_S)  # its writer, which may be the signals' thread of this process, has yet to show it
     return None
 
 

@@ -1,4 +1,4 @@
-"""What decides results beside code, data and configuration: installed packages, the processor, variables of math libraries. No torch."""
+"""What can change results besides code, data and configuration: packages, the processor, variables of math libraries. No torch."""
 
 import json
 import os

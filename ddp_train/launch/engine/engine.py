@@ -85,7 +85,7 @@ class Allocation:
 
 
 class Engine(Protocol):
-    """One kind of cluster, in a class that inherits from this one: nobody asks for an engine's name to know what it can do."""
+    """One kind of cluster, in a class that inherits from this one; no caller asks for an engine's name to know what it can do."""
 
     has_queue: bool = False  # what it was given waits for other runs, and goes on without the command that gave it
 

@@ -1,7 +1,7 @@
 """Components of any class, made from their nodes and taken for what the run needs: a strategy, callbacks, metric writers.
 
 Each is refused with its key where it lacks something (`require_members`). So are an objective (objective/supervised.py) and a
-scheduler (optimizer.py); what is no data source becomes one (loader/dataset_adapter.py).
+scheduler (optimizer.py); a data set of another class is wrapped as a data source (loader/dataset_adapter.py).
 """
 
 import inspect

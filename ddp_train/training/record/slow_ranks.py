@@ -28,7 +28,7 @@ class Slow(NamedTuple):
     rank: int
     cause: str  # data | compute | other
     ratio: float
-    others: int = 0  # ranks that have become slow with it, less than it
+    others: int = 0  # that were found slow at the same time, with a smaller ratio
 
 
 @dataclass(kw_only=True)
@@ -90,7 +90,7 @@ class SlowRanks:
 def _own_times(rows: Sequence[Sequence[float]], *, is_split: bool) -> list[float]:
     """Return each rank's seconds in steps without those in which it waits for others.
 
-    Where waiting is not split from computing, all ranks are taken to compute as long as the one that needs least beside its data.
+    Where waiting is not split from computing, all ranks are taken to compute as long as the one whose time without its data is shortest.
     """
     if is_split:
         return [in_steps(row) - row[COMMUNICATION] for row in rows]

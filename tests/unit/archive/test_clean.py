@@ -1,4 +1,4 @@
-"""What is kept is said; nothing is removed that somebody needs."""
+"""What is kept is said; nothing is removed that is in use."""
 
 from __future__ import annotations
 

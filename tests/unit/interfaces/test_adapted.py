@@ -19,7 +19,7 @@ ADAPTED: list[tuple[type[Adapted], ABCMeta]] = [(AdaptedStrategy, Strategy), (Ad
 
 
 class Own:
-    """Has what both bases ask for, as somebody writes it who has never seen them."""
+    """Has what both bases ask for, as a user writes it who has never seen them."""
 
     facts = {"num_classes": 2}  # noqa: RUF012
 
