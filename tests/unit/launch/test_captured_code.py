@@ -59,7 +59,7 @@ def test_a_clean_checkout_is_its_commit_and_nothing_else(project: Path, tmp_path
 
 def test_what_is_changed_added_and_deleted_is_kept_whole(project: Path, tmp_path: Path) -> None:
     commit(project, a="1\n", b="2\n", c="3\n", d="4\n")
-    (project / "a.py").write_bytes(binary := bytes(range(256)))
+    (project / "a.py").write_bytes(binary := bytes(range(255, -1, -1)))
     (project / "b.py").unlink()
     (project / "c.py").chmod(0o755)
     (project / "d.py").unlink()
