@@ -18,8 +18,7 @@ from typing import NoReturn
 
 try:
     from ddp_train.errors import INTERRUPTED
-    from ddp_train.launch.agent_process import COMPILER, early_fork_server
-    from ddp_train.launch.fork_request import AgentRequest, CheckRequest, RankRequest
+    from ddp_train.launch.agent_process import COMPILER, AgentRequest, CheckRequest, RankRequest, early_fork_server
     from ddp_train.launch.signals import keep_early
     from ddp_train.system import handover, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server

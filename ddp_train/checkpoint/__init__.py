@@ -6,8 +6,7 @@ A rank's file holds its share of the common state, and the state of that rank al
 
     codec          state <-> plain JSON and named tensors       layout         which rank writes which bytes
     tensor_file    the file of a rank                           staging        a copy of a rank's share in memory
-    manifest       the files, and what it says of them          file_check     what is wrong with a file of a checkpoint
-    verify         is a checkpoint undamaged? the newest good one, on all ranks
+    manifest       the files, and what it says of them          verify         is a checkpoint undamaged? the newest good one
     save           what a rank calls, and the threads of all    catalog        which checkpoints are there, and the best
     read           the saved state; each rank reads some files  schedule       after which steps, which ones stay, is there room
     foreign_files  weights of files of other programs           foreign_form   checks the form of such a file, without torch

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.file_check import read_manifest, require_origin
 from ddp_train.checkpoint.layout import OF_RANK_0, OWN, SHARED, Piece, divide_shared, pieces_between, whole
-from ddp_train.checkpoint.manifest import CheckpointError, opened, rank_file
+from ddp_train.checkpoint.manifest import CheckpointError, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces.strategy import from_local_rows, local_range, local_rows
 

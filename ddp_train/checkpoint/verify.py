@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ddp_train.checkpoint.file_check import compare_files, listed_files, problem_in
-from ddp_train.checkpoint.manifest import FileEntry
+from ddp_train.checkpoint.manifest import FileEntry, compare_files, listed_files, problem_in
 from ddp_train.distributed.world import World, alone
 from ddp_train.run_folder.paths import step_folders
 

@@ -18,8 +18,7 @@ from ddp_train.config.hydra_internals import resolver_names
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.locate import NeedsImport, importing_nothing
 from ddp_train.errors import ConfigError, ConfigErrors
-from ddp_train.launch.agent_process import request_check
-from ddp_train.launch.fork_request import CheckRequest
+from ddp_train.launch.agent_process import CheckRequest, request_check
 from ddp_train.system.process import file_in_memory
 
 

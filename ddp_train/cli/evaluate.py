@@ -19,9 +19,8 @@ from ddp_train.config.check import check_config
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import with_conf
 from ddp_train.config.command.composition import loader_of, parse
-from ddp_train.config.evaluation_sets import data_node, evaluation_sets, set_name
 from ddp_train.config.resolve import resolve
-from ddp_train.config.run_config import RunConfig
+from ddp_train.config.run_config import RunConfig, data_node, evaluation_sets, set_name
 from ddp_train.config.saved import answered_config, config_text
 from ddp_train.config.spelling import nearest
 from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses

@@ -21,8 +21,7 @@ from ddp_train.checkpoint.schedule import in_units
 from ddp_train.cli.pipeline import verdict_to_wait_for
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition
-from ddp_train.config.evaluation_sets import evaluation_sets
-from ddp_train.config.run_config import RunConfig
+from ddp_train.config.run_config import RunConfig, evaluation_sets
 from ddp_train.config.saved import saved_config
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import text_of, without_secrets

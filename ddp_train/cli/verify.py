@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.checkpoint.catalog import is_checkpoint, is_name, require_candidates
-from ddp_train.checkpoint.file_check import CHUNK_BYTES, compare_files, listed_files, problem_in
-from ddp_train.checkpoint.manifest import FileEntry
+from ddp_train.checkpoint.manifest import CHUNK_BYTES, FileEntry, compare_files, listed_files, problem_in
 from ddp_train.cli.saved_run import parse_words
 from ddp_train.cli.status import runs_of
 from ddp_train.errors import DONE, FAILED, ConfigError, EnvironmentRefuses, plural, printable

@@ -1,18 +1,34 @@
-"""How overrides are written, and the valid name nearest to a wrong one. All advice can be pasted. Imports no torch."""
+"""How overrides are written, and the valid name nearest to a wrong one. All advice can be pasted. Imports no torch.
+
+What scripts and other frameworks call things, and what is typed here, is the table field_words.yaml.
+"""
 
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from ddp_train.config.field_words import LEAVE_IT_OUT, instead_of
+import yaml
+
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # text that Hydra's parser takes without quotes
 
 _WORDS = ("null", "true", "false", "nan", "inf")
+LEAVE_IT_OUT = "leave it out, "
+SECTIONS_HERE = {
+    "callbacks": "checkpoint, evaluation, health and trainer, for what they do",
+    **dict.fromkeys(("logger", "loggers"), "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter"),
+    "datamodule": "data",
+    "net": "model",
+    "criterion": "objective",
+    "loss": "objective",
+}
+"""What others call a section -> its name here."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -86,3 +102,21 @@ def text_of(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
     return str(value)
+
+
+@cache
+def field_words() -> dict[str, dict[str, str]]:
+    """Return what is typed here, by what others call it and by the value behind it ("": any other one)."""
+    table: dict[str, dict[str, str]] = {}
+    for here, words in yaml.safe_load(Path(__file__).with_name("field_words.yaml").read_text()).items():
+        for word, _, value in (text.partition("=") for text in words.split()):
+            table.setdefault(word, {})[value] = here
+    return table
+
+
+def instead_of(key: str, value: Any) -> str:
+    """Return what to type, or say that there is nothing to type, for a key whose last part others use; "": none of the table."""
+    typed = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    by_value = field_words().get(key.rpartition(".")[2].lstrip("-").replace("-", "_"), {})
+    here = by_value.get(typed.lower(), by_value.get("", ""))
+    return "" if "{}" in here and not typed else here.format(shlex.quote(typed))

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from ddp_train.config import cluster
 from ddp_train.config.targets.locate import class_constants
-from ddp_train.distributed.attempt import Attempt
-from ddp_train.distributed.store import join_store_again, wait_for
+from ddp_train.distributed.store import Attempt, join_store_again, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.doctor.machine import ANSWER_WITHIN_S, EXAMINE_WITHIN_S, Examination, MachineReport, PeerReport, sums_within_s
 from ddp_train.doctor.problems import ClusterReport, Measurement, blocks_all_reduce, problems

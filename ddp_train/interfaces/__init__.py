@@ -12,7 +12,7 @@ adapted    an object whose class does not inherit from one of our base classes, 
 Components import seams from here, functions from their modules, and not each other.
 """
 
-from ddp_train.interfaces.batch import Batch, Counted
+from ddp_train.interfaces.batch import Batch, Counted, Pixels
 from ddp_train.interfaces.data import DataSource, Indices, Sampler
 from ddp_train.interfaces.objective import (
     AnyObjective,
@@ -28,6 +28,5 @@ from ddp_train.interfaces.objective import (
     SupportsTurnsAt,
     TurnObjective,
 )
-from ddp_train.interfaces.pixels import Pixels
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, Scheduler, SupportsImages, SupportsState, SupportsTexts
 from ddp_train.interfaces.strategy import LocalWeights, MemoryKey, RankMemory, Strategy

@@ -1,4 +1,4 @@
-"""Start a torchrun agent as a child process, pass signals on, and wait for it.
+"""Start a torchrun agent as a child process, pass signals on, and wait for it; and what is asked of a fork server.
 
 Agents come from a fork server: an interpreter that imports torch while this process composes and checks. It begins before the command
 knows more than its own words (`early_fork_server`), and is ended when it is not needed after all.
@@ -9,21 +9,63 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 from ddp_train.errors import INTERRUPTED, TERMINATED
-from ddp_train.launch.fork_request import AgentOptions, AgentRequest, CheckRequest
 from ddp_train.launch.signals import stop_signals
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.restart_note import STARTED
 from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
-from ddp_train.system.fork_server import ForkServer, spawn_fork_server
+from ddp_train.system.fork_server import ForkRequest, ForkServer, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, has_free_processor
 
 _AGENT_IMPORTS = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
 COMPILER = "torch._dynamo"
 """What DDP, most of torch's optimizers and who compiles import. It takes half as long as all that an agent and a rank need without it."""
-
 _server: ForkServer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """An agent's own options, in addition to torchrun's."""
+
+    grace_s: int  # `cluster.grace_s`
+    run_folder: RunFolder | None = None  # of the run, where the agent has one
+    group: Path | None = None  # of the members of a sweep (`handover.GROUP`)
+    log: Path | None = None  # where torch's own lines go; None: into the run folder
+    restarts: int | None = None  # how often the ranks of several machines were started again; None: this agent counts
+    uses_torch_agent: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
+
+    @property
+    def is_one_attempt(self) -> bool:
+        """Whether the agent is for one attempt on several machines: the first machine decides what follows (`node/attempts.py`)."""
+        return self.restarts is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentRequest(ForkRequest):
+    """Be an agent (`launch.agent.main`). Its ranks need the same `imports`, and have none of its `files`."""
+
+    options: AgentOptions
+    arguments: list[str]  # torchrun's
+    environment: dict[str, str]  # the whole of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRequest(ForkRequest):
+    """Be a rank of the agent that asks (`rank.main`)."""
+
+    words: list[str]  # the command line
+    environment: dict[str, str]  # the whole of it
+    stdout: str  # the file that it goes to; "": where the agent's goes
+    stderr: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest(ForkRequest):
+    """Check a configuration (`cli.check_process`). `files`: in memory, of the question and of the reply."""
 
 
 def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:

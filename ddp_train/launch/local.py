@@ -1,8 +1,7 @@
 """This machine: one agent, one process per GPU, or two on CPU."""
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
-from ddp_train.launch.agent_process import agent_arguments, rank_environment, run_agent
-from ddp_train.launch.fork_request import AgentOptions
+from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, run_agent
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import NoProgress, close_if_unfinished
 from ddp_train.run_folder.verdict import exit_code_after_agent

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ddp_train.errors import DataError
 from ddp_train.hashing import Keys, random_bits
-from ddp_train.interfaces.batch import Batch, describe
-from ddp_train.interfaces.pixels import Mix, Pixels, as_pair, pixel_shares
+from ddp_train.interfaces.batch import Batch, Mix, Pixels, as_pair, describe, pixel_shares
 
 _KIND, _SHARE, _TOP, _LEFT = range(1 << 20, (1 << 20) + 4)  # which independent draw of a key decides what; augmentation has the small ones
 _GRID = 4097  # points of a distribution

@@ -7,8 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ddp_train.interfaces.batch import Batch, counted_as, map_tensors, tensors_of
-from ddp_train.interfaces.pixels import finished
+from ddp_train.interfaces.batch import Batch, counted_as, finished, map_tensors, tensors_of
 from ddp_train.loader.reader import MicroBatch
 
 

@@ -13,7 +13,7 @@ from ddp_train.errors import FINAL
 from ddp_train.launch.job import Job
 from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.run_folder import failure
-from ddp_train.system import stack_text, torchrun_env
+from ddp_train.system import torchrun_env
 from ddp_train.system.process import exit_code_of
 from ddp_train.training.check.memory import is_out_of_memory, part_short_of_memory, settings_for_less_memory
 from ddp_train.training.train_state import TrainState
@@ -44,7 +44,7 @@ def report_failure(
     If another rank broke the connection, this waits up to 3 s for the report of that one. `started` is by the monotonic clock.
     """
     is_by_peer = _comes_from_a_peer(error)
-    where = stack_text.describe(traceback.extract_tb(error.__traceback__))
+    where = failure.describe_stack(traceback.extract_tb(error.__traceback__))
     if peers is not None:
         peers.report_activity(where if is_by_peer else f"failed with {type(error).__name__}, {where}", has_lost_rank=is_by_peer)
     logger.exception("rank %d failed", rank)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Store
 
-from ddp_train.distributed.attempt import Attempt
-from ddp_train.distributed.store import wait_for
+from ddp_train.distributed.store import Attempt, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from ddp_train.run_folder import log_lines
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.redaction import Redacting
 from ddp_train.system.terminal import Terminal
@@ -59,7 +59,7 @@ def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextI
     for handler in handlers:
         root_logger.addHandler(handler)
     root_logger.setLevel(min(level, logging.INFO))
-    logger.info(log_lines.BEGINS, os.getpid())
+    logger.info(failure.BEGINS, os.getpid())
     try:
         yield terminals[1]
     finally:

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from ddp_train.distributed.attempt import LEAVE_WITHIN_S, Attempt, agree_on_attempt, leave
-from ddp_train.distributed.store import join_store
+from ddp_train.distributed.store import LEAVE_WITHIN_S, Attempt, agree_on_attempt, join_store, leave
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
 from ddp_train.launch.job import Job, Training
 from ddp_train.rank.rank import serve_job

@@ -23,8 +23,8 @@ from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.distributed.store import add_line, lines_of, wait_for
 from ddp_train.distributed.world import World
-from ddp_train.run_folder import log_lines
-from ddp_train.system import stack_text, torchrun_env
+from ddp_train.run_folder import failure
+from ddp_train.system import torchrun_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.network import interface_of
 from ddp_train.system.process import is_alive
@@ -134,7 +134,7 @@ class Peers:
         """
         self.activity = lambda: activity  # before anything that takes its time: others may be asking already
         self.has_lost_rank = has_lost_rank
-        logger.info(log_lines.ACTIVITY, os.getpid(), activity)
+        logger.info(failure.ACTIVITY, os.getpid(), activity)
 
     def ask_others(self) -> dict[int, str]:
         """Return what the other ranks are doing, by rank, those left out that have ended. Waits `REPLIES_S` at most.
@@ -175,7 +175,7 @@ class Peers:
 
 
 def _main_thread_activity() -> str:
-    return stack_text.describe(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
+    return failure.describe_stack(traceback.extract_stack(sys._current_frames()[main_thread().ident or 0]))
 
 
 def _connection(world: World) -> Store:

@@ -12,8 +12,7 @@ from torch.distributed import Store
 
 from ddp_train.config import cluster
 from ddp_train.config.targets.locate import locate
-from ddp_train.distributed.attempt import Attempt
-from ddp_train.distributed.store import wait_for
+from ddp_train.distributed.store import Attempt, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import UserError
 from ddp_train.launch.job import Evaluation, Job, Program

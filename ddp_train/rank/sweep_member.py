@@ -19,13 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from ddp_train.distributed.attempt import Attempt
-from ddp_train.distributed.store import join_store_again, wait_for
+from ddp_train.distributed.store import Attempt, join_store_again, wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED
 from ddp_train.launch.job import Job
 from ddp_train.rank.forked import has_used_gpu
 from ddp_train.rank.rank import run_rank
-from ddp_train.run_folder import failure, log_lines
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.system import handover, torchrun_env
@@ -124,7 +123,7 @@ class Member:
             report = failure.from_exit(
                 rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=was_out_of_memory
             )
-            report.with_others(log_lines.last_activities(run_folder, pids)).record(run_folder, seconds=time.monotonic() - self._started)
+            report.with_others(failure.last_activities(run_folder, pids)).record(run_folder, seconds=time.monotonic() - self._started)
         return FAILED
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:

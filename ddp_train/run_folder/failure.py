@@ -1,4 +1,8 @@
-"""The report on a failed run: which rank failed first, where, and why; for the screen and failure.json."""
+"""The report on a failed run: which rank failed first, where, and why; for the screen and failure.json.
+
+What it is made of: the lines of a rank's log that tell how the rank ended (each has its pid, because earlier attempts wrote to the same
+log), and stacks in words: what a rank is doing, and the lines of a traceback that tell a person most.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import re
 import signal
 import socket
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -17,12 +22,11 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
+from ddp_train import FOLDER
 from ddp_train.errors import FAILED, UserError, one_line, printable
-from ddp_train.run_folder import log_lines
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.system import stack_text
-from ddp_train.system.files import create_json
+from ddp_train.system.files import create_json, tail
 from ddp_train.system.redaction import redact_code
 
 _LINES_SHOWN = 8
@@ -37,6 +41,22 @@ _FIXES = {  # for errors of libraries: a pattern in the text -> the fix
 
 MACHINE_LOST = "MachineLost"  # the error of a machine that was lost with all its ranks
 MACHINE_REFUSED = "MachineRefused"  # the error of a machine that could not write its own report
+BEGINS = "begins (pid %d)"  # a rank's first line (`native_error` reads what follows it)
+ACTIVITY = "(pid %d) was %s"  # what a rank was doing when it ended (for `last_activities`)
+_NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
+_MAX_LINE_CHARACTERS = 300
+_TAIL_BYTES = 100_000  # of a rank's log
+_FRAMES_KEPT = 8  # the innermost ones of a traceback, in failure.json
+_CALL_WRAPPERS = ("torch/nn/modules/module.py", "torch/nn/parallel/distributed.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
+FILES_THAT_WAIT = ("ddp_train/distributed/", "ddp_train/rank/stop.py", "ddp_train/rank/peers.py", "ddp_train/system/deadline.py")
+"""Parts of the paths of our files in which a rank waits for others: what they were called for is of interest."""
+_ACTIVITIES = {  # part of the path of a library's innermost file -> the activity
+    "torch/autograd/": "in backward",
+    "multiprocessing/connection.py": "waiting for data",
+    "torch/distributed/": "in a collective",
+    "torch/nn/modules/": "in forward",
+    "torch/optim/": "in the optimizer's step",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +132,13 @@ class Failure:
             "",
         ]
         room = _SCREEN_LINES - 1 - sum(map(bool, rest))
-        return printable("\n".join(["", head, "", *(stack_text.fit(self.traceback, room) or self.message.splitlines()), *rest]))
+        return printable("\n".join(["", head, "", *(fit(self.traceback, room) or self.message.splitlines()), *rest]))
 
 
 def from_exception(error: BaseException, *, rank: int, step: int | None) -> Failure:
     """Describe an exception that ended this rank."""
     is_user_error, name = isinstance(error, UserError), type(error).__name__
-    frames = stack_text.shorten(traceback.extract_tb(error.__traceback__))
+    frames = shorten(traceback.extract_tb(error.__traceback__))
     return Failure(
         rank=rank,
         pid=os.getpid(),
@@ -152,7 +172,7 @@ def from_exit(
             cause = ", sent by the kernel's out-of-memory killer: this machine's memory, or the job's share of it, was used up"
             message += cause if was_out_of_memory else " (often the out-of-memory killer: check dmesg)"
             fix = "a smaller loader.micro_batch_size, fewer loader.num_workers, or more memory for the job"
-        native_line = log_lines.native_error(run_folder, rank, pid) if run_folder is not None else ""
+        native_line = native_error(run_folder, rank, pid) if run_folder is not None else ""
         if error == "SIGABRT" and native_line:
             message += f" after this line in its log: {native_line}"
             fix = "+cluster.env.CUDA_LAUNCH_BLOCKING=1 shows its Python line" if native_line.startswith("CUDA error") else ""
@@ -194,3 +214,57 @@ def _name(ranks: Sequence[int]) -> str:
         run = [rank for _, rank in group]
         parts.append(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}")
     return f"rank {parts[0]}" if len(ranks) == 1 else f"ranks {', '.join(parts)}"
+
+
+def native_error(run_folder: RunFolder, rank: int, pid: int) -> str:
+    """Return the last line that CUDA or NCCL wrote into the log of an ended rank; "": there is none."""
+    text = tail(run_folder.rank_log(rank), _TAIL_BYTES).rpartition(BEGINS % pid)[2]
+    lines = [match[0] for line in text.splitlines() if (match := _NATIVE_WORDS.search(line))]
+    return redact_code(lines[-1][:_MAX_LINE_CHARACTERS]) if lines else ""
+
+
+def last_activities(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int, str]:
+    """Return what ranks were doing when they ended, from their logs, by rank; `pids` has the pid of each."""
+    activities = {}
+    for rank, pid in pids.items():
+        lines = re.findall(re.escape(ACTIVITY % (pid, "")) + "(.+)", tail(run_folder.rank_log(rank), _TAIL_BYTES))
+        activities[rank] = lines[-1] if lines else "logged nothing"
+    return activities
+
+
+def describe_stack(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Describe a stack in one line: the activity, and the innermost line that is not a library's."""
+    activity = next((name for frame in reversed(frames) for path, name in _ACTIVITIES.items() if path in frame.filename), "")
+    innermost = next((frame for frame in reversed(frames) if _is_own(frame.filename)), None)
+    where = f"{Path(innermost.filename).name}:{innermost.lineno} in {innermost.name}" if innermost else ""
+    return ", ".join(text for text in (activity, where) if text)
+
+
+def user_line(error: BaseException) -> str:
+    """Return the innermost line of an error's stack in the user's code, else in ours."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    users = [frame for frame in frames if not frame.filename.startswith(str(FOLDER))]
+    frame = (users or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
+
+
+def shorten(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Format frames without those in which torch only passes a call on. The rank's log has them all."""
+    informative = [frame for frame in frames if not frame.filename.endswith(_CALL_WRAPPERS)] or frames
+    return "".join(["Traceback (most recent call last, shortened):\n", *traceback.format_list(informative[-_FRAMES_KEPT:])])
+
+
+def fit(text: str, num_lines: int) -> list[str]:
+    """Return the lines of a traceback, its last frames alone where they are more than `num_lines`; at least two frames."""
+    lines = [line for line in text.rstrip().splitlines() if line.strip(" ^~")]
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    kept = next((index for index in frames[:-2] if len(lines) - index + 1 <= num_lines), frames[-2] if len(frames) > 1 else 1)
+    return lines[:1] + lines[kept:] if frames else lines
+
+
+def _is_own(filename: str) -> bool:
+    """Tell whether a source file is the user's or ours, not a library's; ours that wait for others do not count."""
+    if any(part in filename for part in FILES_THAT_WAIT):
+        return False
+    is_library = filename.startswith((sysconfig.get_path("stdlib"), "<")) or "/site-packages/" in filename or "/dist-packages/" in filename
+    return filename.startswith(str(FOLDER)) or not is_library

@@ -19,8 +19,7 @@ from pathlib import Path
 from ddp_train.config.cluster import environment_of
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.errors import FAILED, INTERRUPTED
-from ddp_train.launch.agent_process import agent_arguments, rank_environment, start_agent
-from ddp_train.launch.fork_request import AgentOptions
+from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.system import devices, handover

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.failure import Failure
-from ddp_train.system import stack_text
 from ddp_train.system.phase import Phase
 from ddp_train.watchdog.client import Heartbeat
 
 _BACKWARD = "torch/autograd/graph.py"
-_WAITS = ("torch/distributed/", "torch/nn/parallel/", _BACKWARD, *stack_text.FILES_THAT_WAIT)
+_WAITS = ("torch/distributed/", "torch/nn/parallel/", _BACKWARD, *failure.FILES_THAT_WAIT)
 """Files of the innermost frame of a rank that waits for others; in backward, DDP reduces the gradients."""
 _READS = ("ddp_train/data/", "ddp_train/loader/")  # in the stack of a rank that reads samples itself, except these files:
 _READS_NOTHING = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py")
-_POLLING = "ddp_train/system/deadline.py"  # the frame outside of it shows what is waited for
+_POLLING = "ddp_train/system/process.py"  # the frame outside of it shows what is waited for
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
 ERROR = "Hang"
@@ -57,7 +57,7 @@ class RankView:
             return "stopped"
         if self.heartbeat.waits_for_device:
             return "waits for its GPU"
-        return stack_text.describe(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
+        return failure.describe_stack(self.frames) or ("in the kernel" if self.state == IN_KERNEL else "gave no answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +141,10 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_
     key = "cluster.step_timeout_s" if view.heartbeat.has_taken_a_step else "cluster.start_timeout_s"
     frames = first.worker_frames or view.frames
     also = f" (so do ranks {', '.join(str(culprit.view.rank) for culprit in culprits[1:])})" if len(culprits) > 1 else ""
-    where = f": {text}" if (text := stack_text.describe(frames)) else ""
+    where = f": {text}" if (text := failure.describe_stack(frames)) else ""
     message = f"rank {view.rank} {first.why}{also}{where}; it has not moved for {view.still_s:.1f} s ({key} is {limit_s:g}),"
     message += f" in the phase {view.heartbeat.phase}"
-    stack = stack_text.shorten(frames) if frames else ""
+    stack = failure.shorten(frames) if frames else ""
     hang = Failure(
         rank=view.rank,
         host=socket.gethostname(),

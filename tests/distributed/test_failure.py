@@ -88,7 +88,7 @@ def test_a_fault_on_one_rank_gives_one_screen_that_names_it(project: Project, fa
         waiting = [line for line in failure["others"] if "gave no answer" not in line]  # in the second that it has, on a busy machine
         assert waiting
         for line in waiting:
-            assert re.fullmatch(r"rank(s 0, 2| 0| 2) +in backward, gradient.py:\d+ in backward", line)
+            assert re.fullmatch(r"rank(s 0, 2| 0| 2) +in backward, train_step.py:\d+ in backward", line)
             assert line in done.output
     if fault == "raise":
         assert 'in forward\n    raise ValueError("the third forward of rank 1")' in done.output
@@ -119,7 +119,7 @@ def test_under_torchrun_there_is_one_screen_too(project: Project, fault: str, sa
         assert "run      outputs" in printed[0] and not printed[1]  # the others' logs are in the run folder
     failure = json.loads((project.the_run() / "failure.json").read_text())
     assert failure["rank"] == 1
-    assert "in backward, gradient.py" in failure["others"][0]
+    assert "in backward, train_step.py" in failure["others"][0]
 
 
 def corrupt_idx(folder: Path) -> list[str]:

@@ -72,7 +72,7 @@ def test_a_rank_that_hangs_is_named_with_its_stack_and_ended(project: Project) -
     assert found["error"] == "Hang"
     assert re.search(r"in forward, misbehaving.py:\d+ in hold_the_interpreters_lock", done.output)
     (others,) = found["others"]
-    assert re.fullmatch(r"ranks 0, 2   in backward, gradient.py:\d+ in backward \(phase step\)", others)
+    assert re.fullmatch(r"ranks 0, 2   in backward, train_step.py:\d+ in backward \(phase step\)", others)
     assert "in hold_the_interpreters_lock\n    re.match(" in done.output
     assert "in hold_the_interpreters_lock" in (project.the_run() / "logs/stacks_rank_00001.txt").read_text()
 

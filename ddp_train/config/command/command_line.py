@@ -21,9 +21,8 @@ from omegaconf import DictConfig
 from ddp_train import CONF
 from ddp_train.config.check import plain_secret
 from ddp_train.config.command.commands import COMMANDS
-from ddp_train.config.field_words import instead_of
 from ddp_train.config.hydra_internals import ConfigLoaderImpl, get_args_parser, refuse_large_overrides
-from ddp_train.config.spelling import did_you_mean, nearest, override
+from ddp_train.config.spelling import did_you_mean, instead_of, nearest, override
 from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.system import redaction

@@ -24,8 +24,7 @@ from yaml import MarkedYAMLError, YAMLError
 from ddp_train.config.check import check_config
 from ddp_train.config.command.command_line import is_bare, join_cut_words, require_config, unreadable, without_override
 from ddp_train.config.command.composition import loader_of, parse, shown
-from ddp_train.config.field_words import instead_of
-from ddp_train.config.spelling import nearest
+from ddp_train.config.spelling import instead_of, nearest
 from ddp_train.config.tree import dotted_items, value_at
 from ddp_train.errors import ConfigError, ConfigErrors
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_train import FOLDER
-from ddp_train.config.field_words import instead_of
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
-from ddp_train.config.spelling import did_you_mean, override, removal, without_secrets
+from ddp_train.config.spelling import did_you_mean, instead_of, override, removal, without_secrets
 from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, parameters_of, takes
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range

@@ -20,8 +20,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED, FINAL, NO_PROGRESS, UserError
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.ranks import Ranks, loads_alike
-from ddp_train.launch.fork_request import AgentOptions, AgentRequest
-from ddp_train.run_folder import failure, log_lines
+from ddp_train.launch.agent_process import AgentOptions, AgentRequest
+from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import NoProgress, close_failed
 from ddp_train.system import handover, torch_internals
@@ -151,7 +151,7 @@ class Failures:
             print(f"{report.who} died after the run had ended: {report.message}", file=sys.stderr, flush=True)
         elif run_folder is not None:
             others = {other: each.pid for other, each in error.failures.items() if other != rank}
-            self._end_run(run_folder, report.with_others(log_lines.last_activities(run_folder, others)))
+            self._end_run(run_folder, report.with_others(failure.last_activities(run_folder, others)))
             if self._no_progress is not None:
                 return NO_PROGRESS
         elif first.exitcode < 0:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ddp_train.config.cluster import REGISTRY, environment_of
 from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
-from ddp_train.launch.agent_process import rank_environment, start_agent
-from ddp_train.launch.fork_request import AgentOptions
+from ddp_train.launch.agent_process import AgentOptions, rank_environment, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
 from ddp_train.launch.node.wire import Line, Message, plain_address, reason

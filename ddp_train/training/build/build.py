@@ -10,8 +10,7 @@ from typing import Any
 
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
-from ddp_train.config.evaluation_sets import evaluation_sets, set_name
-from ddp_train.config.run_config import RunConfig
+from ddp_train.config.run_config import RunConfig, evaluation_sets, set_name
 from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
@@ -21,9 +20,8 @@ from ddp_train.loader.loader import Loader, OneBatch
 from ddp_train.loader.stream import Source, Stream
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
-from ddp_train.training.build.adopt import make_callbacks, make_strategy
+from ddp_train.training.build.adopt import groups_of, make_callbacks, make_optimizer, make_scheduler, make_strategy, schedule_facts
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
-from ddp_train.training.build.optimizer import groups_of, make_optimizer, make_scheduler, schedule_facts
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.compiled import compile_model, compile_note
 from ddp_train.training.parts.components import Components, EvaluationComponents, wrap

@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 from ddp_train.config.batch_sizes import accumulation_of
-from ddp_train.config.evaluation_sets import data_node, evaluation_sets
-from ddp_train.config.run_config import RunConfig
+from ddp_train.config.run_config import RunConfig, data_node, evaluation_sets
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
 from ddp_train.config.targets.locate import accepts, locate
 from ddp_train.config.targets.target import AUTO, run_arguments

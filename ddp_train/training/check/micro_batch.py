@@ -25,8 +25,7 @@ from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.rehearsal import untouched
 from ddp_train.training.check.sanity_check import try_training, without_compiling
-from ddp_train.training.parts.components import Components
-from ddp_train.training.parts.turn import Turn
+from ddp_train.training.parts.components import Components, Turn
 
 logger = logging.getLogger(__name__)
 

@@ -29,13 +29,12 @@ from torch.distributed import DistError
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, DataError, UserError, one_line
 from ddp_train.interfaces import AnyObjective, Batch, Indices
-from ddp_train.interfaces.batch import batch_size, describe, map_tensors, tensors_of
+from ddp_train.interfaces.batch import batch_size, describe, finished, map_tensors, tensors_of
 from ddp_train.interfaces.objective import whole_loss
-from ddp_train.interfaces.pixels import finished
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
 from ddp_train.objective.supervised import LossObjective
-from ddp_train.system import stack_text
+from ddp_train.run_folder import failure
 from ddp_train.training.check.memory import is_out_of_memory
 from ddp_train.training.check.rehearsal import untouched
 from ddp_train.training.parts import metric
@@ -170,7 +169,7 @@ def _mismatch_error(error: Exception, components: Components, trial: _Trial, for
     return ConfigError(
         key="data, objective" if not forward.takes else "model" if not forward.gives else "objective",
         happened=f"{trial.name} fails: {type(error).__name__}: {error}\n"
-        f"  {stack_text.user_line(error)}\n"
+        f"  {failure.user_line(error)}\n"
         f"  data       gives {describe(batch)}\n"
         f"  model      {type(model).__name__} ({types}) {forward}\n"
         f"  objective  {getattr(loss, '__name__', type(loss).__name__)}",

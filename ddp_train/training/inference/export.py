@@ -30,7 +30,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_map
 
 from ddp_train.checkpoint import tensor_file
-from ddp_train.checkpoint.file_check import read_manifest
+from ddp_train.checkpoint.manifest import read_manifest
 from ddp_train.checkpoint.read import SavedPart
 from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from ddp_train.config.batch_sizes import BatchSizes
-from ddp_train.config.evaluation_sets import evaluation_sets, set_name
-from ddp_train.config.run_config import RunConfig
+from ddp_train.config.run_config import RunConfig, evaluation_sets, set_name
 from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
 from ddp_train.metrics.jsonl import read_records

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ddp_train.interfaces import Batch
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop.gradient import NormShare, norm_of, norm_share
-from ddp_train.training.loop.train_step import TotalUnits, TrainStep
-from ddp_train.training.parts.turn import Turn
+from ddp_train.training.loop.train_step import NormShare, TotalUnits, TrainStep, norm_of, norm_share
+from ddp_train.training.parts.components import Turn
 
 
 class TurnsStep(TrainStep):

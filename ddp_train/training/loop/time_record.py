@@ -11,7 +11,7 @@ from ddp_train.run_folder.times import COMMUNICATION, OTHER, PARTS, added
 from ddp_train.system import torchrun_env
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.log_window import Reading
-from ddp_train.training.record.reduction import Reduction
+from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.slow_ranks import SlowRanks, Ways, far_machines
 from ddp_train.training.record.time_split import DeviceTimeSplit, TimeSplit, why_not_split
 

@@ -5,26 +5,28 @@ the number of units depends on the batch's content, and one for the norm of grad
 Other kinds of step are in `other_steps.py`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces.batch import Batch, batch_size, counted_as
-from ddp_train.interfaces.pixels import as_pair
+from ddp_train.interfaces.batch import Batch, as_pair, batch_size, counted_as
+from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop import gradient
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
+
+_engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # private (torch_internals.py)
+_EPS = 1e-6  # as in torch's own clipping
 
 
 class TotalUnits(NamedTuple):
@@ -137,9 +139,9 @@ class TrainStep:
         # Before the optimizer's step, which may use the gradients' memory.
         components.scaler.unscale_(components.optimizer)
         gradients = [parameter.grad for parameter in components.module.parameters() if parameter.grad is not None]
-        grad_norm = gradient.total_norm(gradients, self.world)
+        grad_norm = total_norm(gradients, self.world)
         if self.clip_grad_norm is not None:
-            gradient.clip(gradients, self.clip_grad_norm, grad_norm)
+            clip(gradients, self.clip_grad_norm, grad_norm)
         return grad_norm
 
     def loss(self, batch: Batch) -> Tensor:
@@ -165,7 +167,7 @@ class TrainStep:
             factor = torch.full_like(loss_sum, units.num_ranks / num_units)
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
         with self.mark("backward"):
-            gradient.backward(loss_sum, factor)
+            backward(loss_sum, factor)
         self.add_loss(loss_sum)
 
     def _start_total_units(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalUnits, Iterable[MicroBatch]]:
@@ -200,3 +202,58 @@ class TrainStep:
         """Return the number of units in a micro-batch, where its data is: on the host, if it was not copied ahead."""
         with counted_as(micro_batch.num_samples):
             return self.components.objective.weight(as_pair(micro_batch.batch))
+
+
+def backward(loss: Tensor, grad_output: Tensor) -> None:
+    """Add the gradients of a loss, shape [], to the parameters', as `loss.backward(grad_output)` does; the tensors differ in value alone.
+
+    `loss.backward` compares the two shapes with the compiler's code: it imports sympy before the first step, and takes 15 us.
+    """
+    if type(loss) is Tensor and _engine_run_backward is not None:
+        _engine_run_backward((loss,), (grad_output,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    else:  # a subclass of Tensor may do more
+        loss.backward(grad_output)
+
+
+class NormShare(NamedTuple):
+    """What this rank's part of a gradient adds to the norm."""
+
+    tensor: Tensor  # its rows here, or their norm
+    replicas: int  # ranks that have the same rows; 0: it is whole, and on all ranks
+
+
+def norm_share(gradient: Tensor) -> NormShare:
+    return NormShare(local_rows(gradient), num_replicas(gradient) if is_sharded(gradient) else 0)
+
+
+def total_norm(gradients: Sequence[Tensor], world: World) -> Tensor:
+    """Return the L2 norm over all gradients, shape [], the same on all ranks. Collective where some are sharded: one small all-reduce."""
+    return norm_of([norm_share(gradient) for gradient in gradients], world)
+
+
+def norm_of(shares: Sequence[NormShare], world: World) -> Tensor:
+    """Return the L2 norm over all shares, as `total_norm`."""
+    unsharded = [share.tensor for share in shares if not share.replicas]
+    if len(unsharded) == len(shares):
+        return nn.utils.get_total_norm(unsharded)
+    # In float64: a square overflows float32 long before the norm does.
+    squares = torch.zeros((), dtype=torch.float64, device=world.device)
+    for replicas in {share.replicas for share in shares if share.replicas}:
+        rows = [share.tensor for share in shares if share.replicas == replicas]
+        squares += nn.utils.get_total_norm(rows).to(squares).square() / replicas
+    squares = world.sum(squares)
+    if unsharded:
+        squares = squares + nn.utils.get_total_norm(unsharded).to(squares).square()
+    return squares.sqrt().float()
+
+
+@torch.no_grad()
+def clip(gradients: Sequence[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scale the gradients down where their norm is above `max_norm`. Nothing waits for the device."""
+    factor = torch.clamp(max_norm / (norm + _EPS), max=1.0)
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        rows = local_rows(gradient)
+        groups.setdefault((rows.device, rows.dtype), []).append(rows)
+    for (device, _), group in groups.items():
+        torch._foreach_mul_(group, factor.to(device))

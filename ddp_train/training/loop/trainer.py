@@ -28,10 +28,9 @@ from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record.log_window import LogWindow, Reading
-from ddp_train.training.record.logged import Logged
+from ddp_train.training.record.logged import Logged, Reduction
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
 from ddp_train.training.record.records import Event, Records
-from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.record.slow_ranks import Ways
 from ddp_train.training.state.checkpoints import Checkpoints
 from ddp_train.training.train_state import TrainState

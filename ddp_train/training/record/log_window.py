@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_train.training.record.logged import Logged, loss_of
-from ddp_train.training.record.reduction import Reduction
+from ddp_train.training.record.logged import Logged, Reduction, loss_of
 from ddp_train.training.train_state import WindowSums
 
 _INITIAL_STEPS = 64  # capacity; it doubles when it is full

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debris, set_aside
-from ddp_train.checkpoint.file_check import read_manifest
-from ddp_train.checkpoint.manifest import Ranking
+from ddp_train.checkpoint.manifest import Ranking, read_manifest
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, probe_room, remove_old
 from ddp_train.checkpoint.verify import newest_good, problem_of

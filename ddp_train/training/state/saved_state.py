@@ -2,6 +2,8 @@
 
 A part whose state is the same on every rank is added to `shared_parts` alone; rank 0 writes its tensors, unless `checkpoint.layout` has the
 part's name among those that all ranks share out. Any other part is added to both of these functions.
+
+An optimizer's state is compared with the optimizer, split as its groups are, and loaded; so is the schedule of its groups.
 """
 
 import json
@@ -9,12 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.codec import Leaf
@@ -29,11 +33,16 @@ from ddp_train.interfaces.strategy import MemoryKey, is_sharded, memory_key
 from ddp_train.training.parts.components import Components, callback_states, load_callback_states
 from ddp_train.training.parts.evaluated_weights import SetAside, averages, training_mode
 from ddp_train.training.seeding import random_state, set_random_state
-from ddp_train.training.state import data_identity, optimizer_state
+from ddp_train.training.state import data_identity
 from ddp_train.training.state.weights import AVERAGES, compare_model, put_state, sharded_weights
 from ddp_train.training.train_state import TrainState, WindowSums
 
 _NOTHING = SetAside()
+PARAMETERS = "optimizer_parameters"
+"""The key of a checkpoint with the names of an optimizer's parameters, in the order of its groups: its state has only their numbers."""
+_CLASS = "optimizer_class"
+_CONFIGURED = ("weight_decay", "eps")  # hyper-parameters that no schedule changes; the learning rate is the scheduler's
+_PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "base_momentums", "max_momentums")  # in the state of torch's schedulers
 
 
 def shared_parts(components: Components, state: TrainState) -> dict[str, Any]:
@@ -66,7 +75,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         **states,
         # The versions of the modules' own formats, which torch keeps as an attribute of a state_dict.
         **{f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()},
-        **optimizer_state.optimizer_content(components.optimizer, components.trained),
+        **optimizer_content(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
         "callbacks": callback_states(components, world),
         **({"parameters_in_training": list(aside.parameters)} if aside.parameters else {}),
@@ -138,14 +147,14 @@ def _load_shared(checkpoint: Path, shared: Mapping[str, Any], components: Compon
     problems = compare_model(components.model, shared["model"])
     objective = compare_model(modules.get("objective", nn.Module()), shared.get("objective", {}))  # it may have no state
     problems += [f"of the objective: {problem}" for problem in objective]
-    problems += optimizer_state.compare_optimizer(optimizer, components.trained, shared)
+    problems += compare_optimizer(optimizer, components.trained, shared)
     if not problems:
         try:
             for name, module in modules.items():
                 put_state(module, shared[name], shared[f"{name}_versions"])
-            schedule = optimizer_state.regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
-            rates = [float(group["lr"]) for group in optimizer_state.regrouped(optimizer, shared["optimizer"])]
-            differences = optimizer_state.load_optimizer(optimizer, shared["optimizer"])
+            schedule = regrouped_schedule(shared["scheduler"], optimizer, shared["optimizer"])
+            rates = [float(group["lr"]) for group in regrouped(optimizer, shared["optimizer"])]
+            differences = load_optimizer(optimizer, shared["optimizer"])
             training_mode(optimizer, shared.get("parameters_in_training", ()))
             for name, part in shared_parts(components, state).items():
                 part.load_state_dict(schedule if name == "scheduler" else shared[name])
@@ -174,7 +183,7 @@ def _compare_rates(saved: list[float], current: list[float]) -> list[str]:
 def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
     """Return, for `read_shared`, the run's own tensor for each tensor of a checkpoint that is to be sharded among the ranks like it."""
     layouts, weights = {}, dict(sharded_weights(components.modules))
-    parameters, names = named_parameters(components.trained), plain.get(optimizer_state.PARAMETERS)
+    parameters, names = named_parameters(components.trained), plain.get(PARAMETERS)
     numbered = {str(number): parameters.get(str(name)) for number, name in enumerate(names)} if isinstance(names, list) else {}
     averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
     averaging = components.averaging
@@ -194,3 +203,97 @@ def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapp
         if like is not None and is_sharded(like) and tuple(like.shape) == leaf.shape:
             layouts[name] = like
     return layouts
+
+
+def optimizer_content(optimizer: Optimizer, trained: nn.Module) -> dict[str, Any]:
+    """Return what a checkpoint has of an optimizer."""
+    return {"optimizer": optimizer.state_dict(), _CLASS: _saved_class_name(optimizer), PARAMETERS: _parameter_names(optimizer, trained)}
+
+
+def compare_optimizer(optimizer: Optimizer, trained: nn.Module, shared: Mapping[str, Any]) -> list[str]:
+    """Return the difference between the optimizer and the saved one."""
+    if _saved_class_name(optimizer) != shared[_CLASS]:
+        return [f"the optimizer was {shared[_CLASS]}, and is {_saved_class_name(optimizer)}"]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    saved_sizes = [len(group["params"]) for group in regrouped(optimizer, shared["optimizer"])]
+    if sizes != saved_sizes:
+        return [f"the optimizer's groups had {saved_sizes} parameters, and have {sizes}"]
+    pairs = zip(_parameter_names(optimizer, trained), shared[PARAMETERS], strict=True)
+    other = next(((name, saved_name) for name, saved_name in pairs if name != saved_name), None)
+    return [f"the optimizer had the parameters in another order: {other[1]} where {other[0]} is now"] if other else []
+
+
+def _parameter_names(optimizer: Optimizer, trained: nn.Module) -> list[str]:
+    names = {parameter: name for name, parameter in named_parameters(trained).items()}
+    return [names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def regrouped(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer's saved state, split as the optimizer's groups are.
+
+    Without weight decay there is one group instead of two (`optimizer.parameter_groups`), of the same parameters in the same order. Groups
+    that differ in more are returned as they are.
+    """
+    numbers = [(number, group) for group in saved["param_groups"] for number in group["params"]]
+    groups: list[dict[str, Any]] = []
+    for target in optimizer.param_groups:
+        members, numbers = numbers[: len(target["params"])], numbers[len(target["params"]) :]
+        sources = [group for _, group in members]
+        settings = [{key: value for key, value in group.items() if key not in ("params", "weight_decay")} for group in sources]
+        if not sources or sources[0].keys() != target.keys() or any(other != settings[0] for other in settings):
+            return list(saved["param_groups"])
+        groups.append({**sources[0], "params": [number for number, _ in members]})
+    return list(saved["param_groups"]) if numbers else groups
+
+
+def regrouped_schedule(state: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> Any:
+    """Return a scheduler's saved state with a value for each of the optimizer's groups, where their number has changed."""
+    saved_groups = saved["param_groups"]
+    firsts = [group["params"][0] for group in regrouped(optimizer, saved)]
+    sources = [next(index for index, group in enumerate(saved_groups) if first in group["params"]) for first in firsts]
+    return state if len(sources) == len(saved_groups) else _select_groups(state, sources, len(saved_groups))
+
+
+def load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> list[str]:
+    """Load an optimizer's state in the types that it was saved in. Where the config differs it wins, and a line is returned for each."""
+    saved = {**saved, "param_groups": regrouped(optimizer, saved)}
+    differences, groups = [], optimizer.param_groups
+    configured = [{key: group[key] for key in _CONFIGURED if key in group} for group in groups]
+    for number, (settings, group) in enumerate(zip(configured, saved["param_groups"], strict=True)):
+        for key, value in settings.items():
+            if key in group and group[key] != value:
+                differences.append(f"optimizer group {number}: {key} is {value} as configured; the checkpoint had {group[key]}")
+    optimizer.state.clear()  # after a rewind the old state leaves the device before the new one is loaded
+    optimizer.load_state_dict(saved)
+    for group, values in zip(optimizer.param_groups, configured, strict=True):
+        group.update(values)
+    numbers = chain.from_iterable(group["params"] for group in saved["param_groups"])
+    for number, parameter in zip(numbers, chain.from_iterable(group["params"] for group in optimizer.param_groups), strict=True):
+        loaded = optimizer.state.get(parameter, {})
+        for key, value in saved["state"].get(number, {}).items():
+            if not isinstance(value, Tensor) or not isinstance(loaded.get(key), Tensor):
+                continue
+            if loaded[key].dtype != value.dtype:
+                loaded[key] = value.to(loaded[key].device)  # torch has silently cast it to the parameter's type
+            if value.shape == parameter.shape and loaded[key].stride() != parameter.stride():
+                # Files are contiguous; a fused kernel needs the strides of the parameter (`precision.channels_last`).
+                loaded[key] = torch.empty_like(parameter, dtype=loaded[key].dtype, requires_grad=False).copy_(loaded[key])
+    return differences
+
+
+def _select_groups(state: Any, sources: list[int], size: int) -> Any:
+    """Return a scheduler's state with the values of the groups `sources` in every list that has one for each of `size` groups."""
+    if isinstance(state, Mapping):
+        return {
+            key: [value[source] for source in sources]
+            if key in _PER_GROUP and isinstance(value, list) and len(value) == size
+            else _select_groups(value, sources, size)
+            for key, value in state.items()
+        }
+    return [_select_groups(inner, sources, size) for inner in state] if isinstance(state, list) else state
+
+
+def _saved_class_name(optimizer: Optimizer) -> str:
+    """Return the full name of the class in whose format an optimizer's state is saved: its own, or `saved_as` (`AdamW.saved_as`)."""
+    kind = getattr(optimizer, "saved_as", type(optimizer))
+    return f"{kind.__module__}.{kind.__qualname__}"

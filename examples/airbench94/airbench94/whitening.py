@@ -14,7 +14,7 @@ from torch import Tensor
 
 from airbench94.model import PATCH
 from ddp_train.interfaces import DataSource, Run
-from ddp_train.interfaces.pixels import finished
+from ddp_train.interfaces.batch import finished
 
 _CHUNK = 512  # samples that are read at a time
 _EPSILON = 5e-4  # added to the variance along each direction

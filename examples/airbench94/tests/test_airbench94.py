@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ddp_train import RunResult
 from ddp_train.interfaces import DataSource
-from ddp_train.interfaces.pixels import finished
+from ddp_train.interfaces.batch import finished
 
 PER_FILE = 8  # images in each of the six files
 

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore
 
 from ddp_train.checkpoint.save import PendingSave, write_together
 from ddp_train.checkpoint.staging import StagingBuffer
-from ddp_train.distributed.attempt import agree_on_attempt, leave
+from ddp_train.distributed.store import agree_on_attempt, leave
 from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Peers
 from tests.benchmark.scale.counted_store import CountedStore, all_ranks

@@ -14,8 +14,8 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, ConfigErrors, DataError
 from ddp_train.loader.reader import LengthPlan, MicroBatch
 from ddp_train.training.parts.components import Components
+from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.records import Record
-from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 from tests.unit.loader.numbers import Damaged, read

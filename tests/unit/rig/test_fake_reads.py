@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
 from ddp_train.distributed.world import alone
-from ddp_train.interfaces import Pixels, pixels
+from ddp_train.interfaces import Pixels, batch
 from ddp_train.loader import device_copy
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.objective.classification import Classification
@@ -25,8 +25,7 @@ from ddp_train.training.loop.evaluation import evaluate
 from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record import log_window
 from ddp_train.training.record.log_window import LogWindow
-from ddp_train.training.record.logged import Logged
-from ddp_train.training.record.reduction import Reduction
+from ddp_train.training.record.logged import Logged, Reduction
 from ddp_train.training.train_state import TrainState
 from tests.unit.rig.cases import SAMPLES, images, labels, model
 from tests.unit.rig.fake_gpu import CUDA, Moved, on_a_gpu, onto_gpu, pin
@@ -49,10 +48,10 @@ def _streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Stream())
-    for made in (device_copy._copying_stream, pixels._per_channel):  # which keep a stream, and tensors
+    for made in (device_copy._copying_stream, batch._per_channel):  # which keep a stream, and tensors
         made.cache_clear()
     yield
-    for made in (device_copy._copying_stream, pixels._per_channel):
+    for made in (device_copy._copying_stream, batch._per_channel):
         made.cache_clear()
 
 

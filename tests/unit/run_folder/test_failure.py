@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,66 @@ def test_what_is_lost_after_a_good_end_is_no_failure(tmp_path: Path, status: Sta
     assert not folder.has_ended_since(ended)  # it is of an earlier start, and was continued since
     lost.record(folder)
     assert (found := folder.read_result()) is not None and found.status == Status.FAILED
+
+
+def test_the_last_words_of_a_rank_are_those_of_this_attempt(tmp_path: Path) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.logs.mkdir()
+    run_folder.rank_log(0).write_text(
+        "".join(f"12:00 rank 0 INFO {failure.ACTIVITY % (os.getpid(), text)}\n" for text in ("in forward", "in backward"))
+    )
+    pid = os.getpid()
+    assert failure.last_activities(run_folder, {0: pid, 1: pid}) == {0: "in backward", 1: "logged nothing"}
+    assert failure.last_activities(run_folder, {0: pid + 1}) == {0: "logged nothing"}
+
+
+WATCHDOG = """12:00 rank 1 INFO begins (pid 7)
+CUDA error: of the attempt before
+12:05 rank 1 INFO begins (pid 8)
+[rank1]:[E409 05:10:01.930 ProcessGroupNCCL.cpp:818] [Rank 1] Some NCCL operations have failed or timed out.
+[rank1]:[E409 05:10:01.931 ProcessGroupNCCL.cpp:1595] [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: {said}
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+frame #2: c10d::ProcessGroupNCCL::Watchdog::run() + 0x120 (0x7fc in /venv/torch/lib/libtorch_cuda.so)
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: {said}
+frame #2: c10d::ProcessGroupNCCL::Watchdog::run() + 0x120 (0x7fc in /venv/torch/lib/libtorch_cuda.so)
+"""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=78, OpType=ALLREDUCE)",
+    ],
+)
+def test_a_rank_that_the_watchdog_of_nccl_ended_is_shown_with_the_reason(tmp_path: Path, said: str) -> None:
+    run_folder = RunFolder(tmp_path)
+    run_folder.logs.mkdir()
+    run_folder.rank_log(1).write_text(WATCHDOG.format(said=said))
+    words = failure.native_error(run_folder, 1, 8)
+    assert words == said
+    found = failure.from_exit(rank=1, pid=8, exit_code=-6, run_folder=run_folder)
+    assert found.screen(run_folder).count(said) == 1
+    assert ("CUDA_LAUNCH_BLOCKING=1" in found.fix) == said.startswith("CUDA error")
+    assert said not in failure.from_exit(rank=1, pid=8, exit_code=-9, run_folder=run_folder).message
+    run_folder.rank_log(1).write_text("12:05 rank 1 INFO begins (pid 8)\n")
+    assert failure.native_error(run_folder, 1, 8) == failure.native_error(run_folder, 2, 9) == ""
+
+
+def test_a_stack_is_described_by_what_goes_on_and_the_innermost_line_that_is_no_librarys() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, stacks: list[traceback.StackSummary]) -> None:
+            stacks.append(traceback.extract_stack())
+
+    stacks: list[traceback.StackSummary] = []
+    Model()(stacks)
+    assert failure.describe_stack(stacks[0]).startswith("in forward, test_failure.py:")
+    leaf = torch.ones((), requires_grad=True)
+    leaf.register_hook(lambda gradient: stacks.append(traceback.extract_stack()))
+    with pytest.raises(ZeroDivisionError) as caught:
+        _ = 1 // 0
+    assert failure.describe_stack(traceback.extract_tb(caught.tb)).startswith("test_failure.py:")
+    leaf.backward()  # type: ignore[no-untyped-call]
+    assert failure.describe_stack(stacks[1]).startswith("in backward, test_failure.py:")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import INTERRUPTED
-from ddp_train.launch.fork_request import AgentOptions
+from ddp_train.launch.agent_process import AgentOptions
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder

@@ -129,13 +129,13 @@ def test_a_torch_that_is_newer_than_what_passed_is_named(monkeypatch: pytest.Mon
 
 
 def test_gradients_are_the_same_without_the_private_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ddp_train.training.loop import gradient
+    from ddp_train.training.loop import train_step
 
     def found() -> Any:
         weight = torch.tensor([2.0, 3.0], requires_grad=True)
-        gradient.backward((weight * weight).sum(), torch.tensor(0.5))
+        train_step.backward((weight * weight).sum(), torch.tensor(0.5))
         return weight.grad
 
     with_it = found()
-    monkeypatch.setattr(gradient, "_engine_run_backward", None)
+    monkeypatch.setattr(train_step, "_engine_run_backward", None)
     assert torch.equal(found(), with_it)

@@ -4,7 +4,7 @@ import torch
 
 from ddp_train.data.images.image_array import ImageArray, random_crop, random_flip, random_integers
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces.pixels import finished
+from ddp_train.interfaces.batch import finished
 from tests.unit.data_files import random_images
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]

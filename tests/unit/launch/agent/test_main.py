@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ddp_train.launch.agent import elastic
 from ddp_train.launch.agent.main import _quieten, run_torchrun
-from ddp_train.launch.fork_request import AgentOptions
+from ddp_train.launch.agent_process import AgentOptions
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status

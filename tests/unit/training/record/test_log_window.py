@@ -12,8 +12,8 @@ from ddp_train.distributed.world import alone
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record import log_window
 from ddp_train.training.record.log_window import LogWindow
+from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.records import Record
-from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.train_state import WindowSums
 from tests.unit.parts import components, trainer
 from tests.unit.training.ragged import ragged_components

@@ -14,8 +14,8 @@ from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.training.record.log_window import LogWindow
+from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.loss_monitor import Event, LossMonitor, Rewind, robust_zscore
-from ddp_train.training.record.reduction import Reduction
 from ddp_train.training.train_state import TrainState
 
 BATCH = 4

@@ -84,7 +84,7 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
     parts, run_folder = components("optimizer=adamw", "model.width=64"), RunFolder(tmp_path)
     saved(run_folder.checkpoints, 1, parts)
     size = (run_folder.checkpoints / "step_00000001/rank_00000.safetensors").stat().st_size
-    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.file_check"], "CHUNK_BYTES", size // 10)
+    monkeypatch.setattr(sys.modules["ddp_train.checkpoint.manifest"], "CHUNK_BYTES", size // 10)
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.read"], "_ROUND", size // 10)
     moments = list[float]()
     state, phases = TrainState(step=3, samples=96), Phases()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.training.record.reduction import Reduction
+from ddp_train.training.record.logged import Reduction
 
 
 class Doubling(World):
