@@ -20,6 +20,7 @@ from ddp_train.system import handover
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkRequest, ForkServer, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, has_free_processor
+from ddp_train.system.terminal import free_foot
 
 _AGENT_IMPORTS = ("torch", "ddp_train.launch.agent.main", "ddp_train.rank.main", "ddp_train.rank.forked")
 COMPILER = "torch._dynamo"
@@ -117,6 +118,7 @@ def run_agent(options: AgentOptions, arguments: list[str], *, environment: Mappi
     agent = start_agent(options, arguments, environment=environment, is_last=True, uses_compiler=uses_compiler)
     with stop_signals(agent.signal, lambda: agent.signal(signal.SIGKILL)) as received:
         code = agent.wait()
+    free_foot(1)  # a rank that was killed has left it
     if received:
         return INTERRUPTED if signal.SIGINT in received else TERMINATED
     if code < 0:

@@ -1,43 +1,44 @@
-"""One progress line on a terminal, plain lines elsewhere."""
+"""A few lines that move on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 import time
-from collections.abc import Mapping
-from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event, Thread
+from typing import Any
 
 from ddp_train.system.phase import Phase, Phases
-from ddp_train.system.terminal import Terminal
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from ddp_train.system.terminal import Foot, Terminal, free_foot
 
 _HIDDEN = (
     *("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms"),
     *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu"),  # in another form, or not at all
     *("device/memory_gib", "device/reserved_gib", "device/host_gib", "compile/graphs", "compile/recompiles", "compile/seconds"),
 )
-_OTHER_COLUMNS = 40  # characters of the progress line: the bar, the time that is left, spaces
-_REDRAW_S = 0.5  # a drawing takes about a millisecond of Python, in which the loop waits
-_POLL_S = 0.02
+_LINES = 7  # of the terminal, at most
+_BAR_WIDTH, _CURVE_WIDTH = 20, 40  # characters, at most
+_LEVELS = "▁▂▃▄▅▆▇█"
+_REDRAW_S = 0.5
+_NOTES_EVERY_S = 2.0  # they are read from files
+_JOIN_S = 2.0  # a file system that hangs does not hold up the end
 _PHASE_TEXTS = {Phase.EVALUATION: "evaluating", Phase.SAVE: "saving"}
 
 
 class Console:
-    """Shows the run's progress: step and epoch, the loss, samples per second, and the time that is left.
+    """Shows the run's progress: step, epoch and the time that is left; the loss and its curve, rates, the best values; where the time goes.
 
-    On a terminal a thread reads the rank's phase, twice a second at most, and redraws the line; the loop only stores its numbers. It
-    draws right after the rank has moved, and never while it stands still: another rank's failure stays readable on the terminal. The thread
-    also creates the line: importing rich takes 40 ms, for which no first step waits.
+    On a terminal a thread draws them twice a second into its last lines; the loop only stores its numbers.
 
     Args:
         total_steps: optimizer steps of the whole run.
         step: the step that this attempt begins at.
-        phases: has rank 0's phase; None: the line moves with the records.
+        phases: has rank 0's phase; None: the lines move with the records.
         epoch: the epochs that this attempt begins at; None: the data has none.
         steps_per_epoch: optimizer steps; None: the data has no epochs.
+        notes: returns more lines about the run, each with a word in front.
     """
 
     def __init__(
@@ -47,96 +48,80 @@ class Console:
         phases: Phases | None = None,
         epoch: float | None = None,
         steps_per_epoch: int | None = None,
+        notes: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._total_steps, self._first_step = total_steps, step
         self._phases, self._has_phases = phases or Phases(), phases is not None
         self._first_epoch, self._steps_per_epoch = epoch, steps_per_epoch
         self._started = time.monotonic()
-        self._numbers = self._if_room = ""
-        self._drawn, self._drawn_since = (Phase.START, step), self._started
-        # The log of rank 0 has every record already, and needs no progress line.
+        self._numbers = ""  # of the newest training record
+        self._losses: list[float] = []  # means of equally many records each: the curve is that of the whole attempt
+        self._records_per_loss, self._newest_losses = 1, list[float]()
+        self._read_notes, self._notes, self._notes_at = notes, list[str](), -_NOTES_EVERY_S
+        self._shown, self._shown_since = (Phase.START, step), self._started
+        # The log of rank 0 has every record already, and needs no moving lines.
         self._file = Terminal(sys.stdout.fileno(), owns=False) if isinstance(sys.stdout, Terminal) else sys.stdout
-        self._progress: Progress | None = None
-        self._covered: list[Terminal] = []  # streams whose text is printed above the line
-        self._is_closed, self._line_lock = Event(), Lock()
+        self._is_closed = Event()
         self._thread: Thread | None = None
-        if self._file.isatty():
-            self._thread = Thread(target=self._follow, name="progress-line", daemon=True)
+        if self._file.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+            self._thread = Thread(target=self._follow, name="progress-lines", daemon=True)
             self._thread.start()
 
     def write(self, record: Mapping[str, Any]) -> None:
         if not self._has_phases:
             self._phases.enter(Phase.STEP, record["step"])
         if self._thread is None:
-            print(f"{self._where(record)}  {_text(record)}  {self._left(record)}".rstrip(), file=self._file, flush=True)
+            left = self._left(record["step"]) if record["split"] == "train" else ""
+            print(f"{self._where(record)}  {_text(record)}  {left}".rstrip(), file=self._file, flush=True)
         elif record["split"] == "train":
-            self._numbers, self._if_room = _text(record), _text_if_room(record)
+            self._numbers = _text(record) + _more_text(record)
+            if (loss := record.get("loss")) is not None:
+                self._add_loss(loss)
         else:
-            self._line().console.print(f"{self._where(record)}  {_text(record)}", highlight=False)
+            print(f"{self._where(record)}  {_text(record)}", file=self._file, flush=True)
 
     def close(self) -> None:
-        if self._thread is None or self._is_closed.is_set():
-            return
-        self._is_closed.set()
-        self._thread.join()
-        self._draw()
-        for stream in self._covered:
-            stream.screen = None
-        self._line().stop()
-
-    def _line(self) -> Progress:
-        with self._line_lock:
-            if self._progress is None:
-                self._progress = self._show_line()
-            return self._progress
-
-    def _show_line(self) -> Progress:
-        from rich.console import Console as RichConsole
-        from rich.file_proxy import FileProxy
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = RichConsole(file=self._file)
-        progress = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[epoch]}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        step, epoch = self._first_step, self._epoch(self._first_step)
-        self._task = progress.add_task("", total=self._total_steps, completed=step, epoch=epoch, numbers="")
-        progress.start()
-        progress.console.show_cursor(True)  # rich hides it, and a killed rank could not show it again
-        self._covered = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, Terminal) and stream.isatty()]
-        for stream in self._covered:
-            stream.screen = FileProxy(console, stream)  # type: ignore[assignment]
-        return progress
+        """Leave the line of the progress alone on the terminal."""
+        if self._thread is not None and not self._is_closed.is_set():
+            self._is_closed.set()
+            self._thread.join(_JOIN_S)
+            free_foot(self._file.fileno())
+            print(self._head(), file=self._file, flush=True)
 
     def _follow(self) -> None:
-        if not self._is_closed.wait(_REDRAW_S):
-            self._line()
+        foot = Foot(self._file.fileno(), _LINES)
         while not self._is_closed.wait(_REDRAW_S):
-            seen = self._phases.count
-            while self._phases.count == seen:
-                if self._is_closed.wait(_POLL_S):
-                    return
-            self._draw()
+            if time.monotonic() - self._notes_at >= _NOTES_EVERY_S:
+                self._notes, self._notes_at = list(self._read_notes()), time.monotonic()
+            numbers = [f"train    {self._curve()}{self._numbers}"] if self._numbers else []
+            foot.draw(["", self._head(), *numbers, *self._notes])
 
-    def _draw(self) -> None:
-        line = self._line()
+    def _head(self) -> str:
         phase, step = position = self._phases.phase, self._phases.step
-        if position != self._drawn:
-            self._drawn, self._drawn_since = position, time.monotonic()
-        doing = f"{_PHASE_TEXTS[phase]} {_clock(time.monotonic() - self._drawn_since)}  " if phase in _PHASE_TEXTS else ""
-        epoch, numbers = self._epoch(step), doing + self._numbers
-        room = line.console.width - _OTHER_COLUMNS - 2 * len(str(self._total_steps)) - len(epoch) - len(numbers)
-        numbers += self._if_room if len(self._if_room) <= room else ""
-        line.update(self._task, completed=step, epoch=epoch, numbers=numbers, refresh=True)
+        if position != self._shown:
+            self._shown, self._shown_since = position, time.monotonic()
+        done = round(_BAR_WIDTH * step / self._total_steps)
+        bar = "━" * done + "┄" * (_BAR_WIDTH - done)
+        doing = f"{_PHASE_TEXTS[phase]} {_clock(time.monotonic() - self._shown_since)}" if phase in _PHASE_TEXTS else ""
+        place = f"step {step:>{len(str(self._total_steps))}}/{self._total_steps}"
+        return "  ".join(filter(None, (place, self._epoch(step), bar, self._left(step), doing)))
+
+    def _add_loss(self, loss: float) -> None:
+        self._newest_losses.append(loss)
+        if len(self._newest_losses) < self._records_per_loss:
+            return
+        self._losses.append(math.fsum(self._newest_losses) / len(self._newest_losses))
+        self._newest_losses.clear()
+        if len(self._losses) == _CURVE_WIDTH:
+            self._losses = [(first + second) / 2 for first, second in zip(self._losses[::2], self._losses[1::2], strict=True)]
+            self._records_per_loss *= 2
+
+    def _curve(self) -> str:
+        finite = [loss for loss in self._losses if math.isfinite(loss)]
+        if len(finite) < 2:
+            return ""
+        low, scale = min(finite), (len(_LEVELS) - 1) / ((max(finite) - min(finite)) or 1.0)
+        return "".join(_LEVELS[round((loss - low) * scale)] if math.isfinite(loss) else "x" for loss in self._losses) + "  "
 
     def _epoch(self, step: int) -> str:
         if self._first_epoch is None or self._steps_per_epoch is None:
@@ -148,11 +133,9 @@ class Console:
         epoch = f"  epoch {record['epoch']:.2f}" if record["epoch"] is not None else ""
         return f"step {record['step']:>{len(str(self._total_steps))}}/{self._total_steps}{epoch}  {record['split']:<5}"
 
-    def _left(self, record: Mapping[str, Any]) -> str:
-        done = record["step"] - self._first_step
-        if record["split"] != "train" or done <= 0:
-            return ""
-        return f"{_clock((time.monotonic() - self._started) / done * (self._total_steps - record['step']))} left"
+    def _left(self, step: int) -> str:
+        done = step - self._first_step
+        return f"{_clock((time.monotonic() - self._started) / done * (self._total_steps - step))} left" if done > 0 else ""
 
 
 def _text(record: Mapping[str, Any]) -> str:
@@ -172,7 +155,7 @@ def _text(record: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _text_if_room(record: Mapping[str, Any]) -> str:
+def _more_text(record: Mapping[str, Any]) -> str:
     text = f"  lr {record['lr']:.3g}" if "lr" in record else ""
     return text + (f"  data wait {record['data_wait_ms'] / record['step_ms']:.0%}" if record.get("step_ms") else "")
 

@@ -32,6 +32,7 @@ from ddp_train.system import stack_dump, torchrun_env
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.phase import Phases
 from ddp_train.system.process import HAS_SHARED_MEMORY, keep_freed
+from ddp_train.system.terminal import free_foot
 from ddp_train.training.parts.compiled import end_compilers
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
@@ -78,6 +79,8 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
                 if watchdog is not None and watchdog.stdin is not None:
                     watchdog.stdin.close()
         except BaseException as error:  # sys.exit in a component is no way to leave either
+            if rank == 0:
+                free_foot(terminal.fileno())
             code = report_failure(error, job, state, peers, terminal, rank=rank, started=started)
             os._exit(code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
     if code in EXIT_CODE_OF_STOP.values():

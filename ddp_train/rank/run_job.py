@@ -23,11 +23,13 @@ from ddp_train.launch.job import Job
 from ddp_train.loader.order import epochs
 from ddp_train.rank import provenance, summary
 from ddp_train.rank.stop import WALLTIME, Stop
+from ddp_train.run_folder.progress import live_notes
 from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.run_folder.times import read_goodput
+from ddp_train.system import torchrun_env
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
@@ -202,6 +204,7 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
         phases=phases,
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
+        notes=lambda: live_notes(job.run_folder, state.best, restarts=torchrun_env.restart_count()),
     )
     return make_writers(config.metrics, facts)
 

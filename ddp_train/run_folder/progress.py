@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.errors import printable
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.run_folder.paths import RunFolder, step_folders
+from ddp_train.run_folder.times import newest_shares
 from ddp_train.run_folder.verdict import Outcome, Verdict
 from ddp_train.system.files import tail, write_json
 from ddp_train.system.folder_lock import is_held
@@ -17,6 +18,7 @@ from ddp_train.system.folder_lock import is_held
 _TAIL_BYTES = 20_000  # of metrics.jsonl
 _NOTE_EVERY_S = 1.0
 _CHUNK = 1 << 20  # bytes of a log that are read at a time
+_BAR_WIDTH, _SHADES = 24, "█▓▒░"  # of the time's bar, in characters: a shade for each of its largest parts
 _JOB = re.compile(r"^[a-z]+-(\d+)")
 
 
@@ -58,6 +60,22 @@ def slow_ranks(run_folder: RunFolder) -> list[str]:
             elif event["kind"] == "slow_rank_over":
                 lines[event["rank"]] += f", over after step {event['step']}"
     return [printable(line) for line in lines.values()]
+
+
+def live_notes(run_folder: RunFolder, best: Mapping[str, Mapping[str, float]], *, restarts: int) -> list[str]:
+    """Return what a terminal shows of a run that goes on, a line each; `best`: value and step of each metric; `restarts` by its agent."""
+    texts = [f"{name.removeprefix('eval/')} {value['value']:.4g} at step {value['step']}" for name, value in best.items()]
+    lines = ["best     " + "  ".join(texts)] if texts else []
+    if shares := newest_shares(run_folder):
+        shown = [*zip(_SHADES, sorted(shares, key=shares.__getitem__, reverse=True), strict=False)]
+        bar = "".join(shade * round(_BAR_WIDTH * shares[part]) for shade, part in shown)
+        lines.append(f"time     {bar:{_BAR_WIDTH}}  " + "  ".join(f"{shade} {part} {shares[part]:.0%}" for shade, part in shown))
+    if saved := step_folders(run_folder.checkpoints):
+        step, path = saved[-1]
+        with suppress(OSError):  # removed meanwhile
+            lines.append(f"saved    step {step}, {duration(time.time() - path.stat().st_mtime)} ago")
+    lines += [f"restarts {restarts}"] if restarts else []
+    return lines + [f"slow     {line}" for line in slow_ranks(run_folder) if ", over after step " not in line]
 
 
 def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:

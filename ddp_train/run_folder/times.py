@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.files import GrowingFile
+from ddp_train.system.files import GrowingFile, tail
 
+_TAIL_BYTES = 1 << 20  # more than the longest line
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "checkpoint", "other")
 """The parts, each without the others: a rank is in one at a time, so that they sum to the wall time.
 
@@ -106,6 +107,15 @@ def read_times(run_folder: RunFolder, *, most_ranks: int | None = None) -> list[
                     rows = [row for row in content["ranks"] if len(row) == len(PARTS)]
                     attempts[-1].spans.append(Span(**numbers, ranks=rows[:most_ranks]))
     return attempts
+
+
+def newest_shares(run_folder: RunFolder) -> dict[str, float]:
+    """Return the share of each part in the newest line, over all ranks; {}: there is none yet."""
+    with suppress(IndexError, KeyError, TypeError, ValueError):  # cut off, or the first line of an attempt
+        rows = json.loads(tail(run_folder.times, _TAIL_BYTES).splitlines()[-1])["ranks"]
+        sums = {part: sum(row[i] or 0.0 for row in rows) for i, part in enumerate(PARTS)}
+        return {part: seconds / sum(sums.values()) for part, seconds in sums.items()} if any(sums.values()) else {}
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,9 @@
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from itertools import chain, islice, repeat
 
 from ddp_train.errors import FAILED
 from ddp_train.system.redaction import redact
@@ -18,7 +18,6 @@ class Terminal(io.TextIOWrapper):
     """
 
     def __init__(self, descriptor: int, *, owns: bool = True, log: int | None = None) -> None:
-        self.screen: TextIO | None = None  # shows the text instead, above a progress line
         self._log = log
         binary = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=owns))
         super().__init__(binary, errors="backslashreplace", line_buffering=True)
@@ -34,18 +33,13 @@ class Terminal(io.TextIOWrapper):
     def show(self, text: str) -> None:
         """Write text, but not into the log."""
         try:
-            if self.screen is not None:
-                self.screen.write(text)
-            else:
-                super().write(redact(text))
+            super().write(redact(text))
         except OSError:
             self._go_quiet()
 
     def flush(self) -> None:
         """Pass on what is buffered, if there is still a reader."""
         try:
-            if self.screen is not None:
-                self.screen.flush()
             super().flush()
         except OSError:
             self._go_quiet()
@@ -54,6 +48,48 @@ class Terminal(io.TextIOWrapper):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())  # for buffered text, and all that follows
         os.close(nowhere)
+
+
+_FREE = "\x1b7\x1b[r\x1b8\x1b[J"  # the whole terminal scrolls again; what is below the cursor goes
+
+
+class Foot:
+    """The last lines of a terminal, which stay in their place: all that any process prints scrolls above them.
+
+    The terminal does it (its scrolling region): the text of other processes is never overwritten. `free_foot` ends it.
+    """
+
+    newest: "Foot | None" = None
+
+    def __init__(self, descriptor: int, lines: int) -> None:
+        self._descriptor, self._lines = descriptor, lines
+        self._height = 0  # of the terminal, in lines, when the foot was made
+        Foot.newest = self
+
+    def draw(self, texts: Sequence[str]) -> None:
+        """Show these lines, as many as there is room for, without what is too long; nothing once the foot was freed."""
+        with suppress(OSError):  # the terminal was closed
+            height = os.get_terminal_size(self._descriptor).lines
+            size = min(self._lines, height // 3)
+            text = "" if height == self._height else _FREE * bool(self._height) + _made(height, size)
+            self._height = height
+            rows = enumerate(islice(chain(texts, repeat("")), size), height - size + 1)
+            text += "\x1b7\x1b[?7l" + "".join(f"\x1b[{row};1H\x1b[2K{line}" for row, line in rows) + "\x1b[?7h\x1b8"
+            if Foot.newest is self:
+                os.write(self._descriptor, redact(text).encode(errors="replace"))
+
+
+def _made(height: int, size: int) -> str:
+    """Return what makes room for a foot: the lines above it scroll, and the cursor is in them."""
+    return "\n" * size + f"\x1b[{size}A\x1b7\x1b[1;{height - size}r\x1b8" if size else ""
+
+
+def free_foot(descriptor: int) -> None:
+    """Give the last lines of a terminal back, also those that a process has left that was killed; do nothing if it is no terminal."""
+    Foot.newest = None
+    if os.isatty(descriptor):
+        with suppress(OSError):
+            os.write(descriptor, _FREE.encode())
 
 
 def open_closed_streams() -> None:

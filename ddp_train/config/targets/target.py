@@ -11,7 +11,7 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ class WriterFacts:
     phases: Phases  # the phase of rank 0
     epoch: float | None = None  # where this attempt begins; None: there are no epochs, or nothing is trained
     steps_per_epoch: int | None = None
+    notes: Callable[[], Sequence[str]] = tuple  # returns lines about the run, for a terminal
 
 
 _OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")

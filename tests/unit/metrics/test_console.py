@@ -1,12 +1,13 @@
-"""The lines of a run for people: plain ones, and one that moves on a terminal."""
+"""The lines of a run for people: plain ones, and those that move on a terminal."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-import select
+import struct
 import sys
-import time
+import termios
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,66 +37,81 @@ def test_without_a_terminal_the_console_writes_plain_lines(capsys: pytest.Captur
     assert "  5,120 tokens/s  MFU 41.2%  3.5 GiB  " in capsys.readouterr().out
 
 
-def test_the_line_on_a_terminal_moves_with_the_rank_shows_the_epoch_and_that_it_evaluates(
+class Screen:
+    """A terminal of 30 lines, and what was written to it so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: int = 120) -> None:
+        self.ours, self.theirs = os.openpty()
+        os.set_blocking(self.ours, False)
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        self.raw = ""
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(console_module, "_REDRAW_S", 0.01)
+        monkeypatch.setattr(console_module, "_NOTES_EVERY_S", 0.01)
+
+    def shows(self, text: str) -> bool:
+        with suppress(BlockingIOError):
+            self.raw += os.read(self.ours, 1 << 16).decode()
+        return text in re.sub(r"\x1b(\[[^a-zA-Z]*[a-zA-Z]|[78])", "", self.raw)
+
+    def close(self) -> None:
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+def test_the_lines_on_a_terminal_move_with_the_rank_and_show_the_epoch_and_that_it_evaluates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    ours, theirs = os.openpty()
-    os.set_blocking(ours, False)
+    screen = Screen(monkeypatch)
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
-    shown = ""
-
-    def shows(text: str) -> bool:
-        nonlocal shown
-        with suppress(BlockingIOError):
-            shown += os.read(ours, 1 << 16).decode()
-        return text in re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", shown)
-
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", Terminal(theirs, owns=False, log=log))
-    monkeypatch.setattr(console_module, "_REDRAW_S", 0.01)
-    phases = Phases()
-    console = Console(total_steps=40, step=0, phases=phases, epoch=0.0, steps_per_epoch=20)
-    wait_for(lambda: shows("0/40 epoch 0.00/2"))
-
-    def goes_on(phase: Phase, step: int, text: str) -> bool:
-        phases.enter(phase, step)
-        return shows(text)
-
-    wait_for(lambda: goes_on(Phase.STEP, 7, " 7/40 epoch 0.35/2"))
-    wait_for(lambda: goes_on(Phase.EVALUATION, 10, "10/40 epoch 0.50/2"))
-    assert shows("evaluating 0:00")
+    monkeypatch.setattr(sys, "stdout", Terminal(screen.theirs, owns=False, log=log))
+    phases, saved = Phases(), ["saved    step 5"]
+    console = Console(total_steps=40, step=0, phases=phases, epoch=0.0, steps_per_epoch=20, notes=lambda: saved)
+    wait_for(lambda: screen.shows("0/40  epoch 0.00/2"))
+    assert "\x1b[1;23r" in screen.raw  # the lines above the last seven scroll
+    assert screen.shows("saved    step 5")
+    phases.enter(Phase.STEP, 7)
+    wait_for(lambda: screen.shows(" 7/40  epoch 0.35/2"))
+    phases.enter(Phase.EVALUATION, 10)
+    wait_for(lambda: screen.shows("10/40  epoch 0.50/2"))
+    assert screen.shows("evaluating 0:00")
     print("a word of the user")
-    assert shows("a word of the user")
+    assert screen.shows("a word of the user")
     console.write(record(10, "eval", accuracy=0.5))
-    time.sleep(0.1)
-    shows("")
-    shown = ""
-    time.sleep(0.1)
-    assert not shows("epoch")  # who stands still draws nothing: another rank's failure may stand there
+    assert screen.shows("step 10/40  epoch 1.00  eval   accuracy 0.5")
     phases.enter(Phase.END, 40)
     console.close()
-    assert shows("40/40 epoch 2.00/2")
+    assert screen.shows("40/40  epoch 2.00/2")
+    assert screen.raw.rindex("\x1b[r") > screen.raw.rindex("\x1b[1;23r")  # the whole terminal scrolls again
     assert sys.stdout.isatty()
-    for descriptor in (ours, theirs, log):
-        os.close(descriptor)
+    screen.close()
+    os.close(log)
     assert (tmp_path / "log").read_text() == "a word of the user\n"
 
 
-@pytest.mark.parametrize(("columns", "has_room"), [(160, True), (70, False)])
-def test_learning_rate_and_data_wait_are_on_the_line_where_there_is_room(
-    monkeypatch: pytest.MonkeyPatch, columns: int, has_room: bool
-) -> None:
-    ours, theirs = os.openpty()
-    monkeypatch.setenv("COLUMNS", f"{columns}")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", Terminal(theirs, owns=False))
-    console = Console(total_steps=40, step=0, epoch=0.0, steps_per_epoch=20)
-    console.write(record(7, loss=1.5, lr=0.1, step_ms=10.0, data_wait_ms=2.5))
+def test_loss_its_curve_learning_rate_and_data_wait_are_on_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(monkeypatch)
+    monkeypatch.setattr(sys, "stdout", Terminal(screen.theirs, owns=False))
+    console = Console(total_steps=400, step=0, epoch=0.0, steps_per_epoch=20)
+    for step, loss in enumerate((3.0, 2.0, float("nan"), 1.5), 1):
+        console.write(record(step, loss=loss, lr=0.1, step_ms=10.0, data_wait_ms=2.5))
+    wait_for(lambda: screen.shows("train    █▃x▁  loss 1.5  lr 0.1  data wait 25%"))
+    for step in range(5, 200):
+        console.write(record(step, loss=400.0 - step))
+    wait_for(lambda: screen.shows("loss 201"))
+    newest = re.findall(r"train    (\S+)  loss 201", screen.raw)[-1]
+    assert 20 <= len(newest) <= 40 and newest[-1] < newest[-10], "the curve of all records is as wide as that of few"
     console.close()
-    shown = ""
-    while select.select([ours], [], [], 0.5)[0]:  # a terminal gives what it has so far
-        shown += os.read(ours, 1 << 16).decode()
-    assert "loss 1.5" in shown and ("lr 0.1  data wait 25%" in shown) == has_room
-    os.close(theirs)
-    os.close(ours)
+    screen.close()
+
+
+def test_a_terminal_that_can_move_nothing_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdout", Terminal(screen.theirs, owns=False))
+    console = Console(total_steps=40)
+    console.write(record(7, loss=1.5))
+    console.close()
+    wait_for(lambda: screen.shows("step  7/40  epoch 0.70  train  loss 1.5"))
+    assert "\x1b" not in screen.raw
+    screen.close()

@@ -10,7 +10,8 @@ import pytest
 
 from ddp_train.run_folder import progress as module
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import LogTail, batch_notes, evaluation_line, newest_record, progress_line
+from ddp_train.run_folder.progress import LogTail, batch_notes, evaluation_line, live_notes, newest_record, progress_line
+from ddp_train.run_folder.times import PARTS
 
 
 def test_the_newest_record_counts(tmp_path: Path) -> None:
@@ -20,6 +21,27 @@ def test_the_newest_record_counts(tmp_path: Path) -> None:
     train = {"split": "train", "step": 2, "loss": 1.5, "step_ms": 250, "epoch": 0.1, "tokens_per_s": 9.5, "mfu": 0.5}
     run_folder.metrics.write_text(json.dumps(train) + '\n{"split": "eval", "step": 2}\n{"split"')
     assert newest_record(run_folder) == train
+
+
+def test_a_terminal_is_told_what_the_files_of_a_run_have(tmp_path: Path) -> None:
+    run_folder = RunFolder(tmp_path)
+    assert live_notes(run_folder, {}, restarts=0) == []
+    first = json.dumps({"attempt": 1, "started": 0.0})
+    run_folder.times.write_text(first)
+    assert live_notes(run_folder, {}, restarts=0) == []
+    ranks = [[3.0, 1.0, 5.0, None, 0.5, 0.0, 0.0, 0.5], [1.0, 3.0, 5.0, None, 0.5, 0.0, 0.0, 0.5]]
+    run_folder.times.write_text(f"{first}\n{json.dumps({'step': 5, 'parts': PARTS, 'ranks': ranks})}\n")
+    (run_folder.checkpoints / "step_00000004").mkdir(parents=True)
+    slow = {"kind": "slow_rank", "step": 3, "host": "node1", "cause": "data", "ratio": 1.5}
+    events = [{**slow, "rank": 1}, {**slow, "rank": 0}, {"kind": "slow_rank_over", "rank": 0, "step": 4}]
+    run_folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert live_notes(run_folder, {"eval/accuracy": {"value": 0.5, "step": 4}}, restarts=2) == [
+        "best     accuracy 0.5 at step 4",
+        "time     ████████████▓▓▓▓▓▒▒▒▒▒░   █ backward 50%  ▓ data 20%  ▒ forward 20%  ░ optimizer 5%",
+        "saved    step 4, 0 s ago",
+        "restarts 2",
+        "slow     rank 1 on node1: data, 1.5 times the others' time, found after step 3",
+    ]
 
 
 def test_it_is_said_in_one_line_with_what_is_known() -> None:
