@@ -14,6 +14,7 @@ from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError, ConfigErrors
 from ddp_train.run_folder.claim import claim_new, claim_typed
 from ddp_train.run_folder.paths import RunFolder, is_sweep
+from ddp_train.run_folder.sweep import sweep_of
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -31,11 +32,7 @@ class Location(NamedTuple):
         """Claim the folder for a run, or hold that of the run which goes on; return which one it is."""
         if not self.is_continued:
             return self._claim()
-        if not is_torchrun_worker():
-            from ddp_train.launch.submit import require_ended
-
-            require_ended(self.folder)
-        hold(self.folder, key=self.key)
+        take_over(self.folder, key=self.key)
         self.require_same(checked)
         RunFolder(self.folder).archive_failure()
         if not is_torchrun_worker():
@@ -63,6 +60,18 @@ class Location(NamedTuple):
 
     def _claim(self) -> Path:
         return claim_new(self.folder) if self.is_new else claim_typed(self.folder, key=self.key)
+
+
+def take_over(folder: Path, *, key: str, within_s: float = 0.0) -> None:
+    """Hold the folder of a run that goes on; for a sweep's job that of the sweep, which may start the job at any time.
+
+    `within_s`: how long to wait for a process that is just ending. Raises ConfigError: another process or an engine has the run.
+    """
+    if not is_torchrun_worker():
+        from ddp_train.launch.submit import require_ended
+
+        require_ended(folder)
+    hold(sweep_of(folder) or folder, key=key, within_s=within_s)
 
 
 def location_of(composed: DictConfig, checked: RunConfig) -> Location:

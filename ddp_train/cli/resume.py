@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.compose import check_composed, compose_and_run
+from ddp_train.cli.location import take_over
 from ddp_train.cli.saved_run import TRUST, ask_trust, frozen_job, parse_words, refuse_without_effect, require_more, run_of
 from ddp_train.config.cluster import ENGINES
 from ddp_train.config.saved import config_text
@@ -14,10 +15,9 @@ from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
 from ddp_train.launch.job import Evaluation
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.launch.submit import require_ended
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import is_sweep
-from ddp_train.run_folder.sweep import Sweep, sweep_of
+from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
 from ddp_train.system.torchrun_env import is_torchrun_worker
@@ -48,9 +48,7 @@ def resume_typed(arguments: list[str], runner: JobRunner, *, is_restart: bool = 
         config = frozen_job(folder, overrides, checkpoint=checkpoint).config
         if (code := runner.follow_first_machine(config, run_identity=checkpoint or str(folder.absolute()))) is not None:
             return code  # the first machine holds the folder
-        require_ended(folder)
-    # A running sweep may start this job at any time.
-    hold(sweep_of(folder) or folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
+    take_over(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     job = frozen_job(folder, overrides, checkpoint=checkpoint)
     if isinstance(job.work, Evaluation) and job.run_folder.is_completed():
         fix = f"ddp-train {'predict' if job.work.predicts else 'evaluate'} {shlex.quote(job.work.checkpoint)}"

@@ -1,5 +1,7 @@
 """Where a run or a sweep goes: by its words, and by what lies there."""
 
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from ddp_train.cli.compose import check_composed
 from ddp_train.cli.location import Location, location_of, location_of_sweep, typed_run_folder
 from ddp_train.errors import ConfigError, ConfigErrors, UserError
 from ddp_train.run_folder.claim import release
+from ddp_train.run_folder.sweep import Sweep, SweepJob
 
 
 def composed_of(*words: str) -> DictConfig:
@@ -52,6 +55,21 @@ def test_a_typed_folder_with_a_run_goes_on_and_only_under_its_own_configuration(
     assert not location("hydra.run.dir=typed", "resume=never").is_continued
     with pytest.raises(UserError, match=r"hydra\.run\.dir"):
         location("hydra.run.dir=typed", "resume=never").take_for_run(checked)
+
+
+def test_a_job_of_a_sweep_goes_on_when_the_sweep_works_no_more(here: Path) -> None:
+    sweep = Sweep(root=here / "sweep", command=[], jobs=[SweepJob(number=0, folder="0", overrides=[], identity="")])
+    composed = composed_of("hydra.run.dir=sweep/0")
+    checked = check_composed(composed, composed.hydra)
+    (here / "sweep/0").mkdir(parents=True)
+    (here / "sweep/0/config.yaml").write_text(checked.yaml())
+    sweep.save()
+    descriptor = os.open(here / "sweep", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="another run is working in"):
+        location("hydra.run.dir=sweep/0").take_for_run(checked)
+    os.close(descriptor)
+    assert location("hydra.run.dir=sweep/0").take_for_run(checked) == here / "sweep/0"
 
 
 def test_no_value_of_a_pattern_leads_out_of_the_folder_before_it() -> None:
