@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,14 +14,11 @@ from typing import Any
 from ddp_train.archive.archived_run import ArchivedRun, read_yaml
 from ddp_train.config.tree import leaves
 from ddp_train.errors import join_few
-from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.sweep import REPEATS
 
 _ENVIRONMENT = (
     *("ddp_train", "torch", "python", "cuda", "nccl", "platform", "cpu_capability"),
     *("world_size", "hosts", "batch", "working_directory"),
 )
-_BY_SEED = {"order: seed", "order: the first samples", "hosts", "working_directory"}  # what differs with the seed, or changes no result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +32,11 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What differs between some runs, by subject, what they came to, and what a reader should know of it."""
+    """What differs between some runs."""
 
-    runs: list[ArchivedRun]
+    runs: list[str]  # their folders
     differences: dict[str, list[Difference]]  # config, code, data, environment
     results: dict[str, list[dict[str, Any]]]  # metric -> last, best and best_step of each run, and last's difference to the first run
-    remarks: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for JSON."""
-        runs = [{"run": str(run.root), "status": run.status, "steps": run.step, "headline": run.headline} for run in self.runs]
-        differences = {title: [vars(difference) for difference in found] for title, found in self.differences.items()}
-        return {"runs": runs, "differences": differences, "results": self.results, "remarks": self.remarks}
 
 
 def compare(runs: Sequence[ArchivedRun]) -> Comparison:
@@ -59,22 +48,19 @@ def compare(runs: Sequence[ArchivedRun]) -> Comparison:
         "environment": environment_facts,
     }
     origins = [origin_of(run) for run in runs]
-    differences = {}
-    for title, facts_of in subjects.items():
+    differences: dict[str, list[Difference]] = {subject: [] for subject in subjects}
+    for subject, facts_of in subjects.items():
         found = [facts_of(run) for run in runs]
-        differences[title] = list[Difference]()
         for name in dict.fromkeys(name for facts in found for name in facts):
             values = [facts.get(name) for facts in found]
-            told = [facts.get(name) for facts in found if _is_told(title, name, facts)]
-            if any(value != told[0] for value in told):
-                came = [origin(name) if title == "config" and name in facts else "" for origin, facts in zip(origins, found, strict=True)]
-                differences[title].append(Difference(name=name, values=values, origins=came))
-    return Comparison(runs=list(runs), differences=differences, results=_results(runs), remarks=_remarks(runs, differences))
-
-
-def _is_told(title: str, name: str, facts: dict[str, Any]) -> bool:
-    """Tell whether a run says something of a fact: without a checkpoint nothing of its data, without code.tar.gz nothing of its files."""
-    return bool(facts) if title == "data" else name in facts or title != "code"
+            # A run that has saved no checkpoint or kept no code says nothing of them.
+            known = [facts[name] for facts in found if name in facts] if subject in ("code", "data") else values
+            if any(value != known[0] for value in known):
+                came = [origin(name) if subject == "config" else "" for origin in origins]
+                differences[subject].append(Difference(name=name, values=values, origins=came))
+    metrics = dict.fromkeys([*(run.headline["metric"] for run in runs), *sorted({name for run in runs for name in run.last})])
+    results = {metric: [_result(run, runs[0], metric) for run in runs] for metric in metrics}
+    return Comparison(runs=[str(run.root) for run in runs], differences=differences, results=results)
 
 
 def origin_of(run: ArchivedRun) -> Callable[[str], str]:
@@ -93,7 +79,9 @@ def origin_of(run: ArchivedRun) -> Callable[[str], str]:
 
     def origin(key: str) -> str:
         above = [key.rsplit(".", count)[0] for count in range(key.count(".") + 1)]
-        if before.get(key) != now.get(key):
+        if key not in now:
+            return ""
+        if before.get(key) != now[key]:
             return "changed by a resume"
         if name := next((name for name in above if name in typed), ""):
             return f"typed: {name}={typed[name]}" if name in choices else "typed"
@@ -109,21 +97,18 @@ def origin_of(run: ArchivedRun) -> Callable[[str], str]:
 
 
 def _code(run: ArchivedRun) -> dict[str, Any]:
+    """Return the commits of a run's code, and the files that no commit has by names and hash; an engine's copy has all files."""
     git = run.environment.get("git") or {}
-    try:
-        diff = run.folder.code_diff.read_bytes()
-    except OSError:
-        diff = b""
-    files = re.findall(r"^\+\+\+ b/(.+)$", diff.decode(errors="replace"), re.MULTILINE)
-    changes = f"{join_few(files, 4)} ({hashlib.sha256(diff).hexdigest()[:8]})" if diff else "none"
-    facts = {"commit": git.get("commit"), "uncommitted changes": changes if git.get("commit") else None}
+    facts = {"commit": git.get("commit"), "uncommitted changes": git.get("dirty")}
     with suppress(OSError, EOFError, zlib.error, tarfile.TarError, TypeError, LookupError):  # as far as it was recorded
         folders = run.environment["code"]
-        facts["commits of what was imported"] = ", ".join(sorted({str(folder["commit"]) for folder in folders if folder["commit"]}))
+        commits = sorted({folder["commit"] for folder in folders} - {None})
+        facts |= {"commits of what was imported": ", ".join(commits)} if commits else {}
         with tarfile.open(run.folder.code_archive) as tar:
             kept = sorted((member.name.partition("/")[2], member.linkname or _hash(tar, member)) for member in tar)
         total = hashlib.sha256(repr((kept, [folder["deleted"] for folder in folders])).encode()).hexdigest()
-        facts["files that no commit has"] = f"{join_few([name for name, _ in kept], 4)} ({total[:8]})"
+        title = "files that no commit has" if commits else "files"
+        facts[title] = f"{join_few([name for name, _ in kept], 4)} ({total[:8]})"
     return facts
 
 
@@ -142,34 +127,7 @@ def environment_facts(run: ArchivedRun) -> dict[str, Any]:
     return {**facts, **each, **named}
 
 
-def _results(runs: Sequence[ArchivedRun]) -> dict[str, list[dict[str, Any]]]:
-    """Return last, best and the difference to the first run of each metric: the headline first, then those of evaluations."""
-    names = dict.fromkeys([run.headline["metric"] for run in runs] + sorted({name for run in runs for name in run.last}))
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for name, entries in results.items():
-        for run in runs:
-            first, last, best = runs[0].last.get(name), run.last.get(name), run.best.get(name) or {}
-            difference = last - first if isinstance(last, (int, float)) and isinstance(first, (int, float)) else None
-            entries.append({"last": last, "difference": difference, "best": best.get("value"), "best_step": best.get("step")})
-    return results
-
-
-def _remarks(runs: Sequence[ArchivedRun], differences: dict[str, list[Difference]]) -> list[str]:
-    """Say what keeps runs from being compared, and what a difference may come from."""
-    remarks = [f"{run.folder.as_typed()} is {run.status}, at step {run.step or 0}" for run in runs if run.status != Status.COMPLETED]
-    remarks += [f"{run.folder.as_typed()}: {problem}" for run in runs for problem in run.problems]
-    if len({tuple(run.headline.values()) for run in runs}) > 1:
-        remarks.append("they are judged by different metrics: " + ", ".join(run.headline["metric"] for run in runs))
-    if order := [difference.name.removeprefix("order: ") for difference in differences["data"] if difference.name.startswith("order: ")]:
-        remarks.append(f"their samples come in a different order ({', '.join(order)})")
-    if [difference for difference in differences["data"] if not difference.name.startswith("order: ")]:
-        remarks.append("their data differs")
-    config = [difference.name for difference in differences["config"]]
-    if not config:
-        remarks.append("their configurations are the same: what differs in the results comes from code, data, environment or chance")
-    elif all(name.rpartition(".")[2] in REPEATS for name in config):
-        found = {title: {difference.name for difference in differences[title]} for title in ("code", "data", "environment")}
-        others = [title for title, names in found.items() if names - _BY_SEED]
-        alone = f"they differ by {', '.join(config)} alone: the difference of their results is chance"
-        remarks.append(f"they differ by {', '.join(config)}, and their {', '.join(others)} differs, too" if others else alone)
-    return remarks
+def _result(run: ArchivedRun, first: ArchivedRun, metric: str) -> dict[str, Any]:
+    last, other, best = run.last.get(metric), first.last.get(metric), run.best.get(metric) or {}
+    difference = last - other if isinstance(last, (int, float)) and isinstance(other, (int, float)) else None
+    return {"last": last, "difference": difference, "best": best.get("value"), "best_step": best.get("step")}

@@ -5,20 +5,22 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.filesize import decimal
 
 from ddp_train.archive.archived_run import ArchivedRun
-from ddp_train.archive.clean import carry_out, kept, removals
+from ddp_train.archive.clean import carry_out, removals
 from ddp_train.archive.compare import compare
 from ddp_train.archive.groups import conclusion, grouped, left_out
 from ddp_train.archive.index import Index, merged
-from ddp_train.cli.drawing import aligned, number, plot
 from ddp_train.cli.saved_run import parse_words, run_of
-from ddp_train.cli.status import may_go_on, show_run, show_sweep
+from ddp_train.cli.status import show_run, show_sweep
 from ddp_train.errors import DONE, FAILED, ConfigError, one_line, plural, printable
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import is_sweep
@@ -44,14 +46,14 @@ ddp-train runs clean [FOLDER ...] --keep=RULE ...   remove all other runs, after
   --keep=RULE    best=N or last=N of each `name`; tagged; where=SQL; may be repeated
   --where=SQL    clean only these
   --checkpoints  remove their checkpoints, and keep the rest of them
-  --used-too     also those that a run which stays points to (init_from, resume, after)
   --yes          do not ask
 
-A run that a process or an engine works on is never removed.
+A run that a process or an engine works on is never removed, and none into which a run that stays has a path (init_from, resume, after).
 """
 
 _LIMIT = 50
 _SHOWN = 40  # characters of a value
+_WIDTH, _HEIGHT = 64, 8  # characters of a curve's frame
 _PROBLEMS = 10  # lines
 _PROGRESS_EVERY = 200  # runs
 _ELSEWHERE = ("name=", "cluster", "metrics", "hydra")  # the beginning of overrides that are no setting of the training
@@ -127,15 +129,13 @@ def _show(arguments: list[str]) -> int:
         names = ("status", "step", "headline", "last", "best", "config", "environment", "events", "notes", "problems")
         print(json.dumps({"run": str(run.root), **{name: getattr(run, name) for name in names}}, default=str))
         return DONE
-    took = f", took {duration(run.result.seconds)}" if run.result is not None and run.result.seconds is not None else ""
     facts = {
-        "began": f"{_age((time.time() - run.started) / 86400)} ago{took}" if run.started is not None else "",
+        "began": f"{_age((time.time() - run.started) / 86400)} ago" if run.started is not None else "",
         "command": environment.get("command"),
         "code": f"{git['commit']}{', with changes: code.diff' if git.get('dirty') else ''}" if git.get("commit") else "",
         "ran on": f"{plural(environment.get('world_size', 0), 'rank')} on {', '.join(environment.get('hosts', []))}" if environment else "",
         "sweep": run.sweep,
         "saved": ", ".join(f"step {entry.step}" for entry in run.checkpoints),
-        "events": f"{plural(len(run.events), 'event')}: events.jsonl" if run.events else "",
         "tags": " ".join(run.notes.get("tags", [])),
         "note": run.notes.get("note"),
     }
@@ -144,9 +144,11 @@ def _show(arguments: list[str]) -> int:
     else:
         show_run(run.folder, run.folder.as_typed())
     _print(f"  {name:<8} {value}" for name, value in facts.items() if value)
-    best = {name: run.best.get(name) or {} for name in run.last}
-    metrics = [[name, number(last), number(best[name].get("value")), number(best[name].get("step"))] for name, last in run.last.items()]
-    _print([*aligned([["metric", "last", "best", "at step"], *metrics], right=(1, 2, 3)), *_plots([run])])
+    rows = [["metric", "last", "best", "at step"]]
+    for metric, last in run.last.items():
+        best = run.best.get(metric) or {}
+        rows.append([metric, number(last), number(best.get("value")), number(best.get("step"))])
+    _print([*aligned(rows, right=(1, 2, 3)), *_plots({"A": run})])
     return DONE
 
 
@@ -154,107 +156,94 @@ def _compare(arguments: list[str]) -> int:
     options, paths = parse_words(arguments, USAGE, {"--json": ""}, most=None)
     if len(paths) < 2:
         raise ConfigError(happened="one run was given", expected="two or more", fix=f"ddp-train runs compare {paths[0]} RUN")
-    found = compare([_run(path) for path in paths])
+    runs = {chr(ord("A") + index): _run(path) for index, path in enumerate(paths)}
+    found = compare([*runs.values()])
     if "--json" in options:
-        print(json.dumps(found.as_dict(), default=str))
+        print(json.dumps(asdict(found), default=str))
         return DONE
-    letters = _letters(found.runs)
-    named = zip(letters, found.runs, strict=True)
-    _print(f"{letter}  {run.folder.as_typed()}  {run.status}, {run.step or 0} steps" for letter, run in named)
-    _print(f"!  {remark}" for remark in found.remarks)
-    for title, differences in found.differences.items():
-        rows = [[title, *letters]]
+    for letter, run in runs.items():
+        _print([f"{letter}  {run.folder.as_typed()}  {run.status}, {run.step or 0} steps", *(f"!  {text}" for text in run.problems)])
+    for subject, differences in found.differences.items():
+        rows = [[subject, *runs]]
         for difference in differences:
             told = zip(map(_text, difference.values), difference.origins, strict=True)
             rows.append([f"  {difference.name}", *(f"{value} ({origin})" if origin else value for value, origin in told)])
-        _print(["", *(aligned(rows) if differences else [f"{title}: the same, as far as it was recorded"])])
-    columns = [f"{letter} {kind}" for letter in letters for kind in ("last", "best")]
-    rows = [["results", *columns, *(f"{letter} - A" for letter in letters[1:])]]
-    for name, results in found.results.items():
-        if name.startswith("eval/") or name in ("train/loss", found.runs[0].headline["metric"]):
+        _print(["", *(aligned(rows) if differences else [f"{subject}: the same, as far as it was recorded"])])
+    columns = [f"{letter} {kind}" for letter in runs for kind in ("last", "best")]
+    rows = [["results", *columns, *(f"{letter} - A" for letter in [*runs][1:])]]
+    for metric, results in found.results.items():
+        if metric.startswith("eval/") or metric in ("train/loss", runs["A"].headline["metric"]):
             values = [number(result[kind]) for result in results for kind in ("last", "best")]
-            rows.append([f"  {name}", *values, *(number(result["difference"], "+") for result in results[1:])])
-    _print(["", *aligned(rows, right=range(1, len(rows[0]))), *_plots(found.runs)])
+            rows.append([f"  {metric}", *values, *(number(result["difference"], "+") for result in results[1:])])
+    _print(["", *aligned(rows, right=range(1, len(rows[0]))), *_plots(runs)])
     return DONE
 
 
-def _plots(found: Sequence[ArchivedRun]) -> list[str]:
-    """Return the curves of the headline metric and of the loss."""
+def _plots(runs: Mapping[str, ArchivedRun]) -> list[str]:
+    """Return the curves of the first run's headline metric and of the loss, each by the letter of its run."""
     lines = list[str]()
-    for metric in dict.fromkeys((found[0].headline["metric"], "train/loss")):
-        if drawn := plot({letter: run.curve(metric) for letter, run in zip(_letters(found), found, strict=True)}):
+    for metric in dict.fromkeys((runs["A"].headline["metric"], "train/loss")):
+        if drawn := plot({letter: run.curve(metric) for letter, run in runs.items()}):
             lines += ["", metric, *drawn]
     return lines
 
 
 def _tag(arguments: list[str]) -> int:
     options, (path, *tags) = parse_words(arguments, USAGE, {"--remove": ""}, most=None)
-    run = _run_to_note(path)
+    run = _run(path)
     if not tags or any(not tag.isprintable() or " " in tag or not tag for tag in tags):
         raise ConfigError(happened="no tag was given, or one with a space", expected="ddp-train runs tag RUN NAME ...")
     before = run.notes.get("tags", [])
     tags = [tag for tag in before if tag not in tags] if "--remove" in options else [*dict.fromkeys([*before, *tags])]
-    write_json(run.root / "notes.json", {**run.notes, "tags": tags})
+    _annotate(run, tags=tags)
     print(f"{run.folder.as_typed()}: {' '.join(tags) or 'no tags'}")
     return DONE
 
 
 def _note(arguments: list[str]) -> int:
     _, (path, *text) = parse_words(arguments, USAGE, {}, most=2)
-    run = _run_to_note(path)
     if not text:
         raise ConfigError(happened="no text was given", expected='ddp-train runs note RUN "TEXT"')
-    write_json(run.root / "notes.json", {**run.notes, "note": text[0] or None})
+    _annotate(_run(path), note=text[0] or None)
     return DONE
 
 
+def _annotate(run: ArchivedRun, **notes: Any) -> None:
+    if damaged := [problem for problem in run.problems if problem.startswith("notes.json ")]:
+        raise ConfigError(happened=f"{run.folder.as_typed()}/{damaged[0]}", expected="tags and a note", fix="mend it, or move it away")
+    write_json(run.root / "notes.json", {**run.notes, **notes})
+
+
 def _clean(arguments: list[str]) -> int:
-    known = {"--keep": "RULE ...", "--where": "SQL", "--checkpoints": "", "--used-too": "", "--yes": ""}
+    known = {"--keep": "RULE ...", "--where": "SQL", "--checkpoints": "", "--yes": ""}
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
-    rules = options.get("--keep", "").splitlines()
+    rules, what, failed = options.get("--keep", "").splitlines(), "checkpoints of " if "--checkpoints" in options else "", list[str]()
     if not rules and "--where" not in options:
         raise ConfigError(happened="which runs stay?", expected="--keep=RULE or --where=SQL", fix="--keep=best=2 --keep=tagged")
-    what, failed = "the checkpoints of " if "--checkpoints" in options else "", list[str]()
-    indices = [_index(folder) for folder in folders]
-    for folder, index in zip(folders, indices, strict=True):
-        rows, keep = index.rows(where=options.get("--where", "")), kept(index, rules)
-        found = removals(indices, index, rows, keep, only_checkpoints=bool(what), may_go_on=may_go_on)
-        chosen = [removal for removal in found if not removal.used_by or "--used-too" in options]
+    for folder in folders:
+        index = _index(folder)
+        found = removals(index, where=options.get("--where", ""), rules=rules, only_checkpoints=bool(what))
         for removal in found:
-            used = f"  {'' if removal in chosen else 'stays: '}{removal.used_by[0]} uses it" if removal.used_by else ""
+            used = f"  stays: {removal.used_by} uses it" if removal.used_by else ""
             _print([f"{decimal(removal.bytes):>9}  {removal.path.relative_to(index.root)}{used}"])
-        count, size = plural(len(chosen), "run"), decimal(sum(removal.bytes for removal in chosen))
-        print(f"{folder}: {what}{count} can be removed, {size}; {len(index.rows()) - len(chosen):,} stay as they are")
-        if chosen and ("--yes" in options or _agrees(f"remove {what}{count}?")):
-            failed += carry_out(chosen, may_go_on=may_go_on)
+        chosen = [removal for removal in found if not removal.used_by]
+        count = f"{what}{plural(len(chosen), 'run')}"
+        print(f"{folder}: {count} can be removed, {decimal(sum(removal.bytes for removal in chosen))}")
+        if chosen and "--yes" not in options and not sys.stdin.isatty():
+            raise ConfigError(happened="nothing was removed: there is no terminal to ask on", fix="the same command with --yes")
+        if chosen and ("--yes" in options or input(f"remove {count}? [y/N] ").strip().lower() in ("y", "yes")):
+            failed += carry_out(chosen)
     print("".join(printable(f"{line}\n") for line in failed), end="", file=sys.stderr)
     return FAILED if failed else DONE
-
-
-def _agrees(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError(happened="nothing was removed: there is no terminal to ask on", fix="the same command with --yes")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _run(path: str) -> ArchivedRun:
     return ArchivedRun(run_of(Path(path), key="RUN"))
 
 
-def _run_to_note(path: str) -> ArchivedRun:
-    run = _run(path)
-    if damaged := [problem for problem in run.problems if problem.startswith("notes.json ")]:
-        raise ConfigError(happened=f"{run.folder.as_typed()}/{damaged[0]}", expected="tags and a note", fix="mend it, or move it away")
-    return run
-
-
 def _print(lines: Any) -> None:
     for line in lines:
         print(printable(line))
-
-
-def _letters(found: Sequence[ArchivedRun]) -> list[str]:
-    return [chr(ord("A") + index) for index in range(len(found))]
 
 
 def _age(days: float | None) -> str:
@@ -263,6 +252,43 @@ def _age(days: float | None) -> str:
 
 def _text(value: Any) -> str:
     return "-" if value is None else one_line(number(value), _SHOWN)
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), width: int = 0) -> list[str]:
+    """Return rows as lines with aligned columns, those of numbers to the `right`; lines are cut after `width` cells, if that is given."""
+    cells = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
+    sizes = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        spaces = [" " * (size - cell_len(cell)) for size, cell in zip(sizes, row, strict=True)]
+        padded = [space + cell if i in right else cell + space for i, (cell, space) in enumerate(zip(row, spaces, strict=True))]
+        line = "  ".join(padded).rstrip()
+        lines.append(line if not width or cell_len(line) <= width else f"{line[: width - 1]}…")
+    return lines
+
+
+def number(value: Any, sign: str = "") -> str:
+    """Write a value for people: a float with four digits, nothing for None."""
+    return "" if value is None else f"{value:{sign}.4g}" if isinstance(value, float) else str(value)
+
+
+def plot(curves: Mapping[str, Sequence[tuple[int, float | None]]]) -> list[str]:
+    """Draw values by step into one frame of text lines, each curve by its letter; None is left out."""
+    points = {letter: [(x, y) for x, y in curve if y is not None] for letter, curve in curves.items()}
+    xs, ys = ([point[axis] for curve in points.values() for point in curve] for axis in (0, 1))
+    if not xs:
+        return []
+    across, up = (_WIDTH - 1) / (max(xs) - min(xs) or 1), (_HEIGHT - 1) / (max(ys) - min(ys) or 1)
+    rows = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for letter, curve in points.items():
+        places = [((x - min(xs)) * across, (max(ys) - y) * up) for x, y in curve]
+        for (x, y), (next_x, next_y) in pairwise([*places, places[-1]] if places else []):
+            steps = max(1, round(max(abs(next_x - x), abs(next_y - y))))
+            for i in range(steps):
+                rows[round(y + (next_y - y) * i / steps)][round(x + (next_x - x) * i / steps)] = letter
+    labels = {0: f"{max(ys):.4g}", _HEIGHT - 1: f"{min(ys):.4g}"}
+    lines = [f"{labels.get(i, ''):>9} │{''.join(row).rstrip()}" for i, row in enumerate(rows)]
+    return [*lines, f"{'':>9} └{'─' * _WIDTH}", f"{'':>11}{min(xs):<{_WIDTH // 2}}{f'step {max(xs)}':>{_WIDTH // 2}}"]
 
 
 _ACTIONS = {"show": _show, "compare": _compare, "tag": _tag, "note": _note, "clean": _clean}

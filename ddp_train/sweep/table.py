@@ -7,14 +7,13 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
 
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_train.errors import INTERRUPTED, UserError, plural
+from ddp_train.errors import INTERRUPTED, UserError
 from ddp_train.launch.engine.engine import Stage, Submission
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -118,35 +117,17 @@ def show(sweep: Sweep, alive: Collection[int] = ()) -> None:
         _add_row(table, sweep, job)
     Console(file=sys.stdout).print(table)
     folder = RunFolder(sweep.root).as_typed()
-    for line in _conclusion(sweep, folder):
-        print(line)
+    best = next(iter(sweep.ranked()), None)
+    if any(key.rpartition(".")[2] in REPEATS for key in sweep.swept()):  # the best of jobs that differ by the seed was only lucky
+        print(f"means    ddp-train runs --group {folder}")
+    elif best is not None and best.metric is not None and sweep.goal is not None:
+        print(f"best     job {best.number}: {sweep.metric} {best.metric:.6g}  {folder}/{best.folder}")
     print(f"table    {folder}/sweep.csv", flush=True)
     if alive:
         print(f"{len(alive)} of {len(sweep.jobs)} jobs are queued or running; they continue without this command")
         print(f"  ddp-train runs {folder}   ddp-train status {folder}   ddp-train cancel {folder}", flush=True)
     if unfinished := sum(job.status != Status.COMPLETED and job.number not in alive for job in sweep.jobs):
         print(f"{unfinished} of {len(sweep.jobs)} jobs are not completed; `ddp-train resume {folder}` runs them", flush=True)
-
-
-def _conclusion(sweep: Sweep, folder: str) -> list[str]:
-    """Return a line for the best job; where jobs differ only by seed or fold, a line for each mean: the best of those was only lucky."""
-    ranked = [job for job in sweep.ranked() if job.metric is not None]
-    if not ranked or sweep.goal is None:
-        return []
-    repeats = [key for key in sweep.swept() if key.rpartition(".")[2] in REPEATS]
-    if not repeats:
-        return [f"best     job {ranked[0].number}: {sweep.metric} {ranked[0].metric:.6g}  {folder}/{ranked[0].folder}"]
-    groups: dict[str, list[float]] = {}
-    for job in ranked:
-        settings = " ".join(f"{key}={_short(sweep.value(job, key))}" for key in sweep.swept() if key not in repeats)
-        groups.setdefault(settings, []).append(job.metric or 0.0)
-    best_first = sorted(groups.items(), key=lambda group: fmean(group[1]), reverse=sweep.goal == "max")
-    spread = {settings: f", standard deviation {stdev(values):.2g}" if len(values) > 1 else "" for settings, values in best_first}
-    return [
-        f"mean     {settings + ': ' if settings else ''}{sweep.metric} {fmean(values):.6g}{spread[settings]}"
-        f" over {plural(len(values), 'job')} ({', '.join(repeats)})"
-        for settings, values in best_first
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.archive.clean import carry_out, kept, removals
+from ddp_train.archive.clean import Removal, carry_out, kept, removals
 from ddp_train.archive.index import Index
-from ddp_train.cli.status import may_go_on
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import Sweep
 from tests.unit.archive.finished import a_sweep, finished, saved
 from tests.unit.cli.runs import works_in
 
 
-def removable(root: Path, *rules: str, only_checkpoints: bool = False) -> dict[str, list[str]]:
-    index = Index(root)
-    found = removals([index], index, index.rows(), kept(index, rules), only_checkpoints=only_checkpoints, may_go_on=may_go_on)
-    return {str(removal.run.relative_to(root)): removal.used_by for removal in found}
+def removable(root: Path, *rules: str, only_checkpoints: bool = False) -> dict[str, str]:
+    return {str(removal.run.relative_to(root)): removal.used_by for removal in found_in(root, *rules, only_checkpoints=only_checkpoints)}
+
+
+def found_in(root: Path, *rules: str, only_checkpoints: bool = False) -> list[Removal]:
+    return removals(Index(root), where="", rules=rules, only_checkpoints=only_checkpoints)
 
 
 def test_rules_keep_runs_of_each_name(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_rules_keep_runs_of_each_name(tmp_path: Path) -> None:
     index = Index(tmp_path)
     assert kept(index, ["best=1"]) == {"a3", "b3"} and kept(index, ["last=2"]) == {"a0", "a1", "b3", "b2"}
     assert kept(index, ["tagged", "where=name = 'a' AND best > 0.15"]) == {"b1", "a2", "a3"}
-    assert removable(tmp_path, "best=1", "last=2", "tagged") == {"a2": [], "b0": []}
+    assert removable(tmp_path, "best=1", "last=2", "tagged") == {"a2": "", "b0": ""}
     for rule in ("best", "best=x", "tagged=1", "where", "newest=2"):
         if rule != "tagged=1":
             with pytest.raises(ConfigError, match="--keep="):
@@ -51,7 +51,7 @@ def test_a_run_that_somebody_works_on_stays(tmp_path: Path, monkeypatch: pytest.
     Submission(engine="slurm", id="17").write(queued)
     monkeypatch.setattr(slurm_client, "state", lambda id: State(stage=Stage.QUEUED))
     works = [works_in(RunFolder(tmp_path / "locked")), works_in(RunFolder(sweep.root))]
-    assert removable(tmp_path) == {"free": []}
+    assert removable(tmp_path) == {"free": ""}
     for process in works:
         process.terminate()
         process.wait()
@@ -64,33 +64,28 @@ def test_what_another_run_points_to_is_said(tmp_path: Path) -> None:
     checkpoint = saved(teacher)
     finished(tmp_path / "pupil", 0.6, "init_from=teacher/checkpoints/best", "name=pupil")
     finished(tmp_path / "other", 0.6, f"init_from={checkpoint}", "name=other")
-    assert removable(tmp_path, "where=name IN ('pupil', 'other')") == {"teacher": ["other", "pupil"]}
-    assert removable(tmp_path, "where=name IN ('pupil', 'other')", only_checkpoints=True) == {"teacher": ["other", "pupil"]}
-    assert removable(tmp_path) == {"teacher": [], "pupil": [], "other": []}  # they go as well
+    assert removable(tmp_path, "where=name IN ('pupil', 'other')") == {"teacher": "other"}
+    assert removable(tmp_path, "where=name IN ('pupil', 'other')", only_checkpoints=True) == {"teacher": "other"}
+    assert removable(tmp_path) == {"teacher": "", "pupil": "", "other": ""}  # they go as well
 
 
 def test_runs_and_checkpoints_go_and_a_sweep_forgets_its_jobs(tmp_path: Path) -> None:
     alone = finished(tmp_path / "alone", 0.5)
     saved(alone)
     sweep = a_sweep(tmp_path / "s", "0.1", "0.2", "0.3")
-    index = Index(tmp_path)
-    found = removals([index], index, index.rows(), set(), only_checkpoints=True, may_go_on=may_go_on)
+    found = found_in(tmp_path, only_checkpoints=True)
     assert [removal.path for removal in found] == [alone.checkpoints]
-    assert carry_out(found, may_go_on=lambda run_folder: False) == [] and not alone.checkpoints.exists() and alone.is_completed()
-    index = Index(tmp_path)
-    found = removals([index], index, index.rows(), kept(index, ["best=1"]), only_checkpoints=False, may_go_on=may_go_on)
-    assert carry_out(found, may_go_on=lambda run_folder: False) == []
+    assert carry_out(found) == [] and not alone.checkpoints.exists() and alone.is_completed()
+    assert carry_out(found_in(tmp_path, "best=1")) == []
     assert [job.number for job in Sweep.load(sweep.root).jobs] == [2] and not (sweep.root / "0").exists()
-    index = Index(tmp_path)
-    assert [row["folder"] for row in index.rows()] == ["s/2"]
+    assert [row["folder"] for row in Index(tmp_path).rows()] == ["s/2"]
+    found = found_in(tmp_path)
     process = works_in(RunFolder(sweep.root / "2"))  # it began after it was listed
-    index = Index(tmp_path)
-    found = removals([index], index, index.rows(), set(), only_checkpoints=False, may_go_on=lambda run_folder: False)
-    (failed,) = carry_out(found, may_go_on=lambda run_folder: False)
-    assert "another run is working in" in failed and RunFolder(sweep.root / "2").read_result().status == Status.COMPLETED  # type: ignore[union-attr]
+    (failed,) = carry_out(found)
+    assert "another run is working in" in failed and RunFolder(sweep.root / "2").is_completed()
     process.terminate()
     process.wait()
-    assert carry_out(found, may_go_on=lambda run_folder: False) == [] and not sweep.root.exists()
+    assert carry_out(found) == [] and not sweep.root.exists()
 
 
 def test_what_is_not_surely_one_run_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +98,7 @@ def test_what_is_not_surely_one_run_stays(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "here/below").mkdir()
     finished(tmp_path / "outer/inner", 0.5)
     monkeypatch.chdir(tmp_path / "here/below")
-    assert removable(tmp_path) == {"free": []} and removable(tmp_path / "free") == {} and removable(tmp_path / "project") == {}
+    assert removable(tmp_path) == {"free": ""} and removable(tmp_path / "free") == {} and removable(tmp_path / "project") == {}
 
 
 def test_users_are_found_in_lists_through_others_and_in_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +111,7 @@ def test_users_are_found_in_lists_through_others_and_in_other_folders(tmp_path: 
         key = text.partition(":")[0]
         config.write_text("".join(line for line in config.read_text().splitlines(True) if not line.startswith(f"{key}:")) + f"{text}\n")
     finished(tmp_path / "outputs/finetune/t", 0.5, "init_from=outputs/pretrain/d")
-    users = {"b": ["a"], "c": ["b"], "d": ["../finetune/t"]}
-    assert removable(tmp_path / "outputs/pretrain", "where=name = 'a'") == users
-    for config in (tmp_path / "outputs").rglob("config.yaml"):
-        config.write_text(config.read_text() + "\n  [\n")  # no YAML
-    assert removable(tmp_path / "outputs/pretrain", "where=folder = 'a'") == users
+    assert removable(tmp_path / "outputs/pretrain", "where=name = 'a'") == {"b": "a", "c": "b", "d": "../finetune/t"}
 
 
 def test_what_has_begun_since_it_was_listed_stays(tmp_path: Path) -> None:
@@ -129,12 +120,10 @@ def test_what_has_begun_since_it_was_listed_stays(tmp_path: Path) -> None:
     run = finished(tmp_path / "r", 0.5)
     evaluation = RunFolder(run.evaluations / "e")
     evaluation.root.mkdir(parents=True)
-    index = Index(tmp_path)
-    found = removals([index], index, index.rows(), set(), only_checkpoints=False, may_go_on=may_go_on)
+    found = found_in(tmp_path)
     works = [works_in(evaluation), works_in(RunFolder(sweep.root))]
-    assert len(found) == 2 and len(carry_out(found, may_go_on=may_go_on)) == 3  # each run, and the table of the sweep
-    assert run.is_completed() and (sweep.root / "0").exists()
-    assert removable(tmp_path) == {}
+    assert len(found) == len(carry_out(found)) == 2
+    assert run.is_completed() and evaluation.root.exists() and (sweep.root / "0").exists()
     for process in works:
         process.terminate()
         process.wait()
@@ -144,7 +133,5 @@ def test_of_a_sweep_without_jobs_its_own_files_go_and_no_others(tmp_path: Path) 
     sweep = a_sweep(tmp_path / "s", "0.1")
     (sweep.root / "conf").mkdir()
     kept_run = finished(sweep.root / "mine", 0.5, "name=mine")
-    index = Index(tmp_path)
-    found = removals([index], index, index.rows(), {"s/mine"}, only_checkpoints=False, may_go_on=may_go_on)
-    assert carry_out(found, may_go_on=may_go_on) == []
+    assert carry_out(found_in(tmp_path, "where=name = 'mine'")) == []
     assert [path.name for path in sweep.root.iterdir()] == ["mine"] and kept_run.is_completed()
