@@ -91,8 +91,8 @@ def _users(runs: Iterable[Path], index: Index) -> dict[Path, str]:
             for used in {place for path in paths for place in (path, *path.parents)} & real.keys() - {user}:
                 users[used].add(user)
     leaving = set(real)
-    while used := {run for run in leaving if users[run] - leaving}:
-        leaving -= used
+    while staying := {run for run in leaving if users[run] - leaving}:
+        leaving -= staying
     return {real[run]: os.path.relpath(min(users[run] - leaving), os.path.realpath(index.root)) for run in real.keys() - leaving}
 
 
