@@ -22,7 +22,7 @@ from ddp_train.run_folder.progress import LogTail, evaluation_line, newest_recor
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import close_before_launch, count_attempt
 from ddp_train.run_folder.sweep import Sweep
-from ddp_train.run_folder.times import read_goodput
+from ddp_train.run_folder.times import describe_goodput, read_goodput
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
 from ddp_train.sweep.table import show, update
 from ddp_train.system.folder_lock import hold, holder_of, is_held
@@ -61,8 +61,7 @@ def show_status(arguments: list[str], runner: JobRunner) -> int:
         if "--json" in options:
             facts = {"run": str(run_folder.root), "name": name, "state": state_of(run_folder), **verdict_of(run_folder)._asdict()}
             result = run_folder.read_result()
-            goodput = read_goodput(run_folder)
-            facts |= {"goodput": None if goodput is None else goodput.as_dict(), "slow_ranks": slow_ranks(run_folder)}
+            facts |= {"goodput": read_goodput(run_folder), "slow_ranks": slow_ranks(run_folder)}
             print(json.dumps({**facts, "record": newest_record(run_folder), "result": None if result is None else vars(result)}))
             continue
         show_run(run_folder, name)
@@ -133,7 +132,7 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
     elif record := newest_record(run_folder):
         yield progress_line(record, **{name: config.get("trainer", {}).get(name) for name in ("max_steps", "max_epochs")})
     if (goodput := read_goodput(run_folder)) is not None:
-        yield f"goodput: {goodput}"
+        yield f"goodput: {describe_goodput(goodput)}"
     yield from (f"slow: {line}" for line in slow_ranks(run_folder))
     result = run_folder.read_result()
     if result is None and run_folder.result.exists():

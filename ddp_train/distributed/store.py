@@ -6,6 +6,7 @@ are dead (docs/decisions/0008-restart.md). Nor do all ranks know the number of t
 """
 
 import json
+import secrets
 import socket
 import time
 import uuid
@@ -75,6 +76,18 @@ def add_line(store: dist.Store, key: str, value: Any) -> None:
 def lines_of(store: dist.Store, key: str) -> list[Any]:
     """Return what was added to a key so far; [] where nothing was."""
     return [json.loads(line) for line in store.get(key).splitlines()] if store.check([key]) else []
+
+
+def round_trip_s(store: dist.Store) -> float:
+    """Return the seconds that 64 KiB take to the machine of the ranks' store and back, by the fastest of five tries."""
+    store, key, tries = store.clone(), f"round_trip/{secrets.token_hex(8)}", []  # type: ignore[attr-defined]  # torch's stubs lack it
+    for _ in range(5):
+        started = time.perf_counter()
+        store.set(key, "." * 2**16)
+        store.get(key)
+        tries.append(time.perf_counter() - started)
+    store.delete_key(key)
+    return min(tries)
 
 
 def wait_for_thread(thread: Thread) -> None:

@@ -63,9 +63,7 @@ class Run(Protocol):
     optimizer: Optimizer
     data: Any  # the training data, as the loader reads it
     goals: Mapping[str, Goal]  # what is measured, the headline metric first, and which way is better; empty without evaluation data
-    reports: Sequence[
-        Mapping[str, Any]
-    ]  # events of slow ranks and slow data so far, each with a `text`; the same on all ranks but for hosts
+    reports: Sequence[Mapping[str, Any]]  # events of slow ranks and slow data so far, each with a `text`
     metrics: Mapping[str, float]  # the newest value of every metric, as `split/name`
     status: str  # in `end`: what result.json will say (completed, preempted, interrupted); before it running
     rank: int

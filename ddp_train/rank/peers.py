@@ -6,17 +6,14 @@ what it is doing while it waits in a collective for one that has failed.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import count
-from threading import Thread, main_thread
+from threading import main_thread
 from typing import NamedTuple
 
 from torch.distributed import DistError, HashStore, PrefixStore, Store
@@ -24,11 +21,8 @@ from torch.distributed import DistError, HashStore, PrefixStore, Store
 from ddp_train.distributed.store import add_line, lines_of, wait_for
 from ddp_train.distributed.world import World
 from ddp_train.run_folder import failure
-from ddp_train.system import torchrun_env
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.network import interface_of
 from ddp_train.system.process import is_alive
-from ddp_train.training.record.slow_ranks import Ways
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +31,6 @@ REPLIES_S = 1.0  # how long a rank waits for the replies of the others: some may
 _POLL_S = 0.02
 _FIRST_POLL_S = 0.001
 _LATE_POLL_S = 0.25  # of the ranks that do not ask themselves, of which there may be thousands
-_WAY_BYTES, _WAY_TRIES, _WAYS_WITHIN_S = 2**16, 5, 30.0
 _RECORDS_S = 0.1  # within this time the rank that has heard the others records its failure
 
 
@@ -60,7 +53,6 @@ class Peers:
         self.activity: Callable[[], str] = _main_thread_activity  # or what this rank has reported
         self.has_lost_rank = False  # another rank is gone, and this one only waits to be ended
         self._is_asking = False  # what the others are doing
-        self._measured = 0
 
     @classmethod
     def connect(cls, world: World) -> Peers:
@@ -93,34 +85,6 @@ class Peers:
             elif not self._is_asking:
                 add_line(self.store, "doing", [self._world.rank, self.activity()])
                 self.store.add("replies", 1)
-
-    def measure_ways(self) -> Callable[[], Ways | None]:
-        """Begin to measure, in a thread of each machine, how far it is from the store's; every rank calls it.
-
-        What is returned gives the result on rank 0, once it is there.
-        """
-        self._measured += 1
-        found: list[Ways] = []
-        if self._world.local_rank == 0 and not self.is_alone:
-            Thread(target=self._measure_way, args=(f"ways/{self._measured}", found), name="ways", daemon=True).start()
-        return lambda: found[0] if found else None
-
-    def _measure_way(self, key: str, found: list[Ways]) -> None:
-        with suppress(DistError, OSError):
-            store, home = _connection(self._world), str(socket.getaddrinfo(*torchrun_env.store_address())[0][4][0]).partition("%")[0]
-            is_home = ipaddress.ip_address(home).is_loopback or interface_of(home) is not None
-            tries = []
-            for _ in range(_WAY_TRIES):
-                started = time.perf_counter()
-                store.set(f"{key}/{self._world.rank}", "." * _WAY_BYTES)
-                store.get(f"{key}/{self._world.rank}")
-                tries.append(time.perf_counter() - started)
-            store.delete_key(f"{key}/{self._world.rank}")
-            add_line(store, key, [self._world.rank, min(tries), is_home])
-            if self._world.is_main:
-                wait_until(lambda: len(lines_of(store, key)) == torchrun_env.num_nodes(), within_s=_WAYS_WITHIN_S, every_s=_LATE_POLL_S)
-                lines = sorted(lines_of(store, key))
-                found.append(Ways(next((rank for rank, _, is_home in lines if is_home), 0), {rank: seconds for rank, seconds, _ in lines}))
 
     def close(self) -> None:
         """Close the line. Every rank may call it; rank 0 closes it for all."""

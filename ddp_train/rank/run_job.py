@@ -264,8 +264,7 @@ def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str)
     )
     try:
         run.records.close()
-        goodput = read_goodput(run_folder)
-        result = replace(result, goodput=None if goodput is None else goodput.as_dict())
+        result = replace(result, goodput=read_goodput(run_folder))
         result.write(run_folder.result)
         end_attempt(run_folder, is_saved=not unsaved)
     except OSError as error:  # a full disk: a stop goes on, and the last checkpoint counts
@@ -276,7 +275,7 @@ def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str)
             raise RunError(happened=f"all steps are done, but {happened}", expected=expected, fix=fix) from None
         print(happened, flush=True)
     if is_done:
-        print(summary.closing(job, state, result, goodput), flush=True)
+        print(summary.closing(job, state, result), flush=True)
     else:
         if stop.cause() is WALLTIME:
             print(f"the walltime ends in cluster.grace_s={job.config.cluster.grace_s} s", flush=True)

@@ -34,7 +34,6 @@ from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.system import torchrun_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
 from ddp_train.training.loop.trainer import Agreed, StopLine
-from ddp_train.training.record.slow_ranks import Ways
 
 logger = logging.getLogger(__name__)
 
@@ -249,10 +248,6 @@ class Stop(StopLine):
     def is_asked(self) -> bool:
         """Tell whether a stop was asked for, as far as this rank knows: others may not know yet."""
         return self._asked.is_set()
-
-    def measure_ways(self) -> Callable[[], Ways | None]:
-        """Begin to measure the network between the machines (`Peers.measure_ways`)."""
-        return self.peers.measure_ways()
 
     def cause(self) -> signal.Signals:
         """Return the signal, once a stop is certain; the message of it may still be on its way."""

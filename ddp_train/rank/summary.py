@@ -17,7 +17,7 @@ from ddp_train.launch.job import Job, Training
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import rates, slow_ranks
 from ddp_train.run_folder.result import Result
-from ddp_train.run_folder.times import Goodput
+from ddp_train.run_folder.times import describe_goodput
 from ddp_train.system import devices, torch_internals
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
@@ -112,7 +112,7 @@ def _groups(optimizer: Optimizer) -> Iterator[str]:
         yield f"group    {name}: {sum(sizes):,} parameters in {len(sizes)} tensors, lr {_spread(groups)}"
 
 
-def closing(job: Job, state: TrainState, result: Result, goodput: Goodput | None = None) -> str:
+def closing(job: Job, state: TrainState, result: Result) -> str:
     """Say what was reached, where it lies, and what to try next."""
     counts = [result.last.get(f"train/compile/{name}", 0.0) for name in ("graphs", "recompiles", "seconds")]
     compiled = "  {:<20} {:.0f} graphs, {:.0f} of them for other shapes or types, in {:.1f} s on rank 0".format("compiled", *counts)
@@ -127,7 +127,7 @@ def closing(job: Job, state: TrainState, result: Result, goodput: Goodput | None
         *(f"  {name:<20} {value:.4f}{_best(result, name)}" for name, value in shown.items()),
         *([f"  {'at the end':<20} {', '.join(speed)}"] if speed else []),
         *([compiled] if "train/compile/graphs" in result.last else []),
-        *([f"  {'goodput':<20} {goodput}"] if goodput is not None else []),
+        *([f"  {'goodput':<20} {describe_goodput(result.goodput)}"] if result.goodput is not None else []),
         *(f"  {'slow':<20} {line}" for line in slow_ranks(job.run_folder)),
         f"  run folder           {folder}",
         "",

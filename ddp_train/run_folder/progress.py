@@ -48,18 +48,15 @@ def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epoch
     return ", ".join(parts)
 
 
-def slow_ranks(run_folder: RunFolder) -> list[str]:
-    """Describe each rank of a run that was found slow, in one line."""
-    lines: dict[int, str] = {}
+def slow_ranks(run_folder: RunFolder, *, are_still_slow: bool = False) -> list[str]:
+    """Return the newest that was said of each rank of a run that was found slow, in one line."""
+    newest: dict[int, tuple[str, str]] = {}
     for line in tail(run_folder.events, _TAIL_BYTES).splitlines():
         with suppress(ValueError, KeyError, TypeError):  # cut off
             event = json.loads(line)
-            if event["kind"] == "slow_rank":
-                ratio = f", {event['ratio']:.3g} times the others' time" if event["ratio"] else ""
-                lines[event["rank"]] = f"rank {event['rank']} on {event['host']}: {event['cause']}{ratio}, found after step {event['step']}"
-            elif event["kind"] == "slow_rank_over":
-                lines[event["rank"]] += f", over after step {event['step']}"
-    return [printable(line) for line in lines.values()]
+            if event["kind"] in ("slow_rank", "slow_rank_over"):
+                newest[event["rank"]] = event["kind"], printable(f"step {event['step']}: {event['text']}")
+    return [line for kind, line in newest.values() if kind == "slow_rank" or not are_still_slow]
 
 
 def live_notes(run_folder: RunFolder, best: Mapping[str, Mapping[str, float]], *, restarts: int) -> list[str]:
@@ -75,7 +72,7 @@ def live_notes(run_folder: RunFolder, best: Mapping[str, Mapping[str, float]], *
         with suppress(OSError):  # removed meanwhile
             lines.append(f"saved    step {step}, {duration(time.time() - path.stat().st_mtime)} ago")
     lines += [f"restarts {restarts}"] if restarts else []
-    return lines + [f"slow     {line}" for line in slow_ranks(run_folder) if ", over after step " not in line]
+    return lines + [f"slow     {line}" for line in slow_ranks(run_folder, are_still_slow=True)]
 
 
 def progress_of(run_folder: RunFolder, verdict: Verdict) -> str:

@@ -47,7 +47,7 @@ class Result:
     headline: Mapping[str, str] | None = None  # the metric to compare runs by, and its goal (min or max)
     seconds: float | None = None
     error: str | None = None
-    goodput: Mapping[str, float] | None = None  # what the time since the first start was for (`run_folder.times.Goodput`)
+    goodput: Mapping[str, float] | None = None  # what the time since the first start was for (`run_folder.times`)
     early_end: str | None = None  # completed before its last step: by which callback, and why
 
     @property

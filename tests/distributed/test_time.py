@@ -58,7 +58,7 @@ def test_a_slow_rank_is_named_with_its_machine_and_cause(project: Project, words
     attempt = the_attempt(run)
     assert (event["kind"], event["rank"], event["host"], event["cause"]) == ("slow_rank", 1, attempt.hosts[1], cause)
     assert event["ratio"] > 1.3
-    assert done.stdout.count("slow     rank 1 on ") == 1 and f"rank 1 on {attempt.hosts[1]}: {cause}, " in done.stdout
+    assert done.stdout.count("slow     rank 1 on ") == 1 and f"  slow                 step {event['step']}: {event['text']}" in done.stdout
     data, waits = ([sum(span.ranks[rank][part] or 0 for span in attempt.spans) for rank in range(2)] for part in (DATA, COMMUNICATION))
     assert (data[1] - data[0] > 0.5 * 25 * SLOW_S) == (cause == "data")
     if words == ["strategy=fsdp"]:
@@ -98,7 +98,7 @@ def test_goodput_over_a_restart_and_a_resume_accounts_for_all_of_the_wall_time(p
     assert again.returncode == 0, again.stderr
     attempts = read_times(RunFolder(run))
     resumed = goodput_of(attempts)
-    assert len(attempts) == 3 and resumed is not None and resumed.stopped > 0
+    assert len(attempts) == 3 and resumed is not None and resumed["stopped_s"] > 0
     status = json.loads(project.run("status", str(run), "--json").stdout)
-    assert status["goodput"]["share"] == pytest.approx(resumed.share, abs=1e-4) and status["slow_ranks"] == []
+    assert status["goodput"]["share"] == resumed["share"] and status["slow_ranks"] == []
     assert "of the time since the first start went into steps" in again.stdout

@@ -114,9 +114,9 @@ def marks_of(run: ArchivedRun) -> list[dict[str, Any]]:
     for path in sorted(run.root.glob("failure*.json")):
         if (failure := load_report(path)) is not None:
             marks.append({"kind": "failure", "step": failure.step, "text": failure.line(200)})
-    for attempt in read_times(run.folder)[1:]:
+    for number, attempt in enumerate(read_times(run.folder, most_ranks=0)[1:], 2):
         kind = "restart" if attempt.restart else "resume"
-        marks.append({"kind": kind, "step": attempt.step, "text": f"attempt {attempt.attempt} goes on after step {attempt.step}"})
+        marks.append({"kind": kind, "step": attempt.step, "text": f"attempt {number} goes on after step {attempt.step}"})
     marks += [{"kind": "checkpoint", "step": entry.step, "text": entry.path.name} for entry in run.checkpoints]
     if run.result is not None and run.result.status in (Status.PREEMPTED, Status.INTERRUPTED, Status.FAILED):
         marks.append(

@@ -40,5 +40,5 @@ def time_split_of(run: ArchivedRun, numbers: Numbers, *, cells: int) -> dict[str
         "mean": numbers.add(np.add.reduceat(table.mean(1), bounds)),  # columns x parts
         "by_rank": numbers.add(np.add.reduceat(table[:, shown], bounds)),  # columns x ranks x parts
         "sum": table.mean(1).sum(0).round(3).tolist(),
-        "goodput": goodput.as_dict(),
+        "goodput": goodput,
     }

@@ -167,7 +167,7 @@ class RunView:
 
     def goodput(self) -> float | None:
         goodput = read_goodput(self._trainer.services.run_folder)
-        return None if goodput is None else goodput.share
+        return None if goodput is None else goodput["share"]
 
     def evaluation_batch(self) -> Batch | None:
         components = self._trainer.components

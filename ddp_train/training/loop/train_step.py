@@ -26,6 +26,7 @@ from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 
 _engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # private (torch_internals.py)
+_engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)  # private, too
 _EPS = 1e-6  # as in torch's own clipping
 
 
@@ -63,7 +64,7 @@ class TrainStep:
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
     mark: Callable[[str], AbstractContextManager[object]] = nullcontext  # around a part of a step, by its name (`run_folder.times`)
-    exchange: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext  # around the micro-batch that exchanges gradients
+    before_exchange: Callable[[], object] | None = None  # called in backward, when all that is left is to wait for other ranks
     window: LogWindow = field(init=False)  # gets the losses and the number of units of each step
 
     def __post_init__(self) -> None:
@@ -126,8 +127,7 @@ class TrainStep:
                 with components.strategy.no_sync(module):
                     self._forward_backward(micro_batch, units)
             else:
-                with self.exchange(module):
-                    self._forward_backward(micro_batch, units)
+                self._forward_backward(micro_batch, units)
         with self.mark("communication"):
             components.strategy.reduce_gradients(components.trained, self.state.step)
 
@@ -159,7 +159,8 @@ class TrainStep:
             loss_sum = self.loss(batch)
         if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0
-        num_units = units.get()  # not needed before
+        with self.mark("communication"):
+            num_units = units.get()  # not needed before
         # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
         if isinstance(num_units, Tensor):
             factor = (units.num_ranks / torch.where(num_units == 0, 1.0, num_units)).to(loss_sum.dtype)  # 0: nothing counts
@@ -167,7 +168,7 @@ class TrainStep:
             factor = torch.full_like(loss_sum, units.num_ranks / num_units)
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
         with self.mark("backward"):
-            backward(loss_sum, factor)
+            backward(loss_sum, factor, before_exchange=self.before_exchange)
         self.add_loss(loss_sum)
 
     def _start_total_units(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalUnits, Iterable[MicroBatch]]:
@@ -190,12 +191,7 @@ class TrainStep:
         rank_units = torch.stack(unit_counts).sum()
         # Reduced where the data is, mostly on the CPU: no wait for the device.
         wait: Callable[[], Tensor] = (lambda: rank_units) if self.has_local_steps else self.world.start_sum(rank_units)
-
-        @cache
-        def get() -> Tensor:
-            with self.mark("communication"):
-                return wait().to(self.world.device, non_blocking=True)
-
+        get = cache(lambda: wait().to(self.world.device, non_blocking=True))
         return TotalUnits(get, 1 if self.has_local_steps else self.world.size), all_batches
 
     def _units_of(self, micro_batch: MicroBatch) -> int | Tensor:
@@ -204,11 +200,14 @@ class TrainStep:
             return self.components.objective.weight(as_pair(micro_batch.batch))
 
 
-def backward(loss: Tensor, grad_output: Tensor) -> None:
+def backward(loss: Tensor, grad_output: Tensor, *, before_exchange: Callable[[], object] | None = None) -> None:
     """Add the gradients of a loss, shape [], to the parameters', as `loss.backward(grad_output)` does; the tensors differ in value alone.
 
     `loss.backward` compares the two shapes with the compiler's code: it imports sympy before the first step, and takes 15 us.
+    `before_exchange` is called when all gradients are there: what DDP waits for after its last bucket comes later in torch's queue.
     """
+    if before_exchange is not None and _engine is not None:
+        loss.register_hook(lambda gradient: _engine.queue_callback(before_exchange))
     if type(loss) is Tensor and _engine_run_backward is not None:
         _engine_run_backward((loss,), (grad_output,), False, False, (), allow_unreachable=True, accumulate_grad=True)
     else:  # a subclass of Tensor may do more

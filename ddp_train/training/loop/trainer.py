@@ -31,7 +31,6 @@ from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged, Reduction
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
 from ddp_train.training.record.records import Event, Records
-from ddp_train.training.record.slow_ranks import Ways
 from ddp_train.training.state.checkpoints import Checkpoints
 from ddp_train.training.train_state import TrainState
 
@@ -77,10 +76,6 @@ class StopLine(Protocol):
     def begin_next_step(self, taken: int, /) -> Agreed: ...
 
     def is_asked(self) -> bool: ...
-
-    def measure_ways(self) -> Callable[[], Ways | None]:
-        """Begin to measure the network; called on all ranks. What is returned gives the result to rank 0, once it is there."""
-        return lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,6 @@ from torch import Tensor
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import MetricWriter, SupportsImages, SupportsTexts
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.times import TimesFile
 from ddp_train.system.files import GrowingFile
 from ddp_train.system.redaction import redact, redact_all
 
@@ -29,8 +29,7 @@ class Records:
     def __init__(self, run_folder: RunFolder, world: World, open_writers: Callable[[], list[MetricWriter]]) -> None:
         self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
         self._writers = open_writers()
-        self._events: GrowingFile | None = None  # from the first event on: most runs have none
-        self._times: TimesFile | None = None
+        self._lines: dict[Path, GrowingFile] = {}  # events.jsonl and times.jsonl, from their first line on: most runs have no event
         self._warned_of: set[str] = set()  # kinds that no writer takes
         self._listeners: list[Callable[[Record], None]] = []
 
@@ -63,19 +62,19 @@ class Records:
 
     def log_event(self, event: Event, line: str) -> None:
         """Write one line of events.jsonl, and print `line`, if there is one."""
-        if not self._world.is_main:
-            return
-        if self._events is None:
-            self._events = GrowingFile(self._run_folder.events, keeps=lambda line: line.endswith("}"))  # a kill leaves half a line
-        self._events.append(json.dumps(event))
+        self._append(self._run_folder.events, event)
         if line:
-            print(line, flush=True)
+            self._world.print(line)
 
     def write_times(self, line: Mapping[str, Any]) -> None:
         """Write one line of times.jsonl."""
+        self._append(self._run_folder.times, line)
+
+    def _append(self, path: Path, content: Mapping[str, Any]) -> None:
         if self._world.is_main:
-            self._times = self._times or TimesFile(self._run_folder)
-            self._times.append_line(line)
+            if path not in self._lines:
+                self._lines[path] = GrowingFile(path, keeps=lambda line: line.endswith("}"))  # a kill leaves half a line
+            self._lines[path].append(json.dumps(content))
 
     def reopen(self) -> None:
         """Go on after a rewind: the writers drop the records after the present step."""
@@ -87,6 +86,5 @@ class Records:
         """Write all that is left. Raises OSError: the disk is still full."""
         for writer in self._writers:
             writer.close()
-        for file in (self._events, self._times):
-            if file is not None:
-                file.close()
+        for file in self._lines.values():
+            file.close()

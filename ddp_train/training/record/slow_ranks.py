@@ -1,134 +1,136 @@
-"""Which rank is slow, and why: by its own time, from the split of all ranks that each record brings. All ranks judge alike.
+"""Which rank is slow, and why: by the seconds of all ranks that each record brings. All ranks judge alike.
 
 In synchronous training every rank's steps take equally long: the others wait in the reduction for the slowest. What a rank waits there is
 communication, and all its other time in steps is its own. Records are taken together until they are a look of some seconds, as a busy
 machine makes single steps slow; several looks in a row are needed.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import median, median_low
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
-from ddp_train.run_folder.times import COMMUNICATION, DATA, OTHER, PARTS, added, in_steps
+import numpy as np
+from numpy.typing import NDArray
 
-RATIO = 1.3  # a slow rank's own time to the median of the others'
+from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, OTHER
+from ddp_train.training.record.records import Event
+
+RATIO = 1.3  # a slow rank's own time to that of the usual one
 LOOKS = 3  # in a row
+PAUSE_LOOKS = 60  # from one measurement of the network to the next
 _LOOK_S = 2.0
-_LEAST_S = 0.002  # a step, by which a slow rank is over that median: less is Python's
+_LEAST_S = 0.002  # a step, by which a slow rank is over the usual one: less is Python's
 _FAR_S = 0.01  # 64 KiB and back take a millisecond in a slow network
-_MANY = 64  # ranks: one more or less hardly moves their median
-_PAUSE_LOOKS = 60  # from one measurement of the network to the next
-_DATA_SHARE = _NETWORK_SHARE = 0.2  # of a step
+_SHARE = 0.2  # of a step, spent waiting for data or messages
+_IN_STEPS = [DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER]
+_FIXES = {  # all ranks wait for such a rank
+    "data": "look at its disk, its network to the data, and loader.num_workers",
+    "compute": "look at its clock speed and temperature, other processes there, and its own callbacks",
+    "network": "look at its cable, its interface (cluster.env.GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and its switch",
+}
+_FASTER_DATA = "more loader.num_workers, or loader.on_device=true for data that fits; docs/time.md has more"
+
+Table = NDArray[np.float64]
 
 
-class Slow(NamedTuple):
-    """A slow rank."""
+class Streak:
+    """Something that holds, or holds no more, once several looks in a row have found it so."""
 
-    rank: int
-    cause: str  # data | compute | other
-    ratio: float
-    others: int = 0  # that were found slow at the same time, with a smaller ratio
+    def __init__(self) -> None:
+        self.holds = False
+        self.looks = 0  # since that has changed
+        self._against = 0  # looks in a row
 
-
-@dataclass(kw_only=True)
-class SlowRanks:
-    """Takes the rows of all ranks at each record; `is_split` tells whether the time in which a rank waits is known."""
-
-    is_split: bool = True
-    named: dict[int, int] = field(default_factory=dict)  # slow ranks that were named -> looks since they are not
-    waits_for_data: float = 0.0  # the share of a step, once it is so in several looks
-
-    def __post_init__(self) -> None:
-        self._rows: list[list[float]] = []
-        self._steps = self._data_looks = self._network_looks = self._quiet_looks = 0
-        self._slow_looks: dict[int, int] = {}
-
-    def look(self, rows: Sequence[Sequence[float]], steps: int) -> Slow | None:
-        """Take the rows of a record; return the slowest of the ranks that are found slow now and were not before; None: there is none."""
-        self._steps += steps
-        self._rows = added(self._rows, rows)
-        if not self._steps or max(map(in_steps, self._rows)) < _LOOK_S:
-            return None
-        rows, steps, self._rows, self._steps = self._rows, self._steps, [], 0
-        share = median_low([row[DATA] / (in_steps(row) or 1.0) for row in rows])
-        self._data_looks = self._data_looks + 1 if share > _DATA_SHARE else 0
-        self.waits_for_data = share if self._data_looks == LOOKS else 0.0
-        if len(rows) == 1:
-            return None
-        own = _own_times(rows, is_split=self.is_split)
-        high = [rank for rank in range(len(rows)) if own[rank] > (RATIO - 0.1) * median(own) or len(rows) < _MANY]
-        slow = {rank: found for rank in high if (found := _judge(rank, own, rows, steps)) is not None}
-        waits = self.is_split and median([row[COMMUNICATION] / (in_steps(row) or 1.0) for row in rows]) > _NETWORK_SHARE
-        self._network_looks = self._network_looks + 1 if (waits and not slow) or self._network_looks < 0 else 0
-        self._quiet_looks = 0 if waits else self._quiet_looks + 1
-        self._slow_looks = {rank: self._slow_looks.get(rank, 0) + 1 for rank in slow}
-        self.named = {rank: 0 if rank in slow else looks + 1 for rank, looks in self.named.items()}
-        new = [rank for rank, looks in self._slow_looks.items() if looks >= LOOKS and rank not in self.named]
-        self.named |= dict.fromkeys(new, 0)
-        return max((slow[rank] for rank in new), key=lambda each: each.ratio)._replace(others=len(new) - 1) if new else None
-
-    def recovered(self) -> list[int]:
-        """Return the ranks that were named and are slow no more, each once."""
-        ranks = [rank for rank, looks in self.named.items() if looks >= LOOKS]
-        self.named = {rank: looks for rank, looks in self.named.items() if looks < LOOKS}
-        return ranks
-
-    @property
-    def waits_no_more(self) -> bool:
-        """Whether the ranks have not waited for long in the last looks."""
-        return self._quiet_looks >= LOOKS
-
-    def asks_for_ways(self) -> bool:
-        """Tell whether the network is to be measured: in the last looks all ranks have waited for long, and for none of them."""
-        if self._network_looks < LOOKS:
+    def changes(self, found: bool) -> bool:
+        """Take what a look has found; tell whether this changes what holds."""
+        self.looks += 1
+        self._against = self._against + 1 if found != self.holds else 0
+        if self._against < LOOKS:
             return False
-        self._network_looks = -_PAUSE_LOOKS
+        self.holds, self.looks, self._against = found, 0, 0
         return True
 
 
-def _own_times(rows: Sequence[Sequence[float]], *, is_split: bool) -> list[float]:
-    """Return each rank's seconds in steps without those in which it waits for others.
+class SlowRanks:
+    """Takes the seconds of all ranks at each record, and reports what is new.
 
-    Where waiting is not split from computing, all ranks are taken to compute as long as the one whose time without its data is shortest.
+    `hosts`: of each rank. `is_split`: whether the time in which a rank waits for others is known.
     """
-    if is_split:
-        return [in_steps(row) - row[COMMUNICATION] for row in rows]
-    compute = min(in_steps(row) - row[DATA] for row in rows)
-    return [row[DATA] + compute for row in rows]
+
+    def __init__(self, hosts: Sequence[str], *, is_split: bool = True) -> None:
+        self._hosts, self._is_split = hosts, is_split
+        self._slow = [Streak() for _ in hosts]
+        self._data, self._network = Streak(), Streak()
+        self._far: dict[int, str] = {}  # first ranks of machines whose network is slow, and how far they are
+        self._totals, self._step = np.zeros(()), 0  # up to the last look
+        self.measures_ways = False  # the ways to the machines are to be measured now
+
+    def look(self, totals: Table, step: int, ways: Mapping[int, float]) -> Iterator[Event]:
+        """Yield what is new after a step.
+
+        `totals`: the seconds of each rank and part. `ways`: those of a message to the ranks' store and back, by the first rank of each
+        machine; {}: not known.
+        """
+        rows, steps = totals - self._totals, step - self._step
+        in_steps = rows[:, _IN_STEPS].sum(1)
+        self.measures_ways = False
+        if not steps or in_steps.max() < _LOOK_S:
+            return
+        self._totals, self._step = totals, step
+        data, waits = rows[:, DATA], rows[:, COMMUNICATION]
+        if self._data.changes(_usual(data) > _SHARE * _usual(in_steps)) and self._data.holds:
+            share = _usual(data) / _usual(in_steps)
+            text = f"{share:.0%} of each step is spent waiting for data: {_FASTER_DATA}"
+            yield {"kind": "waits_for_data", "share": round(share, 3), "text": text}
+        # Where waiting is not split from computing, all ranks are taken to compute as long as the one that computes the shortest.
+        own = in_steps - waits if self._is_split else data + (in_steps - data).min()
+        over = own - _usual(own)
+        is_slow = (own > RATIO * _usual(own)) & (over > _LEAST_S * steps)
+        changed = [rank for rank, streak in enumerate(self._slow) if streak.changes(bool(is_slow[rank]))]
+        if slow := [rank for rank in changed if self._slow[rank].holds]:
+            rank = max(slow, key=own.__getitem__)
+            cause = "data" if data[rank] - _usual(data) > over[rank] / 2 else "compute"
+            ratio, others = float(own[rank] / (_usual(own) or own[rank])), len(slow) - 1
+            why = f"its own time in a step is {ratio:.3g} times the others'"
+            yield self._report(rank, cause, why, others=others, ratio=round(ratio, 3))
+        yield from (self._over(rank, "it is as fast as the others again") for rank in changed if not self._slow[rank].holds)
+        if self._is_split and not is_slow.any():
+            yield from self._look_at_network(_usual(waits) > _SHARE * _usual(in_steps), ways)
+
+    def _look_at_network(self, waits: bool, ways: Mapping[int, float]) -> Iterator[Event]:
+        """Yield the machines that are far now and were not before, and those that are so no more."""
+        self._network.changes(waits)
+        self.measures_ways = self._network.holds and self._network.looks % PAUSE_LOOKS == 0
+        if self._network.holds and (self.measures_ways or not ways):
+            return
+        far = far_machines(ways) if self._network.holds else {}
+        yield from (self._report(rank, "network", f"all wait for messages; {far[rank]}") for rank in far if rank not in self._far)
+        yield from (self._over(rank, "its network is as fast as the others' again") for rank in self._far if rank not in far)
+        self._far = far
+
+    def _report(self, rank: int, cause: str, why: str, *, others: int = 0, **facts: float) -> Event:
+        more = f" (and {others} more ranks)" if others else ""
+        host = self._hosts[rank]
+        text = f"rank {rank} on {host}{more} by its {cause}: {why}; {_FIXES[cause]}"
+        return {"kind": "slow_rank", "rank": rank, "host": host, "cause": cause, "others": others, **facts, "text": text}
+
+    def _over(self, rank: int, text: str) -> Event:
+        host = self._hosts[rank]
+        return {"kind": "slow_rank_over", "rank": rank, "host": host, "text": f"rank {rank} on {host}: {text}"}
 
 
-def _judge(rank: int, own: Sequence[float], rows: Sequence[Sequence[float]], steps: int) -> Slow | None:
-    """Return the slow rank that this one is; None: it is as fast as the others."""
-    if own[rank] <= RATIO * (usual := _median_without(own, rank)) or own[rank] - usual <= _LEAST_S * steps:
-        return None
-    cause = "compute"
-    for part in (DATA, OTHER) if rank == 0 else (DATA,):  # rank 0 alone writes records
-        seconds = [row[part] for row in rows]
-        if seconds[rank] - _median_without(seconds, rank) > (own[rank] - usual) / 2:
-            cause = PARTS[part]
-    return Slow(rank, cause, own[rank] / (usual or own[rank]))
+def _usual(seconds: Table) -> float:
+    """Return the median over the ranks, the lower one of two: with two ranks that of the other one."""
+    return float(np.quantile(seconds, 0.5, method="lower"))
 
 
-def _median_without(values: Sequence[float], place: int) -> float:
-    return median([*values[:place], *values[place + 1 :]])
+def far_machines(ways: Mapping[int, float]) -> dict[int, str]:
+    """Return the first ranks of machines whose network is slow, each with how far it is; {} where none stands out.
 
-
-class Ways(NamedTuple):
-    """How far the machines are: the seconds of a message to that of rank `home` and back, by the first rank of each machine."""
-
-    home: int
-    seconds: dict[int, float]
-
-
-def far_machines(ways: Ways) -> list[int]:
-    """Return the first ranks of machines whose network is slow; [] where none stands out.
-
-    Where all are far from the home, that is; with two machines both are named: it is the way between them.
+    The machine of the store is the nearest. Where all others are far, it is that one; with two machines both are named: it is the way
+    between them.
     """
-    if not (remote := {rank: seconds for rank, seconds in ways.seconds.items() if rank != ways.home}):
-        return []
-    nearest = min(remote.values())
+    home = min(ways, key=ways.__getitem__)
+    remote = {rank: f"{1e3 * seconds:.0f} ms to rank {home} and back" for rank, seconds in ways.items() if rank != home}
+    nearest = min((ways[rank] for rank in remote), default=0.0)
     if nearest > _FAR_S:
-        return [ways.home, *remote] if len(remote) == 1 else [ways.home]
-    return [rank for rank, seconds in remote.items() if seconds > max(3 * nearest, _FAR_S)]
+        return {home: "far from all others", **(remote if len(remote) == 1 else {})}
+    return {rank: text for rank, text in remote.items() if ways[rank] > max(3 * nearest, _FAR_S)}

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import DistError, DistStoreError, Store, TCPStore
 
 from ddp_train.distributed import store as stores
-from ddp_train.distributed.store import Attempt, agree_on_attempt, leave, serve_store, wait_for
+from ddp_train.distributed.store import Attempt, agree_on_attempt, leave, round_trip_s, serve_store, wait_for
 from ddp_train.errors import UserError
 
 
@@ -116,3 +116,9 @@ def test_parting_waits_for_all_and_for_no_one_who_is_gone(store: TCPStore) -> No
     alone = attempt(store, 2)[0].store
     leave(alone, 0, 2, within_s=0.2)
     assert alone.check(["over"])  # who comes late need not wait
+
+
+def test_the_way_to_the_store_is_measured_and_leaves_no_key(server: TCPStore) -> None:
+    keys = server.num_keys()
+    assert 0 < round_trip_s(server) < 1
+    assert server.num_keys() == keys

@@ -13,7 +13,6 @@ import pytest
 from ddp_train.distributed.world import alone
 from ddp_train.rank import peers as peers_module
 from ddp_train.rank.peers import Peers
-from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import is_alive
 from tests.unit.rank.together import three_ends, three_worlds
 
@@ -100,14 +99,3 @@ def test_alone_there_is_nobody_to_ask() -> None:
     assert line.dead_neighbour() is None
     line.leave_together()
     line.close()
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_the_way_to_the_store_is_measured_whatever_kind_of_address_it_has(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    for name, value in {"MASTER_ADDR": address, "MASTER_PORT": "29500", "GROUP_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with three_lines() as (lines, _):
-        result = lines[0].measure_ways()
-        assert wait_until(lambda: result() is not None, within_s=10, every_s=0.02)
-        ways = result()
-    assert ways is not None and ways.home == 0 and list(ways.seconds) == [0]

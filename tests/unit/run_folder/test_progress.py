@@ -32,15 +32,15 @@ def test_a_terminal_is_told_what_the_files_of_a_run_have(tmp_path: Path) -> None
     ranks = [[3.0, 1.0, 5.0, None, 0.5, 0.0, 0.0, 0.5], [1.0, 3.0, 5.0, None, 0.5, 0.0, 0.0, 0.5]]
     run_folder.times.write_text(f"{first}\n{json.dumps({'step': 5, 'parts': PARTS, 'ranks': ranks})}\n")
     (run_folder.checkpoints / "step_00000004").mkdir(parents=True)
-    slow = {"kind": "slow_rank", "step": 3, "host": "node1", "cause": "data", "ratio": 1.5}
-    events = [{**slow, "rank": 1}, {**slow, "rank": 0}, {"kind": "slow_rank_over", "rank": 0, "step": 4}]
+    slow = {"kind": "slow_rank", "step": 3, "host": "node1", "text": "rank 1 is slow"}
+    events = [{**slow, "rank": 1}, {**slow, "rank": 0}, {"kind": "slow_rank_over", "rank": 0, "step": 4, "text": "over"}]
     run_folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     assert live_notes(run_folder, {"eval/accuracy": {"value": 0.5, "step": 4}}, restarts=2) == [
         "best     accuracy 0.5 at step 4",
         "time     ████████████▓▓▓▓▓▒▒▒▒▒░   █ backward 50%  ▓ data 20%  ▒ forward 20%  ░ optimizer 5%",
         "saved    step 4, 0 s ago",
         "restarts 2",
-        "slow     rank 1 on node1: data, 1.5 times the others' time, found after step 3",
+        "slow     step 3: rank 1 is slow",
     ]
 
 

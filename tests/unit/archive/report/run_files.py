@@ -24,10 +24,8 @@ def write_run(folder: Path, *, seed: int = 0, lr: float = 0.1, steps: int = 60, 
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     environment = {"command": f"/bin/ddp-train seed={seed} optimizer.lr={lr}", "overrides": [], "world_size": 2, "hosts": ["a"]}
     (folder / "environment.json").write_text(json.dumps({**environment, "git": {"commit": "abc", "dirty": True}}))
-    records, times = (
-        [],
-        [{"attempt": 1, "started": 1000.0, "step": 0, "hosts": ["a", "b"], "parts": list(PARTS), "not_split": {"communication": "gloo"}}],
-    )
+    head = {"started": 1000.0, "restart": False, "queued": False, "step": 0, "hosts": ["a", "b"], "not_split": {"communication": "gloo"}}
+    records, times = [], [{**head, "parts": list(PARTS)}]
     for step in range(1, steps + 1):
         at = {"step": step, "epoch": step / 20, "samples": 32 * step, "time": 1010.0 + step}
         loss = None if step in nans else 2 * math.exp(-step * lr) + 0.1 * draw.random()

@@ -1,20 +1,170 @@
-"""What a run records of its time: the parts sum to the wall time, in every record and in times.jsonl."""
+"""What a run records of its time: the parts of a rank do not overlap and sum to the wall time, by the clock of its device, too."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, DATA, EVALUATION, OTHER, PARTS, STEP_PARTS
+from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, COMMUNICATION, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, PARTS
+from ddp_train.system.phase import Phase
 from ddp_train.training.loop import time_record
+from ddp_train.training.loop.time_record import DeviceClock, HostClock, TimeSplit, why_not_split
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
-from ddp_train.training.record.slow_ranks import Ways
 from tests.unit.parts import components, trainer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time_record.time, "perf_counter", clock)
+    return clock
+
+
+def test_a_part_within_another_one_is_not_counted_to_it_and_all_sum_to_the_wall_time(clock: Clock) -> None:
+    split = TimeSplit(HostClock())
+    clock.now = 100.0
+    split.begin()
+    for phase, seconds in ((Phase.DATA, 1.0), (Phase.STEP, 2.0)):
+        split.enter_phase(phase, 0)
+        clock.now += seconds
+    with split.mark("forward"):
+        clock.now += 4.0
+        with split.mark("communication"), split.mark("communication"):
+            clock.now += 8.0
+        clock.now += 16.0
+    with split.mark("optimizer"):
+        clock.now += 32.0
+    split.enter_phase(Phase.EVALUATION, 1)
+    clock.now += 64.0
+    split.enter_phase(Phase.SAVE, 1)
+    clock.now += 128.0
+    seconds = split.seconds()
+    expected = {
+        DATA: 1.0,
+        OTHER: 2.0,
+        FORWARD: 20.0,
+        COMMUNICATION: 8.0,
+        OPTIMIZER: 32.0,
+        EVALUATION: 64.0,
+        CHECKPOINT: 128.0,
+        BACKWARD: 0.0,
+    }
+    assert seconds == [expected[part] for part in range(len(seconds))]
+    assert sum(seconds) == clock.now - 100.0
+    assert split.seconds() == seconds
+
+
+class Device:
+    """A stream: what is recorded happens once the work before it is done."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # of the device, when all that it was given is done
+        self.finished = -1.0  # it has passed all events up to this time
+        self.records = 0
+
+    def event(self) -> Event:
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self._device, self.time = device, 0.0
+
+    def record(self) -> None:
+        self._device.records += 1
+        self.time = self._device.now
+
+    def query(self) -> bool:
+        return self.time <= self._device.finished
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.query() and end.query()  # else it would raise
+        return 1e3 * (end.time - self.time)
+
+
+def test_on_a_device_only_what_it_has_passed_is_read_and_the_rest_with_a_later_record() -> None:
+    device = Device()
+    split = TimeSplit(DeviceClock(device.event))
+    device.now = 10.0
+    split.begin()
+    with split.mark("forward"):
+        device.now += 1.0
+    with split.mark("backward"):
+        device.now += 2.0
+    device.finished = 11.0  # it is still in backward
+    assert (split.seconds()[FORWARD], sum(split.seconds())) == (1.0, 1.0)
+    device.finished = device.now
+    assert (split.seconds()[BACKWARD], sum(split.seconds())) == (2.0, 3.0)
+
+
+def test_events_are_used_again() -> None:
+    device, made = Device(), deque[Event]()
+
+    def new_event() -> Event:
+        made.append(device.event())
+        return made[-1]
+
+    split = TimeSplit(DeviceClock(new_event))
+    split.begin()
+    for _ in range(5000):
+        with split.mark("forward"):
+            device.now += 1.0
+        device.finished = device.now
+    assert split.seconds()[FORWARD] == 5000.0
+    assert len(made) < 2000
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor, *, skips: bool = False) -> Tensor:
+        return self.second(inputs if skips else self.first(inputs)).sum()
+
+
+def test_communication_is_not_split_where_ranks_wait_within_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, part: nn.Module) -> None:
+            super().__init__()
+            self.part = part
+
+    monkeypatch.setattr(time_record, "DistributedDataParallel", Wrapped)
+    two, one = SimpleNamespace(size=2), SimpleNamespace(size=1)
+
+    def why(world: Any, *modules: nn.Module, local_weights: Any = None) -> dict[str, str]:
+        return why_not_split(SimpleNamespace(local_weights=local_weights), modules, world)  # type: ignore[arg-type]
+
+    norm = nn.SyncBatchNorm(2)
+    assert why(two, Wrapped(Net())) == why(two, Wrapped(Net()), Wrapped(Net())) == why(two, Net(), local_weights=1) == why(one, norm) == {}
+    assert "SimpleNamespace" in why(two, Wrapped(Net()), Net())["communication"]
+    assert "batch norm" in why(two, Wrapped(norm))["communication"] == why(two, norm, local_weights=1)["communication"]
+
+
+@pytest.mark.parametrize("part", ["forward"])
+def test_a_mark_costs_little(part: str) -> None:
+    split = TimeSplit(HostClock())
+    started = time.process_time()
+    for _ in range(20_000):
+        with split.mark(part):
+            pass
+    assert (time.process_time() - started) / 20_000 < 2e-5  # a tenth of it on a quiet machine
 
 
 def run(*overrides: str, **services: Any) -> tuple[list[Record], list[Mapping[str, Any]]]:
@@ -49,7 +199,7 @@ def test_slow_data_is_data_and_a_slow_step_is_not(monkeypatch: pytest.MonkeyPatc
     one_run.train()
     seconds = lines[1]["ranks"][0]
     assert seconds[DATA] > 0.19 and seconds[OTHER] > 0.09 and seconds[BACKWARD] > 0
-    assert sum(seconds[part] for part in STEP_PARTS) == pytest.approx(lines[1]["seconds"], rel=0.03, abs=0.01)
+    assert sum(seconds) == pytest.approx(lines[1]["seconds"], rel=0.03, abs=0.01)
 
 
 def test_many_records_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +225,6 @@ def test_what_a_rewind_undoes_before_a_record_is_a_line_of_its_own_that_is_lost(
 
     one_run.hooks.after_step.append(rewind_once)
     monkeypatch.setattr(one_run.services.checkpoints, "rewind", go_back)
-    monkeypatch.setattr(time, "time", lambda: 1e9)  # a clock that is set does not matter
     one_run.train()
     one_run.end("completed")  # type: ignore[arg-type]
     steps = [(line["step"], line["steps"], "lost" in line) for line in lines[1:]]
@@ -93,17 +242,3 @@ def test_the_run_computes_the_same_numbers_without_it(monkeypatch: pytest.Monkey
     plain.train()
     for one, other in zip(timed.components.model.parameters(), plain.components.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_slow_network_is_logged_once_and_once_when_that_is_over_and_is_no_report_as_rank_0_alone_knows_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one_run, events = trainer(components()), list[Mapping[str, Any]]()
-    monkeypatch.setattr(one_run.services.records, "log_event", lambda event, line: events.append(event))
-    record = time_record.TimeRecord(one_run)
-    record._hosts = ["a", "b", "c"]
-    for ways in [Ways(0, {0: 0.0, 1: 0.001, 2: 0.04})] * 2 + [Ways(0, {0: 0.0, 1: 0.001, 2: 0.001})]:
-        record._ways = lambda ways=ways: ways
-        record._judge([[0.0] * len(PARTS)], 1)
-    assert [(each["kind"], each["rank"], each["cause"]) for each in events] == [(f"slow_rank{end}", 2, "network") for end in ("", "_over")]
-    assert one_run.reports == []
