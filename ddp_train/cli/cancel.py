@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddp_train.cli.saved_run import parse_words
-from ddp_train.cli.status import runs_of, submitted_state
+from ddp_train.cli.status import runs_of
 from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, FAILED, ConfigError, EnvironmentRefuses
-from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
+from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of, submitted_state
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.sweep import sweep_of

@@ -14,7 +14,7 @@ from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.config.saved import saved_config
 from ddp_train.config.values import run_folders
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, ConfigError, UserError, printable
-from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of
+from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of, submitted_state
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder, is_sweep
@@ -104,17 +104,6 @@ def state_of(run_folder: RunFolder) -> str:
     if submitted is not None:
         return f"not running; {verdict}\n  job {id} {submitted}"
     return f"not running; {verdict}" if run_folder.logs.exists() or run_folder.read_result() is not None else "not started"
-
-
-def submitted_state(run_folder: RunFolder) -> State | str | None:
-    """Return the state of a run at its engine; a text: why the engine does not answer; None: no engine has the run."""
-    submission = Submission.read(run_folder)
-    if submission is None:
-        return None
-    try:
-        return submission.state(run_folder)
-    except UserError as error:
-        return f"{submission.engine}, job {submission.id}: {error.happened}"
 
 
 def _details(run_folder: RunFolder) -> Iterator[str]:

@@ -1,9 +1,7 @@
 """`ddp-train verify`: read every file of the checkpoints of a run or a sweep, and say whether they are whole."""
 
 import json
-import os
 import sys
-import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -31,8 +29,6 @@ USAGE = """ddp-train verify RUN|CHECKPOINT [--json]
 Exit code: 0 all is whole; 1 something is damaged
 """
 
-_MAX_THREADS = 16
-
 
 def verify(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train verify RUN|CHECKPOINT`: say which checkpoints are whole, and what is wrong with the others."""
@@ -48,8 +44,7 @@ def verify(arguments: list[str], runner: JobRunner) -> int:
         checkpoints = [checkpoint for run in runs for _, checkpoint in step_folders(run.folder.checkpoints)]
     if not checkpoints and not damaged:
         raise ConfigError(key="RUN", happened=f"{typed} has saved no checkpoint", expected="a run that has saved one")
-    is_whole = not damaged
-    num_files, total, started = 0, 0, time.monotonic()
+    num_files, total, is_whole = 0, 0, not damaged
     for checkpoint in checkpoints:
         files, found = _read(checkpoint)
         if not checkpoint.exists():  # its run has removed it meanwhile
@@ -58,7 +53,7 @@ def verify(arguments: list[str], runner: JobRunner) -> int:
         num_files, total, is_whole = num_files + len(files), total + size, is_whole and not found
         line = "\n    ".join([f"{'damaged' if found else 'whole  '}  {checkpoint}, {size / 2**20:,.1f} MiB", *found])
         print(json.dumps({"checkpoint": str(checkpoint), "bytes": size, "problems": found}) if "--json" in options else printable(line))
-    summary = f"{plural(num_files, 'file')}, {total / 1e9:.2f} GB, {total / 1e9 / (time.monotonic() - started):.2f} GB/s"
+    summary = f"{plural(num_files, 'file')}, {total / 1e9:.2f} GB"
     print(*map(printable, damaged), summary, sep="\n", file=sys.stderr if "--json" in options else sys.stdout)
     return DONE if is_whole else FAILED
 
@@ -71,7 +66,7 @@ def _read(checkpoint: Path) -> tuple[Mapping[str, FileEntry], list[str]]:
     columns, console = (*Progress.get_default_columns(), TransferSpeedColumn()), Console(stderr=True)
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-        ThreadPoolExecutor(min(_MAX_THREADS, 2 * (os.cpu_count() or 1))) as pool,
+        ThreadPoolExecutor() as pool,
     ):
         task = progress.add_task(checkpoint.name, total=sum(entry["bytes"] for entry in files.values()))
 

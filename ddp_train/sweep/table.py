@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_train.errors import INTERRUPTED, UserError
-from ddp_train.launch.engine.engine import Stage, Submission
+from ddp_train.errors import INTERRUPTED
+from ddp_train.launch.engine.engine import Stage, submitted_state
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import newest_record
@@ -143,20 +143,15 @@ def update(sweep: Sweep, metric: str | None) -> EngineAnswers:
     answers = EngineAnswers()
     for job in sweep.jobs:
         sweep.read_result(job, metric)
-        submission = Submission.read(sweep.run_folder(job)) if job.status != Status.COMPLETED else None
-        if submission is None:
-            continue
-        try:
-            state = submission.state(sweep.run_folder(job))
-        except UserError as error:
-            answers.problems.append(f"{submission.engine}, job {submission.id}: {error.happened}")
-            continue
-        if state.stage is Stage.ENDED:
+        state = submitted_state(sweep.run_folder(job)) if job.status != Status.COMPLETED else None
+        if isinstance(state, str):
+            answers.problems.append(state)
+        elif state is not None and state.stage is Stage.ENDED:
             sweep.read_result(job, metric)  # it may have ended just now
             verdict = verdict_of(sweep.run_folder(job))
             if verdict.outcome is Outcome.NEVER and verdict.exit_code != INTERRUPTED:  # a person may have interrupted it
                 job.status = Status.FAILED
-        else:
+        elif state is not None:
             job.status = Status.QUEUED if state.stage is Stage.QUEUED else Status.RUNNING
             answers.alive.add(job.number)
     return answers

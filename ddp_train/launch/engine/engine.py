@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from ddp_train.config.cluster import ENGINES
-from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses
+from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses, UserError
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import read_json, write_atomic, write_json
@@ -142,6 +142,17 @@ class Submission:
         if state.is_sure or time.time() - self.time < _HELD_WITHIN_S or is_held(run_folder.root):
             return state
         return replace(state, stage=Stage.ENDED, why="no process holds its folder")
+
+
+def submitted_state(run_folder: RunFolder) -> State | str | None:
+    """Return the state of a run at its engine; a text: why the engine does not answer; None: no engine has the run."""
+    submission = Submission.read(run_folder)
+    if submission is None:
+        return None
+    try:
+        return submission.state(run_folder)
+    except UserError as error:
+        return f"{submission.engine}, job {submission.id}: {error.happened}"
 
 
 def engine_of(name: str) -> Engine:
