@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -106,7 +105,7 @@ class ArchivedRun:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """The rows of events.jsonl: spikes, skipped steps, rewinds, slow ranks."""
-        return list(_lines(self.folder.events))
+        return _lines(self.folder.events)
 
     @cached_property
     def checkpoints(self) -> list[CatalogEntry]:
@@ -256,32 +255,28 @@ def read_yaml(path: Path) -> Any:
     return None
 
 
-def size_of(folder: str) -> int:
+def size_of(folder: Path) -> int:
     """Return the bytes that a folder takes on disk."""
-    total, waiting = 0, [folder]
-    while waiting:
-        with suppress(OSError):
-            for entry in os.scandir(waiting.pop()):
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+    total = 0
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(OSError):  # it was removed just now
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
     return total
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects in a file of JSON lines, but for one that is cut."""
-    lines: list[str] = []
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in a file of JSON lines, but for one that is cut."""
+    rows: list[Any] = []
     with suppress(OSError):
         lines = path.read_text(errors="replace").splitlines()
-    with suppress(ValueError):  # all at once is faster by a third, where no line is damaged
-        rows = json.loads(f"[{','.join(lines)}]")
-        if len(rows) == len(lines):
-            yield from (row for row in rows if isinstance(row, dict))
-            return
-    for line in lines:
-        with suppress(ValueError):
-            if isinstance(row := json.loads(line), dict):
-                yield row
+        try:
+            rows = json.loads(f"[{','.join(lines)}]")  # faster by a third than line by line
+        except ValueError:
+            for line in lines:
+                with suppress(ValueError):
+                    rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def _why(error: Exception) -> str:

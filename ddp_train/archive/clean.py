@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -56,44 +55,43 @@ def removals(index: Index, *, where: str, rules: Sequence[str], only_checkpoints
     """Return what can be removed of the runs of an index: of none that a rule keeps, that waits or runs, or that is not surely a run."""
     keep, found = kept(index, rules), []
     ended = [row for row in index.rows(where=where) if row["status"] not in (Status.QUEUED, Status.RUNNING)]
-    rows = [row for row in ended if row["folder"] not in keep and not folder_lock.is_held(index.root / row["sweep"])]
-    runs = {run: row for row in rows if _is_run_alone(run := index.root / row["folder"], index.root)}
-    users = _users(runs, index)
+    rows = [row for row in ended if row["folder"] not in keep and not (row["sweep"] and folder_lock.is_held(Path(row["sweep"])))]
+    runs = {run: row for row in rows if _is_run_alone(run := Path(row["folder"]), index.roots)}
+    users = _users(runs, index.roots)
     for run, row in runs.items():
-        path, sweep = run / "checkpoints" if only_checkpoints else run, index.root / row["sweep"] if row["sweep"] else None
-        if size := size_of(str(path)):
+        path, sweep = run / "checkpoints" if only_checkpoints else run, Path(row["sweep"]) if row["sweep"] else None
+        if size := size_of(path):
             found.append(Removal(run=run, path=path, sweep=sweep, bytes=size, used_by=users.get(run, "")))
     return found
 
 
-def _is_run_alone(root: Path, given: Path) -> bool:
+def _is_run_alone(root: Path, given: Iterable[Path]) -> bool:
     """Tell whether a folder is surely one run and nothing else: no project, no place where people stand, no folder of other runs."""
     run, place = ArchivedRun(root), root.resolve()
     is_run = run.folder.run_id() is not None or all(section in run.config for section in SECTIONS)
-    is_around = any(folder.resolve().is_relative_to(place) for folder in (Path.cwd(), given))
+    is_around = any(folder.resolve().is_relative_to(place) for folder in (Path.cwd(), *given))
     marks = {path.relative_to(root).parts[0] for path in root.rglob("*") if path.name in (".git", "sweep.json", "environment.json")}
     return is_run and not is_around and marks <= {"environment.json", "evaluations", "launch"}  # two have copies of code, and small runs
 
 
-def _users(runs: Iterable[Path], index: Index) -> dict[Path, str]:
+def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
     """Return those of `runs` that a run which stays has begun from or waits for, each with that one; a run that is used stays, too."""
     real = {Path(os.path.realpath(run)): run for run in runs}
-    starts = [Path.cwd(), index.root, *index.root.parents]  # paths are relative to one of them, also when all has moved
-    outputs = next((place for place in reversed(starts[1:]) if place.name == "outputs"), Path("outputs").absolute())
+    above = [place for root in roots for place in (root.absolute(), *root.absolute().parents)]
+    starts = [Path.cwd(), *above]  # paths are relative to one of them, also when all has moved
+    outputs = [place for place in (*reversed(above), Path("outputs")) if place.name == "outputs" and place.is_dir()]
     users: dict[Path, set[Path]] = {run: set() for run in real}
-    for other in [index, *([Index(outputs)] if outputs.is_dir() and outputs != index.root else [])]:
-        for row in other.rows():
-            values, user = json.loads(row["values"]), Path(os.path.realpath(other.root / row["folder"]))
-            after = values.get("after")
-            pointers = [values.get("init_from"), values.get("resume"), *(after if isinstance(after, list) else [after])]
-            texts = [text for text in pointers if isinstance(text, str) and text.isprintable() and text not in ("auto", "never")]
-            paths = [Path(os.path.realpath(start / text)) for text in texts for start in starts]
-            for used in {place for path in paths for place in (path, *path.parents)} & real.keys() - {user}:
-                users[used].add(user)
+    for row in Index(*outputs[:1], *roots).rows():
+        user, after = Path(os.path.realpath(row["folder"])), row.get("after")
+        pointers = [row.get("init_from"), row.get("resume"), *(after if isinstance(after, list) else [after])]
+        texts = [text for text in pointers if isinstance(text, str) and text.isprintable() and text not in ("auto", "never")]
+        paths = [Path(os.path.realpath(start / text)) for text in texts for start in starts]
+        for used in {place for path in paths for place in (path, *path.parents)} & real.keys() - {user}:
+            users[used].add(user)
     leaving = set(real)
     while staying := {run for run in leaving if users[run] - leaving}:
         leaving -= staying
-    return {real[run]: os.path.relpath(min(users[run] - leaving), os.path.realpath(index.root)) for run in real.keys() - leaving}
+    return {real[run]: os.path.relpath(min(users[run] - leaving)) for run in real.keys() - leaving}
 
 
 def carry_out(found: Sequence[Removal]) -> list[str]:

@@ -17,8 +17,8 @@ from rich.filesize import decimal
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.clean import carry_out, removals
 from ddp_train.archive.compare import compare
-from ddp_train.archive.groups import conclusion, grouped, left_out
-from ddp_train.archive.index import Index, merged
+from ddp_train.archive.groups import grouped, remarks
+from ddp_train.archive.index import Index
 from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.cli.status import show_run, show_sweep
 from ddp_train.errors import DONE, FAILED, ConfigError, one_line, plural, printable
@@ -68,31 +68,31 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
         return show_sweep(arguments, runner)
     known = {"--where": "SQL", "--sort": "KEY", "--group": "", "--limit": "N", "--json": ""}
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
-    where, sort, is_json = options.get("--where", ""), options.get("--sort", ""), "--json" in options
+    index, is_json = _index(folders), "--json" in options
     limit = int(options.get("--limit", 0 if is_json or "--group" in options else _LIMIT))
-    found = merged([_index(folder) for folder in folders], where=where, sort=sort)
-    all_rows = [{**row, "folder": str(index.typed / row["folder"])} for index, row in found]
-    rows = all_rows[: limit or None]
+    rows = index.rows(where=options.get("--where", ""), sort=options.get("--sort", ""), limit=limit)
     if "--group" in options:
         _print_groups(rows, is_json=is_json)
     elif is_json:
-        _print(json.dumps({**row, "values": json.loads(row["values"])}) for row in rows)
+        _print(map(json.dumps, rows))
     else:
-        _print_rows(rows, len(all_rows))
+        _print_rows(
+            rows, f"{len(rows):,} of {plural(len(index), 'run')}{', all with --limit=0' if len(rows) == limit < len(index) else ''}"
+        )
     return DONE
 
 
-def _index(folder: str) -> Index:
-    """Return the index of a folder; who waits at a terminal sees how far it is."""
+def _index(folders: Sequence[str]) -> Index:
+    """Return the index of some folders; a person at a terminal sees how far it is."""
 
     def on_read(done: int, all: int) -> None:
         if sys.stderr.isatty() and all > _PROGRESS_EVERY and (done % _PROGRESS_EVERY == 0 or done == all):
             print(f"\rreading {done:,} of {all:,} runs" + ("\r\x1b[K" if done == all else ""), end="", file=sys.stderr, flush=True)
 
-    return Index(Path(folder), on_read)
+    return Index(*map(Path, folders), on_read=on_read)
 
 
-def _print_rows(rows: Sequence[dict[str, Any]], num_all: int) -> None:
+def _print_rows(rows: Sequence[dict[str, Any]], count: str) -> None:
     typed = [[word for word in shlex.split(row["typed"] or "") if not word.startswith(_ELSEWHERE)] for row in rows]
     common = set(typed[0]).intersection(*typed[1:]) if len(rows) > 1 else set()
     columns = ["run", "status", "age", "metric", "best", "last", "steps", "hosts", "size", "tags", "typed"]
@@ -104,21 +104,19 @@ def _print_rows(rows: Sequence[dict[str, Any]], num_all: int) -> None:
     _print(aligned(table, right=(2, *range(4, 9)), width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 0))
     damaged = [row for row in rows if row["problem"]]
     _print(f"! {row['folder']}: {one_line(row['problem'], 200)}" for row in damaged[:_PROBLEMS])
-    more = f", {num_all - len(rows):,} more with --limit=0" if num_all > len(rows) else ""
-    print(f"{plural(num_all, 'run')}{f', {len(damaged)} marked' if damaged else ''}{more}")
+    print(f"{count}{f'; {len(damaged)} marked' if damaged else ''}")
 
 
 def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool) -> None:
     groups = grouped(rows)
     if is_json:
-        _print(json.dumps(group.as_dict()) for group in groups)
+        _print(json.dumps(vars(group)) for group in groups)
         return
     table = [["runs", "mean", "± 95 %", "deviation", "metric", "best run", "settings"]]
     for group in groups:
-        spread, settings = group.spread, group.typed or " ".join(f"{name}={_text(value)}" for name, value in group.settings.items())
-        table.append([*map(number, (spread.n, spread.mean, spread.half_width, spread.deviation)), group.metric, group.folders[0], settings])
-    said = filter(None, (left_out(rows, groups), conclusion(groups)))
-    _print([*aligned(table, right=range(4)), f"{plural(len(groups), 'group')} of completed runs", *said])
+        settings = group.typed or " ".join(f"{name}={_text(value)}" for name, value in group.settings.items())
+        table.append([*map(number, (group.n, group.mean, group.half_width, group.deviation)), group.metric, group.folders[0], settings])
+    _print([*aligned(table, right=range(4)), f"{plural(len(groups), 'group')} of completed runs", *remarks(rows, groups)])
 
 
 def _show(arguments: list[str]) -> int:
@@ -220,19 +218,18 @@ def _clean(arguments: list[str]) -> int:
     rules, what, failed = options.get("--keep", "").splitlines(), "checkpoints of " if "--checkpoints" in options else "", list[str]()
     if not rules and "--where" not in options:
         raise ConfigError(happened="which runs stay?", expected="--keep=RULE or --where=SQL", fix="--keep=best=2 --keep=tagged")
-    for folder in folders:
-        index = _index(folder)
-        found = removals(index, where=options.get("--where", ""), rules=rules, only_checkpoints=bool(what))
-        for removal in found:
-            used = f"  stays: {removal.used_by} uses it" if removal.used_by else ""
-            _print([f"{decimal(removal.bytes):>9}  {removal.path.relative_to(index.root)}{used}"])
-        chosen = [removal for removal in found if not removal.used_by]
-        count = f"{what}{plural(len(chosen), 'run')}"
-        print(f"{folder}: {count} can be removed, {decimal(sum(removal.bytes for removal in chosen))}")
-        if chosen and "--yes" not in options and not sys.stdin.isatty():
-            raise ConfigError(happened="nothing was removed: there is no terminal to ask on", fix="the same command with --yes")
-        if chosen and ("--yes" in options or input(f"remove {count}? [y/N] ").strip().lower() in ("y", "yes")):
-            failed += carry_out(chosen)
+    index = _index(folders)
+    found = removals(index, where=options.get("--where", ""), rules=rules, only_checkpoints=bool(what))
+    for removal in found:
+        used = f"  stays: {removal.used_by} uses it" if removal.used_by else ""
+        _print([f"{decimal(removal.bytes):>9}  {removal.path}{used}"])
+    chosen = [removal for removal in found if not removal.used_by]
+    count = f"{what}{plural(len(chosen), 'run')}"
+    print(f"{count} can be removed, {decimal(sum(removal.bytes for removal in chosen))}")
+    if chosen and "--yes" not in options and not sys.stdin.isatty():
+        raise ConfigError(happened="nothing was removed: there is no terminal to ask on", fix="the same command with --yes")
+    if chosen and ("--yes" in options or input(f"remove {count}? [y/N] ").strip().lower() in ("y", "yes")):
+        failed = carry_out(chosen)
     print("".join(printable(f"{line}\n") for line in failed), end="", file=sys.stderr)
     return FAILED if failed else DONE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from tests.unit.cli.runs import works_in
 
 
 def removable(root: Path, *rules: str, only_checkpoints: bool = False) -> dict[str, str]:
-    return {str(removal.run.relative_to(root)): removal.used_by for removal in found_in(root, *rules, only_checkpoints=only_checkpoints)}
+    """Return the names of runs that can be removed, each with that of a run that uses it."""
+    found = found_in(root, *rules, only_checkpoints=only_checkpoints)
+    return {str(removal.run.relative_to(root)): removal.used_by and os.path.relpath(removal.used_by, root) for removal in found}
 
 
 def found_in(root: Path, *rules: str, only_checkpoints: bool = False) -> list[Removal]:
@@ -32,8 +35,12 @@ def test_rules_keep_runs_of_each_name(tmp_path: Path) -> None:
         finished(tmp_path / f"b{number}", 0.1 * number, "name=b", started=number)
     (tmp_path / "b1/notes.json").write_text(json.dumps({"tags": ["paper"]}))
     index = Index(tmp_path)
-    assert kept(index, ["best=1"]) == {"a3", "b3"} and kept(index, ["last=2"]) == {"a0", "a1", "b3", "b2"}
-    assert kept(index, ["tagged", "where=name = 'a' AND best > 0.15"]) == {"b1", "a2", "a3"}
+    for rules, names in (
+        (["best=1"], {"a3", "b3"}),
+        (["last=2"], {"a0", "a1", "b3", "b2"}),
+        (["tagged", "where=name = 'a' AND best > 0.15"], {"b1", "a2", "a3"}),
+    ):
+        assert kept(index, rules) == {str(tmp_path / name) for name in names}
     assert removable(tmp_path, "best=1", "last=2", "tagged") == {"a2": "", "b0": ""}
     for rule in ("best", "best=x", "tagged=1", "where", "newest=2"):
         if rule != "tagged=1":
@@ -78,7 +85,7 @@ def test_runs_and_checkpoints_go_and_a_sweep_forgets_its_jobs(tmp_path: Path) ->
     assert carry_out(found) == [] and not alone.checkpoints.exists() and alone.is_completed()
     assert carry_out(found_in(tmp_path, "best=1")) == []
     assert [job.number for job in Sweep.load(sweep.root).jobs] == [2] and not (sweep.root / "0").exists()
-    assert [row["folder"] for row in Index(tmp_path).rows()] == ["s/2"]
+    assert [row["folder"] for row in Index(tmp_path).rows()] == [str(sweep.root / "2")]
     found = found_in(tmp_path)
     process = works_in(RunFolder(sweep.root / "2"))  # it began after it was listed
     (failed,) = carry_out(found)

@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.archive.groups import conclusion, difference, grouped, left_out, spread_of, t_quantile
+from ddp_train.archive.groups import grouped, remarks, t_quantile, welch
 from ddp_train.archive.index import Index
 from ddp_train.run_folder.result import Status
 from tests.unit.archive.finished import finished
+
+
+def groups_below(folder: Path, **asked: str) -> tuple[list[tuple[str, int, list[str]]], list[str]]:
+    """Return the typed settings, the number and the names of the runs of each group, and the remarks."""
+    rows = Index(folder).rows(**asked)
+    groups = grouped([*rows, *rows])  # a run counts once
+    return [(group.typed, group.n, [Path(run).name for run in group.folders]) for group in groups], remarks(rows, groups)
 
 
 def test_seeds_are_one_group_and_the_best_one_is_certain_or_not(tmp_path: Path) -> None:
@@ -17,41 +24,31 @@ def test_seeds_are_one_group_and_the_best_one_is_certain_or_not(tmp_path: Path) 
         finished(tmp_path / f"low{seed}", 0.5 + seed / 100, "optimizer.lr=0.01", f"seed={seed}", "name=x")
         finished(tmp_path / f"high{seed}", 0.7 + seed / 100, "optimizer.lr=0.1", f"seed={seed}", f"cluster.grace_s={10 + seed}")
     finished(tmp_path / "failed", 0.99, "optimizer.lr=0.1", status=Status.FAILED)
-    groups = grouped(Index(tmp_path).rows())
-    assert [(group.typed, group.spread.n, group.folders[0]) for group in groups] == [
-        ("optimizer.lr=0.1", 3, "high2"),
-        ("optimizer.lr=0.01", 3, "low2"),
-    ]
-    assert groups[0].settings == {"optimizer.lr": 0.1} and groups[0].as_dict()["spread"]["n"] == 3
-    assert conclusion(groups).startswith("the best is better than the next by 0.2 ± 0.023 (95% confidence): certain")
+    groups, said = groups_below(tmp_path)
+    assert groups == [("optimizer.lr=0.1", 3, ["high2", "high1", "high0"]), ("optimizer.lr=0.01", 3, ["low2", "low1", "low0"])]
+    assert grouped(Index(tmp_path).rows())[0].settings == {"optimizer.lr": 0.1}
+    assert said[0].startswith("the best is better than the next by 0.2 ± 0.023 (95% confidence): certain")
     finished(tmp_path / "one", 0.72, "optimizer.lr=0.3")
-    groups = grouped(Index(tmp_path).rows())
-    assert "not certain: one run says nothing of the spread" in conclusion(groups)
+    assert "not certain: one run says nothing of the spread" in groups_below(tmp_path)[1][0]
     for seed in range(2):
         finished(tmp_path / f"wide{seed}", 0.6 + 0.3 * seed, "optimizer.lr=0.4", f"seed={seed}")
-    assert "not certain with 2 runs and 1 run" not in conclusion(grouped(Index(tmp_path).rows(where="optimizer.lr IN (0.1, 0.4)")))
-    assert "not certain with 2 runs and 3 runs" in conclusion(grouped(Index(tmp_path).rows(where="optimizer.lr IN (0.1, 0.4)")))
-    assert conclusion(groups[:1]) == ""
+    assert "not certain with 2 runs and 3 runs" in groups_below(tmp_path, where="optimizer.lr IN (0.1, 0.4)")[1][0]
 
 
 def test_the_same_run_again_and_one_that_was_cut_off_are_no_samples(tmp_path: Path) -> None:
     finished(tmp_path / "a", 0.5, "seed=1")
     finished(tmp_path / "again", 0.5, "seed=1", "cluster.grace_s=20", started=9)
     finished(tmp_path / "cut", 0.1, "seed=2", "debug.max_steps=3")
-    rows = Index(tmp_path).rows()
-    groups = grouped([*rows, *rows])  # of `runs outputs outputs/a`
-    assert [(group.folders, group.spread.n, group.spread.half_width) for group in groups] == [(["again"], 1, None), (["cut"], 1, None)]
-    assert groups[1].settings == {"debug.max_steps": 3} and groups[1].typed == "debug.max_steps=3"
-    assert left_out(rows, groups) == "left out: 1 with the settings and the seed of a newer one"
+    groups, said = groups_below(tmp_path)
+    assert groups == [("", 1, ["again"]), ("debug.max_steps=3", 1, ["cut"])]
+    assert said[0] == "left out: 1 with the settings and the seed of a newer one"
 
 
 def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
     for seed, value in enumerate((0.5, 0.6, float("inf"), float("nan"))):
         finished(tmp_path / str(seed), value, f"seed={seed}")
-    rows = Index(tmp_path).rows()
-    [group] = grouped(rows)
-    assert group.spread.n == 2 and left_out(rows, [group]) == "left out: 2 without a finite value of the metric"
-    assert left_out([row for row in rows if row["last"] in (0.5, 0.6)], [group]) == ""
+    assert groups_below(tmp_path) == ([("", 2, ["1", "0"])], ["left out: 2 without a finite value of the metric"])
+    assert groups_below(tmp_path, where="last < 1")[1] == []
 
 
 @pytest.mark.parametrize(
@@ -62,16 +59,14 @@ def test_students_quantile_is_that_of_the_tables(freedom: float, quantile: float
     assert t_quantile(freedom) == pytest.approx(quantile, rel=1e-6)
 
 
-def test_the_mean_has_its_interval() -> None:
-    spread = spread_of([1.0, 2.0, 3.0])
-    assert (spread.n, spread.mean, spread.deviation) == (3, 2.0, 1.0)
-    assert spread.half_width == pytest.approx(4.3026527 / 3**0.5)
-    assert spread_of([1.0]).half_width is None
-
-
-def test_the_difference_of_two_means_has_welchs_interval() -> None:
-    margin, half_width = difference(spread_of([1.0, 2.0, 3.0]), spread_of([5.0, 5.5, 6.0, 6.5]))
-    assert margin == -3.75
-    assert half_width == pytest.approx(2.0211636)  # scipy.stats.ttest_ind(..., equal_var=False).confidence_interval()
-    assert difference(spread_of([1.0]), spread_of([2.0, 3.0])) == (-1.5, None)
-    assert difference(spread_of([1.0, 1.0]), spread_of([2.0, 2.0])) == (-1.0, 0.0)
+def test_means_and_their_difference_have_intervals(tmp_path: Path) -> None:
+    values = {0.1: [0.1, 0.2, 0.3], 0.2: [0.5, 0.55, 0.6, 0.65], 0.3: [0.4, 0.4], 0.4: [0.4, 0.4], 0.5: [0.7]}
+    for rate, each in values.items():
+        for seed, value in enumerate(each):
+            finished(tmp_path / f"{rate}_{seed}", value, f"optimizer.lr={rate}", f"seed={seed}")
+    by_rate = {group.settings["optimizer.lr"]: group for group in grouped(Index(tmp_path).rows())}
+    low, high, one, same, single = (by_rate[rate] for rate in values)
+    assert (low.n, low.mean, low.deviation) == (3, pytest.approx(0.2), pytest.approx(0.1)) and single.half_width is None
+    assert low.half_width == pytest.approx(0.43026527 / 3**0.5)
+    assert welch(low, high) == pytest.approx(0.20211636)  # scipy.stats.ttest_ind(..., equal_var=False).confidence_interval()
+    assert welch(single, low) is None and welch(one, same) == 0.0

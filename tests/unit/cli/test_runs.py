@@ -57,11 +57,11 @@ def test_all_runs_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert set(lines) == {*(f"outputs/s/{number}" for number in range(4)), "outputs/failed", "outputs/killed", "outputs/later"}
     assert lines["outputs/s/1"][0] == "completed" and lines["outputs/failed"][0] == "failed"
     assert lines["outputs/killed"] == ["interrupted", "!"]
-    assert "! outputs/killed: it ended without writing result.json" in shown and "7 runs, 1 marked" in shown
+    assert "! outputs/killed: it ended without writing result.json" in shown and "7 of 7 runs; 1 marked" in shown
     rows = [json.loads(line) for line in type_(capsys, "--json", "--where", "optimizer.lr = 0.01 AND status = 'completed'").splitlines()]
     assert {row["folder"] for row in rows} == {"outputs/s/1", "outputs/s/3"}
-    assert rows[0]["values"]["optimizer.lr"] == 0.01 and rows[0]["values"]["eval/accuracy"] == rows[0]["last"]
-    assert "5 more with --limit=0" in type_(capsys, "--limit=2", "outputs")
+    assert rows[0]["optimizer.lr"] == 0.01 and rows[0]["eval/accuracy"] == rows[0]["last"]
+    assert "2 of 7 runs, all with --limit=0" in type_(capsys, "--limit=2", "outputs")
     assert "no run has optimizer.rl" in type_(capsys, "--where=optimizer.rl>1", code=2)
     assert type_(capsys, "outputs/s").startswith("job")  # the table of a sweep
 
@@ -71,7 +71,7 @@ def test_seeds_are_grouped(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [line.split()[0] for line in shown[1:3]] == ["2", "2"]
     assert {line.split()[-1] for line in shown[1:3]} == {"optimizer.lr=0.001", "optimizer.lr=0.01"}
     assert shown[3] == "2 groups of completed runs" and shown[4].startswith("the best is better than the next by")
-    assert json.loads(type_(capsys, "--group", "--json", "outputs/s").splitlines()[0])["spread"]["n"] == 2
+    assert json.loads(type_(capsys, "--group", "--json", "outputs/s").splitlines()[0])["n"] == 2
 
 
 def test_one_run_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,8 +125,8 @@ def test_others_than_the_best_are_removed_after_asking(
         patch.setattr("sys.stdin", nothing)
         assert "with --yes" in type_(capsys, "clean", "--keep=last=1", code=2)
     process = works_in(RunFolder(folder / "killed"))
-    shown = type_(capsys, "clean", "--where=1", "--checkpoints", "--keep=where=folder='later'", "--yes")
-    assert "s/0/checkpoints  stays: later uses it" in shown and (folder / "s/0/checkpoints").exists()
+    shown = type_(capsys, "clean", "--where=1", "--checkpoints", "--keep=where=folder='outputs/later'", "--yes")
+    assert "s/0/checkpoints  stays: outputs/later uses it" in shown and (folder / "s/0/checkpoints").exists()
     assert not (folder / "s/1/checkpoints").exists() and (folder / "s/1/result.json").exists() and (folder / "later/checkpoints").exists()
     type_(capsys, "clean", "--where=1", "--yes")
     assert not (folder / "s").exists() and not (folder / "later").exists() and (folder / "killed").exists()
