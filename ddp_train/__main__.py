@@ -20,10 +20,10 @@ try:
     from ddp_train.errors import INTERRUPTED
     from ddp_train.launch.agent_process import COMPILER, AgentRequest, CheckRequest, RankRequest, early_fork_server
     from ddp_train.launch.signals import keep_early
-    from ddp_train.system import handover, terminal
+    from ddp_train.system import process_env, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server
     from ddp_train.system.process import die_with_parent, exit_at_once, exit_with, restrict_new_files
-    from ddp_train.system.torchrun_env import is_torchrun_worker, world_size
+    from ddp_train.system.process_env import is_torchrun_worker, world_size
 except KeyboardInterrupt:  # `_run_command` handles a later one
     sys.exit(130)
 
@@ -34,7 +34,7 @@ def main() -> None:
     """Become what this process was started for, and exit with its code."""
     terminal.open_closed_streams()
     restrict_new_files()
-    if handover.FORK_SERVER in os.environ:
+    if process_env.FORK_SERVER in os.environ:
         terminal.protect_streams()
         imports = sys.argv[1:]
         del sys.argv[1:]  # no words of what is to be forked
@@ -74,7 +74,7 @@ def _become_rank_under_torchrun() -> NoReturn:
     """Become a rank in an interpreter that torchrun, or an agent of ours that could not fork, has started."""
     terminal.protect_streams()
     # Before torch is imported, which takes seconds in which the agent may be killed. Popped: what a job starts has another parent.
-    die_with_parent(int(os.environ.pop(handover.AGENT, "0")))
+    die_with_parent(int(os.environ.pop(process_env.AGENT, "0")))
     # While torch is imported and the ranks meet, a stop ends this process without a traceback; then the rank handles it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     import_for_good(["ddp_train.rank.main", *([COMPILER] if world_size() > 1 else [])])  # which DDP imports

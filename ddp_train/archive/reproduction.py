@@ -12,11 +12,10 @@ from ddp_train import FOLDER, __version__
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.compare import environment_facts
 from ddp_train.errors import ConfigError, join_few, plural
-from ddp_train.launch.captured_code import CodeFolder, ask_git
+from ddp_train.launch.captured_code import CodeFolder, ask_git, software
 from ddp_train.launch.source_copy import names_below
 from ddp_train.system.devices import ask_driver
 from ddp_train.system.files import remove
-from ddp_train.system.software import software
 from ddp_train.system.untrusted_tar import unpack
 
 _MEASURED = re.compile(r"time|.*_ms|.*(per_s|seconds|_s)(_per_\w+)?|(device|memory)/.*|mfu|.*flops.*|split|step|epoch|samples")

@@ -25,12 +25,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from ddp_train import CONF
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.check_process import check_in_torch_process
-from ddp_train.cli.location import location_of, location_of_sweep, typed_run_folder
-from ddp_train.cli.pipeline import require_pipeline
+from ddp_train.cli.location import location_of, location_of_sweep, require_pipeline, typed_run_folder
 from ddp_train.config.check import section
 from ddp_train.config.command.command_line import options_of, refuse_unknown_options
 from ddp_train.config.hydra_internals import MAIN, composing_once
-from ddp_train.config.rules.machines import check_copies
+from ddp_train.config.rules.sections import check_copies
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import config_text
 from ddp_train.config.schema import ClusterConfig, SweepConfig
@@ -39,7 +38,7 @@ from ddp_train.errors import DONE, ConfigError, ConfigErrors
 from ddp_train.launch.job import Job, Training
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.system.process_env import is_torchrun_worker
 
 if TYPE_CHECKING:
     from ddp_train.sweep.hydra_jobs import Multirun

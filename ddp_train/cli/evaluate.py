@@ -13,7 +13,7 @@ from typing import Any
 from hydra.types import RunMode
 
 from ddp_train.checkpoint.catalog import LAST, candidates, is_checkpoint, require_candidates
-from ddp_train.cli.pipeline import require_pipeline
+from ddp_train.cli.location import require_pipeline
 from ddp_train.cli.saved_run import TRUST, ask_trust, original_words, parse_words, require_working_directory, run_of
 from ddp_train.config.check import check_config
 from ddp_train.config.command import saved_overrides
@@ -29,7 +29,7 @@ from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.claim import claim_new
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import Outcome, verdict_of
-from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.system.process_env import is_torchrun_worker
 
 USAGE = """ddp-train evaluate RUN [--watch] [--set=NAME] [key=value group=option ...]
 

@@ -25,9 +25,9 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.failure import Failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS
-from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.system.process_env import is_torchrun_worker
 
 _CHUNK_BYTES = 1 << 16
 _SHOWN = 500  # characters of an error
@@ -154,7 +154,7 @@ def run_command(command: list[str], told: IO[bytes], *, folder: Path | None = No
         child = subprocess.Popen(
             command,
             cwd=folder,
-            env={**(os.environ if environment is None else environment), handover.CALLER: f"{os.getpid()}:{told.fileno()}"},
+            env={**(os.environ if environment is None else environment), process_env.CALLER: f"{os.getpid()}:{told.fileno()}"},
             pass_fds=[told.fileno()],
             start_new_session=True,  # Ctrl-C on the terminal, and a notebook's stop button, reach this process alone, which tells it once
             stdin=subprocess.DEVNULL,

@@ -31,7 +31,7 @@ from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner, Slot
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from ddp_train.system.process import die_with_parent
 
 
@@ -39,7 +39,7 @@ class CommandRunner(JobRunner):
     """Runs the jobs of the command that was typed: torchrun agents start their ranks."""
 
     def __init__(self) -> None:
-        pid, _, descriptor = os.environ.pop(handover.CALLER, "").partition(":")  # what this command starts has another one
+        pid, _, descriptor = os.environ.pop(process_env.CALLER, "").partition(":")  # what this command starts has another one
         self._caller = int(descriptor) if descriptor else None  # a pipe to the process that has started this command by `ddp_train.run`
         if self._caller is not None:
             os.set_inheritable(self._caller, False)

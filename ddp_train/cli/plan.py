@@ -30,14 +30,13 @@ from ddp_train.launch.agent_process import rank_environment
 from ddp_train.launch.engine.engine import engine_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.launch.source_copy import read_source
-from ddp_train.launch.spec import Code
+from ddp_train.launch.source_copy import Code, read_source
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.claim import require_empty
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.sweep.sweeper import planned_overrides
-from ddp_train.system import devices, handover
+from ddp_train.system import devices, process_env
 from ddp_train.system.folder_lock import is_held
 
 USAGE = """ddp-train plan key=value group=option ... [-m] [--json]
@@ -191,5 +190,5 @@ def _environment(job: Job) -> Iterator[tuple[str, str]]:
         if value is not None:
             text = str(int(value)) if isinstance(value, bool) else str(without_secrets(f"cluster.env.{name}", value))
             yield f"{name}={shell_command([text])}", "cluster.env"
-    yield handover.JOB, "the frozen configuration"
+    yield process_env.JOB, "the frozen configuration"
     yield "RANK, WORLD_SIZE, MASTER_ADDR ...", "set by torchrun for each rank"

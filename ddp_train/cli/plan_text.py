@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddp_train.checkpoint.schedule import in_units
-from ddp_train.cli.pipeline import verdict_to_wait_for
+from ddp_train.cli.location import verdict_to_wait_for
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition
 from ddp_train.config.run_config import RunConfig, evaluation_sets

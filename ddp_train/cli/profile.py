@@ -8,8 +8,7 @@ from ddp_train.cli.status import may_go_on
 from ddp_train.config.saved import saved_config
 from ddp_train.errors import DONE, ConfigError
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.run_folder.paths import ProfileRequest, RunFolder
 from ddp_train.run_folder.sweep import sweep_of
 from ddp_train.system.folder_lock import is_held
 

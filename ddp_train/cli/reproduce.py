@@ -26,7 +26,7 @@ from ddp_train.config.spelling import text_of
 from ddp_train.config.targets.target import AUTO
 from ddp_train.config.tree import changes_results, differences, dotted_items
 from ddp_train.errors import DONE, FAILED, ConfigError, DataError
-from ddp_train.launch.captured_code import add_files, ask_git
+from ddp_train.launch.captured_code import VARIABLES, add_files, ask_git
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.source_copy import names_below
 from ddp_train.run_folder.claim import claim_new, release
@@ -34,7 +34,6 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_trust
 from ddp_train.system.files import appears_whole, write_json
-from ddp_train.system.software import VARIABLES
 from ddp_train.system.untrusted_tar import unpack
 
 USAGE = """ddp-train reproduce RUN [key=value ...] [--check | --export=FILE.tar.gz]

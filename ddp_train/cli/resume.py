@@ -20,7 +20,7 @@ from ddp_train.run_folder.paths import is_sweep
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
 from ddp_train.system.folder_lock import hold
-from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.system.process_env import is_torchrun_worker
 
 USAGE = """ddp-train resume RUN [key=value ...] [~callbacks.X ...]
 

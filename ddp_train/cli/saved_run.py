@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ddp_train.checkpoint.catalog import BEST, LAST, candidates, is_name, require_candidates
-from ddp_train.cli.pipeline import require_pipeline
+from ddp_train.cli.location import require_pipeline
 from ddp_train.config.check import check_frozen
 from ddp_train.config.command import saved_overrides
 from ddp_train.config.command.command_line import options_of
@@ -24,7 +24,7 @@ from ddp_train.launch.job import Evaluation, Job, Training
 from ddp_train.run_folder.paths import RunFolder, is_sweep, step_of
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_trust
-from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.system.process_env import is_torchrun_worker
 
 TRUST = "--trust"
 """Code that another user has written may run as this one."""

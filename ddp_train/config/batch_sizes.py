@@ -9,7 +9,7 @@ from ddp_train.config.cluster import most_nodes, processes_of_nodes
 from ddp_train.config.schema import ClusterConfig, LoaderConfig, TrainerConfig
 from ddp_train.config.targets.target import AUTO
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.devices import resolve_device
 
 MICRO_BATCH = "loader.micro_batch_size"
@@ -51,12 +51,12 @@ class BatchSizes:
 
 def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> BatchSizes:
     """Derive the global batch size or the accumulation, whichever is not given. ConfigError: the given values contradict each other."""
-    if cluster.launcher == "local" and not torchrun_env.is_torchrun_worker() and most_nodes(cluster) > 1:
+    if cluster.launcher == "local" and not process_env.is_torchrun_worker() and most_nodes(cluster) > 1:
         happened = f"is {cluster.nodes}, but cluster.launcher=local has one machine"
         raise ConfigError(key="cluster.nodes", happened=happened, fix="cluster=machines")
     world_size = sum(processes_of_nodes(cluster))
-    if torchrun_env.is_torchrun_worker():
-        world_size, started = torchrun_env.world_size(), torchrun_env.local_world_size()
+    if process_env.is_torchrun_worker():
+        world_size, started = process_env.world_size(), process_env.local_world_size()
         if cluster.processes_per_node not in (None, started):
             happened = f"is {cluster.processes_per_node}, but torchrun started {started} processes on this machine"
             fix = f"--nproc-per-node={cluster.processes_per_node}, or leave the key out"

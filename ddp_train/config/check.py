@@ -16,11 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddp_train.config import auto, schema
-from ddp_train.config.resolve import resolve
+from ddp_train.config.resolve import drop_unused_option_arguments, resolve
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import PartialConfig, RunConfig, data_node, evaluation_sets
 from ddp_train.config.spelling import SECTIONS_HERE, did_you_mean, instead_of, nearest, override, removal, unknown_key
-from ddp_train.config.targets.own_target import drop_unused_option_arguments
 from ddp_train.config.targets.target import check_object_names, check_target
 from ddp_train.config.tree import dotted_items, leaves, texts, value_at
 from ddp_train.config.values import missed_range

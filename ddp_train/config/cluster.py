@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from ddp_train.config.schema import ClusterConfig
 from ddp_train.config.values import NodeRange, node_range
 from ddp_train.errors import ConfigError
-from ddp_train.system import devices, torchrun_env
+from ddp_train.system import devices, process_env
+from ddp_train.system.process_env import slurm_step
 from ddp_train.system.redaction import reveal
-from ddp_train.system.slurm_step import slurm_step
 
 _Value = TypeVar("_Value")
 
@@ -163,7 +163,7 @@ def check_environment(cluster: ClusterConfig) -> Iterator[ConfigError]:
         key = f"cluster.env.{name}"
         if not str(name).replace("_", "").isalnum():
             yield ConfigError(key=key, happened="is not a valid name of an environment variable", expected="letters, digits and _")
-        elif name in torchrun_env.VARIABLES:
+        elif name in process_env.OF_TORCHRUN:
             yield ConfigError(key=key, happened="is set by torchrun, for each rank", expected="no such key")
         elif isinstance(value, (dict, list)):
             yield ConfigError(key=key, happened=f"is {value!r}", expected="text, a number, true or false; null to leave it unchanged")

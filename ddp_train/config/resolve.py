@@ -2,12 +2,19 @@
 
 A secret's `${oc.env:NAME}` stays until a rank needs the value (redaction.py), and so does `${object:torch.float32}`: a configuration names
 a type, a class or a function, and the object is looked up when the component is made (targets/target.py).
+
+Then each node gets what its own target takes. `model._target_=my_package.MyModel` keeps the chosen option's other arguments, which are for
+another class. Those that the new class takes by name are kept, the others are left out, and one line says so. A typed value, or one that an
+experiment has changed, is never left out: if the new class does not take it, that is an error.
 """
 
+import importlib.resources
+import inspect
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,12 +22,16 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from ddp_train.config.hydra_internals import register_resolver
-from ddp_train.config.targets.target import RESOLVER
-from ddp_train.config.tree import replace_values
+from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, TARGETS
+from ddp_train.config.spelling import text_of
+from ddp_train.config.targets.locate import accepts, hints_of, look_up_or_none, parameters_of
+from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, RESOLVER, calls_functions, fits
+from ddp_train.config.tree import replace_values, texts
 from ddp_train.errors import ConfigError
 from ddp_train.system import redaction
 
 _MARK = "\0"  # replaces the braces: text that looks like an interpolation would be resolved again
+_EVAL = "eval"
 
 
 def resolve(config: DictConfig, errors: list[ConfigError], *, section: str = "") -> dict[str, Any]:
@@ -73,3 +84,107 @@ def _sealed() -> Iterator[None]:
     finally:
         register_resolver("oc.env", oc.env)
         OmegaConf.clear_resolver(RESOLVER)
+
+
+def drop_unused_option_arguments(tree: Mapping[str, Any], hydra: DictConfig | None) -> tuple[dict[str, Any], list[str]]:
+    """Return a configuration whose nodes fit their own targets, and a line for each node from which an argument was left out.
+
+    `hydra`: has the chosen options; None: the configuration was treated before.
+    """
+    kept, lines = dict(tree), list[str]()
+    for section in TARGETS:
+        node = tree.get(section)
+        option = _option(hydra, section) if hydra is not None and isinstance(node, Mapping) else {}
+        if hydra is None or node is None or option.get("_target_") in (None, "???", node.get("_target_")):
+            continue
+        if (target := look_up_or_none(node.get("_target_"))) is not None:
+            kept[section] = _with_accepted_arguments(node, option, target, _typed(hydra, section))
+            lines += _lines(section, node, kept[section], option)
+    return replace_values(kept, "", _partial), lines
+
+
+def _partial(key: str, node: Any) -> Any:
+    """Return a node with `_partial_: true` if the run calls its target later, with further arguments."""
+    if (key in COMPLETED or calls_functions(key)) and isinstance(node, Mapping) and "_partial_" not in node:
+        target = look_up_or_none(node.get("_target_"))
+        if target is not None and (key in COMPLETED or _needs_arguments(target, node)):
+            return {**node, "_partial_": True}
+    return node
+
+
+def _needs_arguments(target: Any, node: Mapping[str, Any]) -> bool:
+    """Tell whether a function lacks arguments: it is a loss itself, say, and does not return one."""
+    if inspect.isclass(target):
+        return False
+    if (parameters := parameters_of(target)) is None:  # a function in C; none of them makes an objective
+        return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(item.default is item.empty and item.name not in node for item in parameters.values() if item.kind in positional)
+
+
+def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any], target: Any, typed: set[str]) -> dict[str, Any]:
+    hints, always_kept, kept = hints_of(target), {*DIRECTIVES, *(key for keys in KEYS_BESIDE_ARGUMENTS.values() for key in keys)}, {}
+    for name, value in node.items():
+        is_from_option = name not in typed and _is_from_option(name, value, option)
+        if name == _EVAL and isinstance(value, Mapping) and isinstance(option.get(_EVAL), Mapping):
+            inner = {key.removeprefix(f"{_EVAL}.") for key in typed if key.startswith(f"{_EVAL}.")}
+            changes = _with_accepted_arguments(value, option[_EVAL], target, inner)
+            is_changed = inner or any(not _is_from_option(key, changes[key], option[_EVAL]) for key in changes)
+            # A dropped argument may have distinguished the splits: then there is no evaluation, rather than one on the training data.
+            kept[name] = changes if is_changed or len(changes) == len(value) else None
+        elif not is_from_option or name in always_kept or (accepts(target, name) and (name not in hints or fits(value, hints[name]))):
+            kept[name] = value
+    return kept
+
+
+def _is_from_option(name: str, value: Any, option: Mapping[str, Any]) -> bool:
+    return name in option and (value == option[name] or "${" in str(option[name]))
+
+
+def _lines(section: str, node: Mapping[str, Any], kept: Mapping[str, Any], option: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the line about left-out and kept arguments of the option."""
+    left_out = [name for name in node if name not in kept]
+    is_unevaluated = kept.get(_EVAL, {}) is None and node.get(_EVAL) is not None
+    if not left_out and not is_unevaluated:
+        return
+    taken = [f"{name}={text_of(value)}" for name, value in kept.items() if name in option and name not in (*DIRECTIVES, _EVAL)]
+    line = f"{section:<8} {node['_target_']} instead of {option['_target_'].rpartition('.')[2]}:"
+    line += f" takes {', '.join(taken) or 'nothing'} of its arguments, not {', '.join(left_out) or 'those of its evaluation split'}"
+    yield line + ("; no evaluation: +data.eval.NAME=VALUE says what differs for it" if is_unevaluated else "")
+
+
+def _typed(hydra: DictConfig, section: str) -> set[str]:
+    """Return the arguments of a node that were typed, by their dotted names below it."""
+    keys = [text.lstrip("+~").partition("=")[0].strip() for text in texts(hydra.overrides.task)]
+    names = [key.removeprefix(f"{section}.") for key in keys if key.startswith(f"{section}.")]
+    return {".".join(name.split(".")[:length]) for name in names for length in range(1, 1 + len(name.split(".")))}
+
+
+def _option(hydra: DictConfig, section: str) -> dict[str, Any]:
+    """Return the section in the chosen option of a group, with the options that it is based on; {}: there is none."""
+    choice = hydra.runtime.choices.get(section)
+    folders = [folder for source in hydra.runtime.config_sources if (folder := folder_of(source.schema, source.path))]
+    return _read(folders, section, str(choice), ()) if choice else {}
+
+
+def folder_of(schema: str, path: str) -> Path | None:
+    """Return the folder of a config source; None: Hydra's own, or no folder."""
+    if schema == "file":
+        return Path(path)
+    if schema == "pkg" and path != "hydra.conf":
+        return Path(str(importlib.resources.files(path)))
+    return None
+
+
+def _read(folders: list[Path], section: str, option: str, above: tuple[str, ...]) -> dict[str, Any]:
+    file = next((path for folder in folders if (path := folder / section / f"{option}.yaml").is_file()), None)
+    if file is None or option in above:
+        return {}
+    content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    if not isinstance(content, Mapping):
+        return {}
+    based_on = [name for name in content.get("defaults") or () if isinstance(name, str) and name != "_self_"]
+    inherited = [_read(folders, section, name.removesuffix(".yaml"), (*above, option)) for name in based_on]
+    own = content.get(section) if file.read_text().lstrip().startswith("# @package _global_") else content
+    layers = [*inherited, {name: value for name, value in (own or {}).items() if name != "defaults"}]
+    return {name: value for layer in layers for name, value in layer.items()}

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import DistError, DistStoreError, PrefixStore, Store, TCPStore
 
 from ddp_train.errors import UserError
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.network import WAITING, is_address
 from ddp_train.system.process import allow_open_files
@@ -38,8 +38,8 @@ _FIRST_POLL_S = 0.001  # ranks that were started together are soon there
 
 def join_store() -> dist.Store:
     """Return the store in which the ranks meet, as torchrun's environment says."""
-    address, port = torchrun_env.store_address()
-    if torchrun_env.rank() == 0 and not torchrun_env.agent_serves_store() and is_address(address):
+    address, port = process_env.store_address()
+    if process_env.rank() == 0 and not process_env.agent_serves_store() and is_address(address):
         with suppress(OSError):  # not an address of this machine: behind a router that translates, say
             return serve_store(address, port)
     store: dist.Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]
@@ -48,7 +48,7 @@ def join_store() -> dist.Store:
 
 def join_store_again(prefix: str) -> dist.Store:
     """Connect once more to the store that another process of this rank has joined."""
-    return dist.PrefixStore(prefix, join_served(*torchrun_env.store_address()))
+    return dist.PrefixStore(prefix, join_served(*process_env.store_address()))
 
 
 def wait_for(store: dist.Store, key: str, *, within_s: float | None = None) -> str:

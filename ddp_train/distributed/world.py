@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_train.errors import UserError
-from ddp_train.system import handover, torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.network import address_towards, interface_of
 
 _T = TypeVar("_T")
@@ -178,14 +178,14 @@ def open_world(store: dist.Store, rank: int, size: int, *, device: str, timeout:
 
     Raises UserError: this machine has fewer GPUs than processes.
     """
-    local_rank, local_size = torchrun_env.local_rank(), torchrun_env.local_world_size()
-    is_shared = handover.shares_gpu()
+    local_rank, local_size = process_env.local_rank(), process_env.local_world_size()
+    is_shared = process_env.shares_gpu()
     if device == "cuda" and torch.cuda.device_count() < (1 if is_shared else local_size):
         happened = f"{socket.gethostname()} runs {local_size} processes, but torch sees {torch.cuda.device_count()} GPUs"
         expected = "one GPU for each process"
         raise UserError(key="cluster.processes_per_node", happened=happened, expected=expected, fix="fewer processes, or cluster=cpu")
     torch_device = torch.device("cuda", 0 if is_shared else local_rank) if device == "cuda" else torch.device("cpu")
-    has_group = size > 1 or os.environ.get(handover.ONE_GPU) == "group"
+    has_group = size > 1 or os.environ.get(process_env.ONE_GPU) == "group"
     if device == "cuda":
         torch.cuda.set_device(torch_device)
     if local_size == size:
@@ -214,9 +214,9 @@ def _reach_out(store: dist.Store) -> None:
 
     `store`: where the machines tell each other their addresses: the one that MASTER_ADDR names has no route to it.
     """
-    node, nodes = torchrun_env.node_rank(), torchrun_env.num_nodes()
-    address = address_towards(torchrun_env.store_address()[0])
-    if torchrun_env.local_rank() == 0:
+    node, nodes = process_env.node_rank(), process_env.num_nodes()
+    address = address_towards(process_env.store_address()[0])
+    if process_env.local_rank() == 0:
         store.set(f"address/{node}", address)  # also where the environment names an interface: others wait for it
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return

@@ -31,7 +31,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES
 from ddp_train.launch.job import Job
 from ddp_train.launch.node_facts.differences import SKEW_S
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.files import write_json
@@ -64,8 +64,8 @@ class _Checkup:
         self._attempt = attempt
         self._store = attempt.store
         self._job = job
-        self._machine = torchrun_env.node_rank()
-        self._count = torchrun_env.num_nodes()
+        self._machine = process_env.node_rank()
+        self._count = process_env.num_nodes()
         self._began = time.monotonic()
         self._is_full = is_full
         self._device = resolve_device(job.config.cluster.device)
@@ -75,8 +75,8 @@ class _Checkup:
         """Return the exit code: the same on all ranks."""
         os.environ.update(cluster.environment_of(self._job.config.cluster.env, inherited=os.environ))
         examination = None
-        if torchrun_env.local_rank() == 0:
-            first = torchrun_env.store_address()[0] if self._count > 1 else ""
+        if process_env.local_rank() == 0:
+            first = process_env.store_address()[0] if self._count > 1 else ""
             examination = Examination(self._job, number=self._machine, count=self._count, first=first)
             self._store.set(f"machine/{self._machine}", examination.examine().to_json())
         try:

@@ -18,7 +18,7 @@ from typing import Any
 from ddp_train.config.cluster import Rendezvous, environment_of
 from ddp_train.launch.job import Job
 from ddp_train.launch.node_facts.facts import GLOO, NCCL, NodeFacts, collect, taken_by_nccl
-from ddp_train.system import handover, network, torchrun_env
+from ddp_train.system import network, process_env
 from ddp_train.system.deadline import wait_until
 
 EXAMINE_WITHIN_S = 60.0
@@ -107,9 +107,9 @@ class Examination:
     def examine(self) -> MachineReport:
         """Examine this machine, write its file into the run's folder, and listen for the others."""
         # The node program's facts: from its own command line, and its own `cluster.env`.
-        reported = NodeFacts.pop_file(os.environ[handover.FACTS]) if handover.FACTS in os.environ else None
+        reported = NodeFacts.pop_file(os.environ[process_env.FACTS]) if process_env.FACTS in os.environ else None
         here = Rendezvous(min_nodes=self._count, max_nodes=self._count, node_rank=self._number)
-        facts = reported or collect(self._job.config, here, processes=torchrun_env.local_world_size())
+        facts = reported or collect(self._job.config, here, processes=process_env.local_world_size())
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         write_error = _refusal(self._write)
         free = _file_system(self._job.run_folder.root)

@@ -1,13 +1,11 @@
 """The seams on one screen: what a component offers, and the types that it gets and gives.
 
 data       a source of samples, and their order
-batch      batches, whatever they are made of: their tensors, their size
-pixels     images on their way to a device
+batch      batches, whatever they are made of: their tensors, their size; images on their way to a device
 objective  what is minimised and measured, and what computes its loss
 parameters the names of parameters, patterns that choose some, the parts that repeat
 strategy   how the ranks hold a model together; tensors of which each rank has some rows
 run        scheduler, metric writers, callbacks, and the run as callbacks see it
-adapted    an object whose class does not inherit from one of our base classes, used as one of that base
 
 Components import seams from here, functions from their modules, and not each other.
 """

@@ -1,6 +1,6 @@
 """What data must offer: samples by position, and their order.
 
-A `Dataset` of torch (loader/dataset_adapter.py) and an `IterableDataset` (loader/stream.py) are adapted to what is here.
+A `Dataset` of torch and an `IterableDataset` (loader/dataset_adapter.py) are adapted to what is here.
 Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
 """
 
@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from ddp_train.errors import conflict
-from ddp_train.interfaces.adapted import own_member
 from ddp_train.interfaces.batch import Batch
-from ddp_train.traits import DataConstants
+from ddp_train.traits import DataConstants, own_member
 
 Indices = NDArray[np.int64]
 """Positions in a data source, shape [B]."""

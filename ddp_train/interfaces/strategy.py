@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddp_train.interfaces.adapted import Adapted
-from ddp_train.traits import StrategyConstants
+from ddp_train.traits import Adapted, StrategyConstants
 
 MemoryKey = tuple[int, torch.Size]
 """The address of a tensor's memory, and its shape."""

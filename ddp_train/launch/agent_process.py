@@ -16,7 +16,7 @@ from ddp_train.errors import INTERRUPTED, TERMINATED
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.restart_note import STARTED
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from ddp_train.system.folder_lock import descriptors
 from ddp_train.system.fork_server import ForkRequest, ForkServer, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, has_free_processor
@@ -34,7 +34,7 @@ class AgentOptions:
 
     grace_s: int  # `cluster.grace_s`
     run_folder: RunFolder | None = None  # of the run, where the agent has one
-    group: Path | None = None  # of the members of a sweep (`handover.GROUP`)
+    group: Path | None = None  # of the members of a sweep (`process_env.GROUP`)
     log: Path | None = None  # where torch's own lines go; None: into the run folder
     restarts: int | None = None  # how often the ranks of several machines were started again; None: this agent counts
     uses_torch_agent: bool = False  # `cluster.agent=torch`: torchrun's own, with nothing of ours in it
@@ -79,7 +79,7 @@ def start_fork_server(*, uses_compiler: bool = False) -> ForkServer:
         stop_fork_server()
     if _server is None:
         environment = {**os.environ, NUM_THREADS: "1"}  # so that it can be forked: OpenBLAS starts its threads when it is loaded
-        environment.pop(handover.CALLER, None)  # it is ours
+        environment.pop(process_env.CALLER, None)  # it is ours
         _server = spawn_fork_server(environment, [*_AGENT_IMPORTS, COMPILER] if uses_compiler else _AGENT_IMPORTS)
     return _server
 
@@ -148,7 +148,7 @@ def start_agent(
     global _server
     imports = [*_AGENT_IMPORTS, COMPILER] if uses_compiler else _AGENT_IMPORTS
     files = [*descriptors(), *files]
-    environment = {**os.environ, **environment, handover.STARTED: str(STARTED)}
+    environment = {**os.environ, **environment, process_env.STARTED: str(STARTED)}
     request = AgentRequest(options=options, arguments=arguments, environment=environment, files=files, imports=imports, is_last=is_last)
     agent = start_fork_server().start(request)
     if is_last:

@@ -2,22 +2,29 @@
 
 Each folder from which Python imports counts, but for installed packages: the project, ddp_train as a checkout, others on the path. Of a
 repository each file that is changed or not committed is kept whole (a diff without its secrets cannot be applied), elsewhere each *.py.
+
+What else can change results besides data and configuration is in environment.json, too (`software`): packages, the processor, variables of
+math libraries.
 """
 
 import io
+import json
 import os
+import platform
 import re
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from itertools import chain, filterfalse
 from pathlib import Path
+from typing import Any
 
 from ddp_train import FOLDER
-from ddp_train.launch.source_copy import INSTALLED, OURS, names_below, source_names
-from ddp_train.launch.spec import Spec
+from ddp_train.launch.source_copy import INSTALLED, OURS, Code, names_below, source_names
 from ddp_train.system.files import appears_whole
 from ddp_train.system.redaction import redact_code
 
@@ -28,6 +35,8 @@ _SECRET = re.compile(
     r"(?i)\.env(\..*|rc)?|\.(netrc|npmrc|pypirc|pgpass)|id_(rsa|dsa|ecdsa|ed25519).*|(\.git-)?credentials.*|secrets?\..*"
     r"|.*service.*account.*\.json|.*\.(env|pem|key|p12|pfx|jks|keystore)"
 )
+VARIABLES = re.compile(r"(KMP|GOMP|MKL|DNNL|ONEDNN|OPENBLAS|ATEN|CUBLAS|CUDNN)_\w+|NCCL_(ALGO|PROTO)|NVIDIA_TF32_OVERRIDE")
+_VECTORS = re.compile(r"avx|fma|f16c|amx|sse4|sve|asimd|neon|bf16|i8mm")  # by which torch, MKL and oneDNN choose their code
 
 
 @dataclass(kw_only=True)
@@ -60,7 +69,7 @@ def capture_code(archive: Path, spec: Path) -> list[CodeFolder]:
     found: dict[Path, CodeFolder] = {}
     try:
         with appears_whole(archive) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as tar:
-            if spec.exists() and (copied := Spec.read(spec).code) is not None:
+            if (copied := _copied(spec)) is not None:
                 place = os.getcwd().removesuffix(f"/{next(root for root in copied.roots if root != OURS)}")  # what the copy is of
                 folder = Path(copied.folder)
                 found[folder] = code = CodeFolder(name="code", folder=place, roots=[*copied.roots])
@@ -76,6 +85,15 @@ def capture_code(archive: Path, spec: Path) -> list[CodeFolder]:
         for code in found.values() or [found.setdefault(Path(), CodeFolder(name="code", folder=os.getcwd()))]:
             _note(code, error)
     return list(found.values())
+
+
+def _copied(spec: Path) -> Code | None:
+    """Return the copy that an engine runs; None: no engine does."""
+    if not spec.exists():
+        return None
+    from ddp_train.launch.spec import Spec
+
+    return Spec.read(spec).code
 
 
 def _note(code: CodeFolder, error: Exception) -> None:
@@ -149,3 +167,32 @@ def _why_left_out(path: Path, name: str, max_bytes: int) -> str:
         return "a file of that name holds secrets"
     size = path.stat().st_size
     return "no plain file" if not path.is_file() else f"{size / 2**20:.1f} MiB are too much" if size > max_bytes else ""
+
+
+def software() -> dict[str, Any]:
+    """Return the facts of this machine and interpreter for environment.json."""
+    variables = {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
+    facts = {"python": platform.python_version(), "platform": platform.platform(), "cpu": _cpu(), "variables": variables}
+    packages, sources = dict[str, str](), dict[str, str]()
+    for dist in metadata.distributions():
+        head = (dist.read_text("METADATA") or dist.read_text("PKG-INFO") or "").partition("\n\n")[0]
+        # By a pattern: email's parser takes six times as long.
+        name, version = (re.search(rf"^{field}: *(.+?)\r?$", head, re.MULTILINE) for field in ("Name", "Version"))
+        if name and version and name[1] not in packages:  # the first one on the path is imported
+            packages[name[1]] = version[1]
+            with suppress(ValueError, KeyError, TypeError, AttributeError):  # only what comes from no index has this file (PEP 610)
+                origin = json.loads(dist.read_text("direct_url.json") or "")
+                kind = "editable " if origin.get("dir_info", {}).get("editable") else ""
+                vcs, commit = (origin.get("vcs_info", {}).get(key, "") for key in ("vcs", "commit_id"))
+                sources[name[1]] = f"{vcs}+{origin['url']}@{commit}" if vcs else f"{kind}{origin['url']}"
+    return {**facts, "packages": dict(sorted(packages.items())), "package_sources": sources}
+
+
+def _cpu() -> dict[str, Any]:
+    lines: dict[str, str] = {}
+    with suppress(OSError):  # Linux alone has it
+        pairs = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines())
+        lines = {key.strip(): value.strip() for key, _, value in pairs}
+    vectors = {flag for flag in (lines.get("flags") or lines.get("Features") or "").split() if _VECTORS.search(flag)}
+    model = lines.get("model name") or platform.processor() or platform.machine()
+    return {"model": model, "vectors": " ".join(sorted(vectors)), "cores": os.cpu_count()}

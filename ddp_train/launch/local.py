@@ -5,7 +5,7 @@ from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_e
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import NoProgress, close_if_unfinished
 from ddp_train.run_folder.verdict import exit_code_after_agent
-from ddp_train.system import handover
+from ddp_train.system import process_env
 
 
 def run_on_this_machine(job: Job) -> int:
@@ -39,5 +39,5 @@ def _run_agent(job: Job) -> int:
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     run_folder, uses_torch_agent = job.run_folder if job.is_run else None, cluster.agent == "torch"
     options = AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, uses_torch_agent=uses_torch_agent)
-    environment = {**environment, handover.JOB: job.to_json()}
+    environment = {**environment, process_env.JOB: job.to_json()}
     return run_agent(options, arguments_for(job), environment=environment, uses_compiler=config.uses_compiler)

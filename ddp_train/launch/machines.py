@@ -23,7 +23,7 @@ from ddp_train.launch.node.this_node import NodeRendezvous, ThisNode
 from ddp_train.launch.node_facts.facts import collect, of_a_command_line
 from ddp_train.system import devices
 from ddp_train.system.network import is_address, listen
-from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.system.process_env import is_torchrun_worker
 
 
 def meet_machines(cluster: ClusterConfig, *, run: str = "") -> NodeRendezvous | None:

@@ -14,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from ddp_train import FOLDER
 from ddp_train.errors import ConfigError, EnvironmentRefuses
-from ddp_train.launch.spec import Code
 from ddp_train.system.files import earlier_copy, write_atomic
 
 INSTALLED = {"site-packages", "dist-packages"}
@@ -30,6 +29,19 @@ _RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of 
 _MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
 _LIST_WITHIN_S = 60  # by git, of a repository
 _KEY = "cluster.code_limit_mib"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """The copy of the source that a run uses."""
+
+    folder: str  # where it lies, on a file system that every machine sees
+    hash: str  # over the names and the bytes of its files
+    roots: tuple[str, ...] = (".",)  # the folders in it that Python imports from, in this order
+
+    def python_path(self) -> str:
+        """Return what PYTHONPATH has to begin with so that this code is imported, and none that lies elsewhere."""
+        return os.pathsep.join(os.path.normpath(os.path.join(self.folder, root)) for root in self.roots)
 
 
 class Source(NamedTuple):

@@ -17,20 +17,8 @@ from typing import Any
 
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.job import Job
+from ddp_train.launch.source_copy import Code
 from ddp_train.system.files import earlier_copy, write_atomic
-
-
-@dataclass(frozen=True, kw_only=True)
-class Code:
-    """The copy of the source that a run uses (`launch.source_copy`)."""
-
-    folder: str  # where it lies, on a file system that every machine sees
-    hash: str  # over the names and the bytes of its files
-    roots: tuple[str, ...] = (".",)  # the folders in it that Python imports from, in this order
-
-    def python_path(self) -> str:
-        """Return what PYTHONPATH has to begin with so that this code is imported, and none that lies elsewhere."""
-        return os.pathsep.join(os.path.normpath(os.path.join(self.folder, root)) for root in self.roots)
 
 
 @dataclass(frozen=True, kw_only=True)

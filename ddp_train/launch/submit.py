@@ -18,7 +18,8 @@ from ddp_train.launch import source_copy
 from ddp_train.launch.agent_process import stop_fork_server
 from ddp_train.launch.engine.engine import NoAnswer, Stage, Submission, engine_of
 from ddp_train.launch.job import Job
-from ddp_train.launch.spec import Code, Spec
+from ddp_train.launch.source_copy import Code
+from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import newest_record
 from ddp_train.run_folder.verdict import RESULT_VISIBLE_WITHIN_S, Outcome, mark_cancelled, verdict_after_end, verdict_of

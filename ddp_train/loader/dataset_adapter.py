@@ -1,5 +1,7 @@
 """Use any `torch.utils.data.Dataset` as a data source, and make batches of its samples: as torch's DataLoader does, in less time.
 
+An iterable dataset (Hugging Face, WebDataset, torch's) is a `Stream`: its samples come one after another and have no positions (stream.py).
+
 A batch is that of torch's `default_collate`, which gets all that is not listed here, and all samples once a user has added types to its
 map. Fields of numbers or of arrays take less time here: numpy makes one array of a field, where torch looks at every number or array.
 """
@@ -12,16 +14,15 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.hashing import Keys, mix
 from ddp_train.interfaces import Batch, DataSource, Indices
-from ddp_train.interfaces.adapted import Adapted, lacking, own_member
 from ddp_train.interfaces.batch import describe
 from ddp_train.loader.global_generators import GlobalGenerator, Watched
-from ddp_train.loader.stream_shard import comes_from
+from ddp_train.traits import Adapted, lacking, own_member
 
 Collate = Callable[[list[Any]], Batch]
 """Makes a batch of samples, as the DataLoader's `collate_fn`."""
@@ -140,6 +141,40 @@ class DatasetSource(AdaptedDataset, DataSource):
         return [self.dataset[position] for position in positions]
 
 
+class Stream(AdaptedDataset):
+    """An iterable dataset as it is used here.
+
+    Args:
+        dataset: an iterable of samples. Where it has them, `set_epoch`, `state_dict` and `load_state_dict` are used.
+        fields: the keys of a sample that make the batch, in this order; None: all of the sample.
+        collate_fn: what makes a batch of samples; None: torch's default.
+    """
+
+    def __init__(self, dataset: Any, fields: Sequence[str] | None = None, collate_fn: Collate | None = None) -> None:
+        # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
+        self.dataset = dataset.with_format("torch") if comes_from(dataset, "datasets") else dataset
+        self._fields, self._collate_fn = fields, collate_fn
+
+    def collate(self, samples: list[Any]) -> Batch:
+        return collate(samples, self._fields, self._collate_fn)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"samples": self.length, **super().fingerprint}
+
+    @property
+    def length(self) -> int | None:
+        """The number of samples of a pass; None: the dataset does not say."""
+        try:
+            return len(self.dataset)
+        except (TypeError, NotImplementedError, AttributeError):
+            return None
+
+    @property
+    def has_state(self) -> bool:
+        return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+
+
 class AdaptedSource(Adapted, DataSource, base=DataSource):
     """A data source whose class does not inherit from ours, read by its own `batch`."""
 
@@ -156,6 +191,14 @@ class AdaptedSource(Adapted, DataSource, base=DataSource):
 
     def batch(self, indices: Indices) -> Batch:
         return self.own.batch(indices)
+
+
+Source = DataSource | Stream
+"""Data as the loaders read it: with positions, or without."""
+
+
+def is_stream(candidate: Any) -> bool:
+    return isinstance(candidate, IterableDataset) or (hasattr(candidate, "__iter__") and not hasattr(candidate, "__getitem__"))
 
 
 def as_source(candidate: Any, fields: Sequence[str] | None = None, collate_fn: Collate | None = None) -> DataSource:
@@ -253,3 +296,8 @@ def _one_array(samples: Sequence[Any], first: Any, kind: type) -> NDArray[Any] |
         return np.array(samples, _NUMBERS.get(kind))
     except (OverflowError, ValueError):  # torch says it in its own words
         return None
+
+
+def comes_from(dataset: Any, package: str) -> bool:
+    """Tell whether a dataset's class is one of a package's, without importing it."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(dataset).__mro__)

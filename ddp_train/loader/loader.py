@@ -1,23 +1,25 @@
 """A rank's micro-batches, in the global order; and a rank's share of the evaluation set."""
 
+from __future__ import annotations
+
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import cache
 from itertools import cycle, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource, Indices
 from ddp_train.interfaces.batch import map_tensors
-from ddp_train.loader.blend import Blend
-from ddp_train.loader.mixture import MixtureSampler
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
-from ddp_train.loader.reader import EvalReader, EvalRequest, MicroBatch, ReadRequest, TrainReader, TrainRequest
-from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
+from ddp_train.loader.reader import Blend, EvalReader, EvalRequest, MicroBatch, ReadRequest, TrainReader, TrainRequest
+
+if TYPE_CHECKING:
+    from ddp_train.loader.worker_pool import WorkerDied
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +99,7 @@ class TrainLoader(Loader):
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
-        mixture: the sampler of the order, where the data is a mixture.
+        used: returns how many of the samples before a position are of each source of a mixture; None: the data is none.
         blend: makes one sample of two (mixup, CutMix).
     """
 
@@ -113,10 +115,10 @@ class TrainLoader(Loader):
         pin_memory: bool,
         skips: bool = False,
         micro_steps_of: Callable[[int], int] | None = None,
-        mixture: MixtureSampler | None = None,
+        used: Callable[[int], dict[str, int]] | None = None,
         blend: Blend | None = None,
     ) -> None:
-        self.source, self.order, self._mixture, self.skips = source, order, mixture, skips
+        self.source, self.order, self._used, self.skips = source, order, used, skips
         self._rank, self._world_size, self.grad_accum_steps = rank, world_size, grad_accum_steps
         self._micro_steps = cache(micro_steps_of or (lambda size: grad_accum_steps))  # by the size of the global batch
         self._reader = TrainReader(source, order, skips=skips, blend=blend)
@@ -138,7 +140,7 @@ class TrainLoader(Loader):
         return self._reader.indices(next(islice(self._requests(position), number, None)))
 
     def used(self, position: int) -> dict[str, int]:
-        return self._mixture.used(position) if self._mixture is not None else {}
+        return self._used(position) if self._used is not None else {}
 
     def _requests(self, position: int) -> Iterator[TrainRequest]:
         slices = cache(self._slices)
@@ -258,6 +260,8 @@ class _Fetcher:
             yield micro_batch
 
     def _by_workers(self, requests: Iterator[ReadRequest], *, num_workers: int) -> Iterator[MicroBatch]:
+        from ddp_train.loader.worker_pool import WorkerDied, WorkerPool  # imported when the server of workers was started
+
         with closing(WorkerPool([self._reader] * num_workers, pin_memory=self._pin_memory)) as workers:
             try:
                 yield from workers.results(requests)
@@ -266,6 +270,8 @@ class _Fetcher:
 
     def _explain(self, death: WorkerDied) -> UserError:
         """Find out which sample kills a worker, by reading the samples of the request one by one in a new one."""
+        from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
+
         indices = self._reader.indices(death.request).tolist()
         with closing(WorkerPool([self._reader.reader.read_alone])) as workers:
             try:

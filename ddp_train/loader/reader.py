@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ddp_train.errors import DataError, UserError
+from ddp_train.hashing import Keys
 from ddp_train.interfaces import Batch, Counted, DataSource, Indices
 from ddp_train.interfaces.batch import describe, map_tensors, tensors_of
-from ddp_train.loader.blend import Blend
 from ddp_train.loader.order import SampleOrder
 
 _TRIES = 100  # samples that are tried in the place of one that cannot be read
@@ -69,6 +69,8 @@ class EvalRequest(NamedTuple):
 
 
 ReadRequest = TrainRequest | EvalRequest
+Blend = Callable[[Batch, Batch, Keys], Batch]
+"""Makes one batch of two, as the keys of its samples say (loader/blend.py)."""
 
 
 class TrainReader:

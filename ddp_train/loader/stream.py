@@ -1,4 +1,4 @@
-"""Iterable datasets of others (Hugging Face, WebDataset, torch's) as data: samples that come one after another and have no positions.
+"""Loaders of a stream (`dataset_adapter.Stream`): samples that come one after another and have no positions.
 
 Every rank reads shards of its own, so the size of a global batch is fixed, but which samples are in it depends on the number of ranks and
 workers. The dataset's own `state_dict`, where it has one, is what a checkpoint holds instead of a position.
@@ -9,66 +9,24 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from ddp_train.errors import DataError
-from ddp_train.interfaces import Batch, DataSource
-from ddp_train.loader.dataset_adapter import AdaptedDataset, Collate, collate
+from ddp_train.interfaces import Batch
+from ddp_train.loader.dataset_adapter import Stream, comes_from
 from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.order import BatchOrder, share
 from ddp_train.loader.reader import MicroBatch, as_micro_batch
-from ddp_train.loader.stream_shard import comes_from, reads_all, shard
 from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 
 _KEPT_STEPS = 16  # more than are under way between the readers and the optimizer, which may be a few behind
-
-
-class Stream(AdaptedDataset):
-    """An iterable dataset as it is used here.
-
-    Args:
-        dataset: an iterable of samples. Where it has them, `set_epoch`, `state_dict` and `load_state_dict` are used.
-        fields: the keys of a sample that make the batch, in this order; None: all of the sample.
-        collate_fn: what makes a batch of samples; None: torch's default.
-    """
-
-    def __init__(self, dataset: Any, fields: Sequence[str] | None = None, collate_fn: Collate | None = None) -> None:
-        # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
-        self.dataset = dataset.with_format("torch") if comes_from(dataset, "datasets") else dataset
-        self._fields, self._collate_fn = fields, collate_fn
-
-    def collate(self, samples: list[Any]) -> Batch:
-        return collate(samples, self._fields, self._collate_fn)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        return {"samples": self.length, **super().fingerprint}
-
-    @property
-    def length(self) -> int | None:
-        """The number of samples of a pass; None: the dataset does not say."""
-        try:
-            return len(self.dataset)
-        except (TypeError, NotImplementedError, AttributeError):
-            return None
-
-    @property
-    def has_state(self) -> bool:
-        return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
-
-
-Source = DataSource | Stream
-"""Data as the loaders read it: with positions, or without."""
-
-
-def is_stream(candidate: Any) -> bool:
-    return isinstance(candidate, IterableDataset) or (hasattr(candidate, "__iter__") and not hasattr(candidate, "__getitem__"))
 
 
 class StreamLoader(Loader):
@@ -273,3 +231,68 @@ def _shuffles_in_a_buffer(dataset: Any) -> bool:
     while layer is not None and "BufferShuffled" not in type(layer).__name__:
         layer = getattr(layer, "ex_iterable", None)
     return layer is not None
+
+
+@dataclass(frozen=True)
+class StreamShard:
+    """One of the disjoint parts of a stream: every `step`-th sample of `dataset`, from the one at `start` on."""
+
+    dataset: Any
+    start: int = 0
+    step: int = 1
+
+    def samples(self, *, is_resumed: bool = False) -> Iterator[Any]:
+        """Iterate once over the shard; where it is resumed, the dataset goes on after a sample of this shard."""
+        return islice(iter(self.dataset), self.step - 1 if is_resumed else self.start, None, self.step)
+
+
+def shard(dataset: Any, index: int, count: int) -> StreamShard:
+    """Return shard `index` of `count`. Together they have every sample of one pass once, where a pass is the same wherever it is read.
+
+    In this order: Hugging Face's own split, WebDataset's (its tar files), the dataset's `shard(num_shards, index)`, and every `count`-th
+    sample of the plain iterator, which is correct and reads everything `count` times.
+    """
+    if count == 1:
+        return StreamShard(dataset)
+    if comes_from(dataset, "datasets"):
+        from datasets.distributed import split_dataset_by_node
+
+        return StreamShard(split_dataset_by_node(dataset, rank=index, world_size=count))
+    if _splits_its_shards(dataset):
+        return StreamShard(_with_splitter(dataset, index, count))
+    if hasattr(dataset, "shard"):
+        return StreamShard(dataset.shard(num_shards=count, index=index))
+    return StreamShard(dataset, start=index, step=count)
+
+
+def reads_all(dataset: Any, count: int) -> bool:
+    """Tell whether each of `count` shards takes reading the whole stream."""
+    if count == 1 or _splits_its_shards(dataset):
+        return False
+    if comes_from(dataset, "datasets"):
+        return bool(dataset.num_shards % count)
+    return not hasattr(dataset, "shard")
+
+
+def _splits_its_shards(dataset: Any) -> bool:
+    """Tell whether a WebDataset pipeline has one of the library's stages that give each node some of the tar files."""
+    if not comes_from(dataset, "webdataset") or not isinstance(getattr(dataset, "pipeline", None), list):
+        return False
+    from webdataset.shardlists import single_node_only, split_by_node
+
+    return any(stage in (single_node_only, split_by_node) for stage in dataset.pipeline if callable(stage))
+
+
+def _with_splitter(dataset: Any, index: int, count: int) -> Any:
+    """Return the pipeline with our numbers in place of those that its splitters take from the environment."""
+    from webdataset.shardlists import single_node_only, split_by_node, split_by_worker
+
+    changed, stages, splitters = copy.copy(dataset), list(dataset.pipeline), (single_node_only, split_by_node)
+    first = next(place for place, stage in enumerate(stages) if stage in splitters)
+    stages[first] = partial(_every_nth, index=index, count=count)
+    changed.pipeline = [stage for stage in stages if stage not in (*splitters, split_by_worker)]
+    return changed
+
+
+def _every_nth(source: Any, *, index: int, count: int) -> Iterator[Any]:
+    return islice(source, index, None, count)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.errors import UserError
-from ddp_train.system import handover, stack_dump
+from ddp_train.system import process_env, stack_dump
 from ddp_train.system.process import STOP_SIGNALS, die_with_parent
 from ddp_train.system.terminal import protect_streams
 
@@ -47,7 +47,7 @@ def start_server() -> None:
     It imports torch, which takes seconds: a rank calls this early, and opens its process group meanwhile.
     """
     forkserver.set_forkserver_preload(["ddp_train.loader.worker_preload", "ddp_train.loader.loader"])
-    os.environ[handover.LOADER_RANK] = str(os.getpid())
+    os.environ[process_env.LOADER_RANK] = str(os.getpid())
     try:
         for ensure_running in (resource_tracker.ensure_running, forkserver.ensure_running):
             # An agent sends stop signals to the rank's whole process group; the rank reads on until it stops. Blocked signals stay so in
@@ -56,7 +56,7 @@ def start_server() -> None:
             ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        del os.environ[handover.LOADER_RANK]
+        del os.environ[process_env.LOADER_RANK]
 
 
 class WorkerDied(Exception):

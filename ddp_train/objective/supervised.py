@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Batch, Goal, Objective
-from ddp_train.interfaces.adapted import require_members
 from ddp_train.interfaces.batch import batch_size, describe
-from ddp_train.traits import ObjectiveConstants
+from ddp_train.traits import ObjectiveConstants, require_members
 
 TARGETS = ("target", "targets", "label", "labels")
 """Names of the targets in a batch that is a dict."""

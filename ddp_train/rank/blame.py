@@ -13,7 +13,7 @@ from ddp_train.errors import FINAL
 from ddp_train.launch.job import Job
 from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.run_folder import failure
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.process import exit_code_of
 from ddp_train.training.check.memory import is_out_of_memory, part_short_of_memory, settings_for_less_memory
 from ddp_train.training.train_state import TrainState
@@ -59,7 +59,7 @@ def report_failure(
         report = failure.Failure(rank=left.rank, pid=left.pid, step=state.step, error="EarlyExit", message=message, fix=fix)
     if peers is not None and (left is not None or not job.run_folder.failure.exists()):
         report = report.with_others(peers.ask_others() | ({} if left is None else {rank: where}))
-    if not job.in_sweep and (file := torchrun_env.error_file()):
+    if not job.in_sweep and (file := process_env.error_file()):
         report.tell_torchrun(file, is_by_peer=is_by_peer)
     _record_and_show(report, job, terminal, seconds=time.monotonic() - started, is_by_peer=is_by_peer)
     return (failure.load_report(job.run_folder.failure) or report).exit_code  # an agent elsewhere knows no other reason
@@ -115,5 +115,5 @@ def _record_and_show(report: failure.Failure, job: Job, terminal: TextIO, *, sec
     Where it `is_by_peer` and no report can be written, as on a full disk, that rank has shown its own.
     """
     is_first = report.record(job.run_folder, seconds=seconds) and not (is_by_peer and not job.run_folder.failure.exists())
-    if is_first and not job.in_sweep and (torchrun_env.is_last_attempt() or report.exit_code in FINAL):
+    if is_first and not job.in_sweep and (process_env.is_last_attempt() or report.exit_code in FINAL):
         print(report.screen(job.run_folder), file=terminal, flush=True)

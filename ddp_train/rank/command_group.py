@@ -25,7 +25,7 @@ from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_if_unfinished
-from ddp_train.system import handover, torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.process import command_line
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class CommandGroup(JobRunner):
 
     def __init__(self, attempt: Attempt, words: Sequence[str]) -> None:
         self._attempt, self._words = attempt, words
-        self._is_users_torchrun = handover.NODE not in os.environ  # a person started the agent
+        self._is_users_torchrun = process_env.NODE not in os.environ  # a person started the agent
         self._leader: Leader | None = None
         self._member: Member | None = None  # of a sweep; on rank 0 the leader
         self._is_announced = False
@@ -79,7 +79,7 @@ class CommandGroup(JobRunner):
             restart_note.remember_run(job.run_folder.root)
             self._announce({"exit_code": code})
             return code
-        if torchrun_env.joining_hangs(command_line(os.getppid()), os.environ):
+        if process_env.joining_hangs(command_line(os.getppid()), os.environ):
             print("warning  a machine that joins would wait forever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()
         self._announce({"job": text})
@@ -117,7 +117,7 @@ class CommandGroup(JobRunner):
 
     def _serve_job(self, job: Job) -> int:
         self.job = job
-        if self._is_users_torchrun and job.is_run and torchrun_env.num_nodes() > 1:
+        if self._is_users_torchrun and job.is_run and process_env.num_nodes() > 1:
             restart_note.remember_run(job.begins_at)
             if not _compare_machines(self._attempt.store, job, self._words):
                 return ENVIRONMENT_REFUSES
@@ -133,10 +133,10 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
     from ddp_train.launch.node_facts.differences import differences  # these look at a machine, which no other run needs
     from ddp_train.launch.node_facts.facts import NodeFacts, collect, of_a_command_line
 
-    rank, node, nodes = torchrun_env.rank(), torchrun_env.node_rank(), torchrun_env.num_nodes()
-    if torchrun_env.local_rank() == 0:
+    rank, node, nodes = process_env.rank(), process_env.node_rank(), process_env.num_nodes()
+    if process_env.local_rank() == 0:
         here = Rendezvous(min_nodes=nodes, max_nodes=nodes, node_rank=node)
-        facts = collect(job.config, here, processes=torchrun_env.local_world_size())
+        facts = collect(job.config, here, processes=process_env.local_world_size())
         store.set(f"machine/{node}", of_a_command_line(facts, words).to_json())
     if rank == 0:
         first, *others = (NodeFacts.from_json(wait_for(store, f"machine/{number}", within_s=_LOOK_WITHIN_S)) for number in range(nodes))
@@ -150,7 +150,7 @@ def _compare_machines(store: Store, job: Job, words: Sequence[str]) -> bool:
     expected = "the same command, code, data and versions on each machine"
     fix = "fix these differences, then start torchrun again on all machines"
     error = EnvironmentRefuses(key="cluster", happened=happened, expected=expected, fix=fix)
-    if torchrun_env.local_rank() == 0:
+    if process_env.local_rank() == 0:
         print(error, file=sys.stderr, flush=True)
     if rank == 0:
         failure.from_exception(error, rank=rank, step=None).record(job.run_folder)

@@ -30,7 +30,7 @@ from ddp_train.interfaces import Indices
 from ddp_train.interfaces.strategy import local_rows
 from ddp_train.run_folder.paths import RunFolder, step_folders
 from ddp_train.system.phase import Phase, Phases
-from ddp_train.system.torchrun_env import restart_count
+from ddp_train.system.process_env import restart_count
 from ddp_train.training.parts.components import Components
 
 logger = logging.getLogger(__name__)

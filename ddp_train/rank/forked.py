@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ddp_train.launch.agent_process import RankRequest
-from ddp_train.system import handover, process
+from ddp_train.system import process, process_env
 from ddp_train.system.fork_server import interpreter
 
 _OPENMP = ("libgomp", "libomp", "libiomp")
@@ -31,7 +31,7 @@ def setup_forked_rank(request: RankRequest) -> None:
     asked = os.environ.get(process.NUM_THREADS, "")  # one that is no number was there when the libraries were loaded
     if has_used_gpu() or (asked.isdigit() and not _set_threads(int(asked))):
         os.execve(sys.executable, [*interpreter(), *request.words], dict(os.environ))
-    os.environ.pop(handover.AGENT, None)  # it is tied to it already
+    os.environ.pop(process_env.AGENT, None)  # it is tied to it already
     sys.argv[1:] = request.words
     importlib.invalidate_caches()
     np.random.seed()  # `random` does so itself

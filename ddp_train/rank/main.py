@@ -20,7 +20,7 @@ from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import final_code_before, make_way
 from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
-from ddp_train.system import handover, torchrun_env
+from ddp_train.system import process_env
 
 _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
 
@@ -35,11 +35,11 @@ def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
     # DDP says this of every convolution with one input channel, whose strides are ambiguous; nothing is slower for it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     logging.raiseExceptions = False  # a log that cannot be written (a full disk) must not drown the failure's screen
-    if handover.FRESH_RANK in os.environ:
+    if process_env.FRESH_RANK in os.environ:
         from ddp_train.rank.sweep_member import replace_forked_rank
 
         replace_forked_rank()
-    job = Job.from_json(os.environ[handover.JOB]) if handover.JOB in os.environ else None
+    job = Job.from_json(os.environ[process_env.JOB]) if process_env.JOB in os.environ else None
     try:
         attempt = _meet_ranks(job)
     except UserError as error:
@@ -49,10 +49,10 @@ def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
         if attempt.begins_at is not None and isinstance(job.work, Training):  # an attempt came before this one
             job = replace(job, work=Training(checkpoint=str(attempt.begins_at) if attempt.begins_at != job.run_folder.root else None))
         code = serve_job(job, attempt)
-    elif handover.GROUP in os.environ:
+    elif process_env.GROUP in os.environ:
         from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
 
-        code = Member(attempt).follow() if attempt.rank != 0 else serve(Leader(attempt), Path(os.environ[handover.GROUP]))
+        code = Member(attempt).follow() if attempt.rank != 0 else serve(Leader(attempt), Path(os.environ[process_env.GROUP]))
     else:
         from ddp_train.rank.command_group import CommandGroup
 
@@ -70,7 +70,7 @@ def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
 def _meet_ranks(job: Job | None) -> Attempt:
     """Meet the other ranks, and make way for what this attempt writes. Collective. Raises UserError: a rank did not come."""
     note = restart_note.recall_run()
-    rank, size = torchrun_env.rank(), torchrun_env.world_size()
+    rank, size = process_env.rank(), process_env.world_size()
     if note is not None and rank == 0 and job is not None and final_code_before(note.begins_at) is None:  # before any rank can fail
         make_way(note.begins_at, size)
     return agree_on_attempt(join_store(), rank, size, begins_at=None if note is None else note.begins_at)

@@ -19,12 +19,11 @@ from ddp_train import __version__
 from ddp_train.checkpoint import catalog
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.launch.captured_code import ask_git, capture_code
+from ddp_train.launch.captured_code import ask_git, capture_code, software
 from ddp_train.launch.job import Job
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_atomic, write_json
 from ddp_train.system.redaction import redact_code
-from ddp_train.system.software import software
 
 _SHARED_WITHIN_S = 20  # until a network file system shows what another machine wrote
 

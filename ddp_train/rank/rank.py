@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 from functools import partial
 from typing import TextIO
@@ -15,9 +16,7 @@ from ddp_train.config.targets.locate import locate
 from ddp_train.distributed.store import Attempt, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import UserError
-from ddp_train.launch.job import Evaluation, Job, Program
-from ddp_train.launch.walltime import stops_at
-from ddp_train.loader.worker_pool import start_server
+from ddp_train.launch.job import Evaluation, Job, Program, stops_at
 from ddp_train.rank import summary
 from ddp_train.rank.blame import report_failure, report_lost_rank
 from ddp_train.rank.log import rank_log
@@ -28,16 +27,14 @@ from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, status_of
 from ddp_train.run_folder.starts import count_attempt, end_attempt
-from ddp_train.system import stack_dump, torchrun_env
+from ddp_train.system import process_env, stack_dump
 from ddp_train.system.devices import resolve_device
 from ddp_train.system.phase import Phases
 from ddp_train.system.process import HAS_SHARED_MEMORY, keep_freed
 from ddp_train.system.terminal import free_foot
-from ddp_train.training.parts.compiled import end_compilers
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
-from ddp_train.watchdog.client import WatchRequest, collective_timeout, start_watchdog, write_heartbeats
-from ddp_train.watchdog.flight_recorder import FlightRecorder, without_records
+from ddp_train.watchdog.client import FlightRecorder, WatchRequest, collective_timeout, start_watchdog, without_records, write_heartbeats
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +89,9 @@ def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: Text
     """Start the watchdog of this machine, on local rank 0; it watches until its input is closed. None where there is none."""
     stack_dump.dump_on_request()  # before others know this process, and may ask for its stacks
     store.set(f"watch/{rank}", str(os.getpid()))
-    if torchrun_env.local_rank() != 0 or not HAS_SHARED_MEMORY:  # else a process cannot see what another one does
+    if process_env.local_rank() != 0 or not HAS_SHARED_MEMORY:  # else a process cannot see what another one does
         return None
-    ranks = range(rank, rank + torchrun_env.local_world_size())  # torchrun counts a machine's ranks one after another
+    ranks = range(rank, rank + process_env.local_world_size())  # torchrun counts a machine's ranks one after another
     deadline = time.monotonic() + _MEET_WITHIN_S
     settings = job.config.cluster
     request = WatchRequest(
@@ -124,6 +121,8 @@ def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
     if recorder is None:
         keep_freed(os.environ)  # tensors come from the C library; in loader workers, which are forked, too
     if config.loader.num_workers:
+        from ddp_train.loader.worker_pool import start_server
+
         start_server()
     timeout = collective_timeout(config.cluster.start_timeout_s, config.cluster.step_timeout_s)
     world = open_world(store, rank, size, device=device, timeout=timeout)
@@ -163,3 +162,9 @@ def _train_or_evaluate(job: Job, world: World, state: TrainState, stop: Stop, ph
 
         return run_with_pause(job, world, state, stop, phases)
     return run_job(job, world, state, stop, phases)
+
+
+def end_compilers() -> None:
+    """End the processes in which inductor compiles. Torch does it in an exit handler, and no rank runs those (`exit_at_once`)."""
+    if (pools := sys.modules.get("torch._inductor.async_compile")) is not None:
+        pools.shutdown_compile_workers()

@@ -7,7 +7,7 @@ from ddp_train.errors import FINAL
 from ddp_train.rank.blame import LOST
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 
 _SHOWN = 160  # characters of an error in the one line of a restart
 
@@ -32,7 +32,7 @@ def _run_folder_of(begins_at: Path) -> RunFolder:
 def _follows_failure() -> bool:
     """Tell whether a failure on this machine came before this attempt, and no machine that came or went."""
     note = restart_note.recall_run()
-    return note is not None and torchrun_env.restart_count() > note.restarts
+    return note is not None and process_env.restart_count() > note.restarts
 
 
 def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
@@ -51,4 +51,4 @@ def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
         reason = report.message
     elif report is not None and LOST not in report.traceback:
         reason = f"rank {report.rank} failed ({report.error if report.error.startswith('SIG') else report.line(_SHOWN)})"
-    return f"{reason}; restart {torchrun_env.restart_count()} of {torchrun_env.max_restarts()} {place}"
+    return f"{reason}; restart {process_env.restart_count()} of {process_env.max_restarts()} {place}"

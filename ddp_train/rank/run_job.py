@@ -23,13 +23,13 @@ from ddp_train.launch.job import Job
 from ddp_train.loader.order import epochs
 from ddp_train.rank import provenance, summary
 from ddp_train.rank.stop import WALLTIME, Stop
+from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import live_notes
 from ddp_train.run_folder.restart_note import remember_run
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 from ddp_train.run_folder.starts import end_attempt
-from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.run_folder.times import read_goodput
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build
@@ -111,7 +111,7 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
     if job.config.batch.is_open:
         config, folder = job.config, job.run_folder.root
         job = _with_answered_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
-    sweep = sweep_of(job.run_folder.root)
+    sweep = _sweep_of(job.run_folder)
     with provenance.recorded(job, world):
         if world.is_main:
             print(summary.opening(job, world), flush=True)
@@ -120,6 +120,15 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
     return _with_answered_micro_batch(job, components.answers), components
+
+
+def _sweep_of(run_folder: RunFolder) -> Path | None:
+    """Return the folder of the sweep that a run belongs to; None: it belongs to none. A run of its own does not import what reads one."""
+    if not any(map(is_sweep, run_folder.root.parents)):
+        return None
+    from ddp_train.run_folder.sweep import sweep_of
+
+    return sweep_of(run_folder.root)
 
 
 def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
@@ -193,18 +202,22 @@ def _open_records(
 
 def _writers(job: Job, components: Components, state: TrainState, phases: Phases) -> list[MetricWriter]:
     """Return where the numbers go from this step on (rank 0)."""
-    config, sweep = job.config, sweep_of(job.run_folder.root)
+    config, run_name = job.config, ""
+    if (sweep := _sweep_of(job.run_folder)) is not None:
+        from ddp_train.run_folder.sweep import Sweep
+
+        run_name = Sweep.load(sweep).name(job.run_folder.root)
     facts = WriterFacts(
         run_dir=str(job.run_folder.root),
         config=auto.with_answers(config.tree, "", {key: auto.yaml_value(value) for key, value in components.answers.items()}),
         hyper_parameters=job.hyper_parameters(),
-        run_name=Sweep.load(sweep).name(job.run_folder.root) if sweep is not None else "",
+        run_name=run_name,
         step=state.step,
         total_steps=components.total_steps,
         phases=phases,
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
-        notes=lambda: live_notes(job.run_folder, state.best, restarts=torchrun_env.restart_count()),
+        notes=lambda: live_notes(job.run_folder, state.best, restarts=process_env.restart_count()),
     )
     return make_writers(config.metrics, facts)
 

@@ -31,7 +31,7 @@ from torch.distributed import DistError
 
 from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Neighbour, Peers
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
 from ddp_train.training.loop.trainer import Agreed, StopLine
 
@@ -268,9 +268,9 @@ def end_users_agent(was_signalled_here: Callable[[], bool]) -> None:
     has passed its own signal on to this process, and ends by itself.
     """
     agent = os.getppid()
-    if torchrun_env.local_rank() != 0 or not handles_signal(agent, signal.SIGTERM):
+    if process_env.local_rank() != 0 or not handles_signal(agent, signal.SIGTERM):
         return
-    if torchrun_env.num_nodes() > 1 and not was_signalled_here():
+    if process_env.num_nodes() > 1 and not was_signalled_here():
         time.sleep(_AGENT_POLLS_WITHIN_S)  # another machine's torchrun may be the first to see that one has come or gone
     if was_signalled_here():
         return

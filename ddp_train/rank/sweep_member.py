@@ -27,7 +27,7 @@ from ddp_train.rank.rank import run_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
-from ddp_train.system import handover, torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
 
@@ -178,7 +178,7 @@ def serve(leader: Leader, group: Path) -> int:
 
 def replace_forked_rank() -> NoReturn:
     """Be the rank of a job in a fresh interpreter, which has taken the place of a forked process."""
-    descriptor, _, place = os.environ.pop(handover.FRESH_RANK).partition(" ")
+    descriptor, _, place = os.environ.pop(process_env.FRESH_RANK).partition(" ")
     os.set_inheritable(int(descriptor), False)
     _be_rank_of_job(connection.Connection(int(descriptor)), place, remark=_FRESH)
 
@@ -186,7 +186,7 @@ def replace_forked_rank() -> NoReturn:
 def _be_rank_of_job(member: connection.Connection, place: str, *, remark: str | None = None) -> NoReturn:
     """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
     job = Job.from_json(member.recv_bytes().decode())
-    code = run_rank(job, join_store_again(place), torchrun_env.rank(), torchrun_env.world_size(), remark=remark)
+    code = run_rank(job, join_store_again(place), process_env.rank(), process_env.world_size(), remark=remark)
     member.send_bytes(str(code).encode())
     with suppress(EOFError):
         member.recv_bytes()
@@ -208,7 +208,7 @@ class _Child:
             release()  # the folders are the member's, whose life is longer
             if has_used_gpu():
                 os.set_inheritable(far_end.fileno(), True)
-                environment = {**os.environ, handover.FRESH_RANK: f"{far_end.fileno()} {place}"}
+                environment = {**os.environ, process_env.FRESH_RANK: f"{far_end.fileno()} {place}"}
                 os.execve(sys.executable, [sys.executable, "-u", "-m", "ddp_train"], environment)  # as torchrun has started the member
             _be_rank_of_job(far_end, place)
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from ddp_train.system.process import pid_namespace, start_of
-from ddp_train.system.torchrun_env import restart_count
+from ddp_train.system.process_env import restart_count
 
 STARTED = time.time()  # when this process began, in seconds since the epoch; about: when this module was imported
 
@@ -57,8 +57,8 @@ def recall_run(*, owner: int | None = None) -> RestartNote | None:
 
 def run_started() -> float:
     """Return when the command of this rank's run was typed, from the launcher; under a user's torchrun, when the first attempt began."""
-    if handover.STARTED in os.environ:
-        return float(os.environ[handover.STARTED])
+    if process_env.STARTED in os.environ:
+        return float(os.environ[process_env.STARTED])
     return earlier.started if (earlier := recall_run()) is not None else STARTED
 
 
@@ -70,7 +70,7 @@ def forget_run() -> None:
 
 def _file_of(owner: int | None = None) -> Path:
     """Return the file of a process that outlives the ranks, after removing files of ended processes."""
-    owner = owner or int(os.environ.get(handover.NODE) or os.getppid())
+    owner = owner or int(os.environ.get(process_env.NODE) or os.getppid())
     folder = Path(tempfile.gettempdir()) / f"ddp_train_{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)

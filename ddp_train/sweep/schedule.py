@@ -23,7 +23,7 @@ from ddp_train.run_folder.starts import close_failed, close_if_unfinished
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.sweep.table import SweepScreen
 from ddp_train.system import devices
-from ddp_train.system.torchrun_env import is_torchrun_worker
+from ddp_train.system.process_env import is_torchrun_worker
 
 _POLL_S = 0.1
 

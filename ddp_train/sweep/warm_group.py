@@ -22,7 +22,7 @@ from ddp_train.errors import FAILED, INTERRUPTED
 from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
-from ddp_train.system import devices, handover
+from ddp_train.system import devices, process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import Child, is_alive
 
@@ -115,7 +115,7 @@ class WarmSlot:
         self._stop_signals = set[int]()  # sent to the agent
         options = AgentOptions(grace_s=cluster.grace_s, group=self._folder, log=self._agent_log, uses_torch_agent=cluster.agent == "torch")
         arguments = agent_arguments(processes, f"--log-dir={self._folder}/torch")
-        self._agent = start_agent(options, arguments, environment={**environment, handover.GROUP: str(self._folder)})
+        self._agent = start_agent(options, arguments, environment={**environment, process_env.GROUP: str(self._folder)})
         self._serves = processes, environment
 
     def _flush(self) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS, Child, close_all_but, die_with_parent, file_in_memory, fork, num_threads, set_subreaper
 
 _PID = struct.Struct("!Q")
@@ -107,7 +107,7 @@ def spawn_fork_server(environment: Mapping[str, str], imports: Sequence[str], *,
     pid = os.posix_spawn(
         words[0],
         words,
-        {**environment, handover.FORK_SERVER: f"{server_end.fileno()}:{os.getpid()}"},
+        {**environment, process_env.FORK_SERVER: f"{server_end.fileno()}:{os.getpid()}"},
         setsid=True,  # Ctrl-C on the terminal reaches the owner alone
         setsigmask=STOP_SIGNALS,  # until it has put aside Python's own handler, which would show a traceback
         setsigdef=STOP_SIGNALS,
@@ -137,7 +137,7 @@ def fork_as_server(handler: RequestHandler, *, without: Sequence[int] = ()) -> F
 
 def run_fork_server(handler: RequestHandler, imports: Sequence[str]) -> int:
     """Import modules, wait for a request, serve it and return its exit code."""
-    descriptor, _, owner = os.environ.pop(handover.FORK_SERVER).partition(":")
+    descriptor, _, owner = os.environ.pop(process_env.FORK_SERVER).partition(":")
     die_with_parent(int(owner))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

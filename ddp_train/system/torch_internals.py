@@ -60,7 +60,7 @@ INTERNALS = {
     "torch.utils.data._utils.pin_memory.pin_memory": _NONE,
 }
 """Dotted name -> what is done without; an attribute that a constructor sets has the name of its class. MKL's number of threads
-(rank/forked.py) and the flight recorder's variables (watchdog/flight_recorder.py) are no names of Python: without them threads are as torch
+(rank/forked.py) and the flight recorder's variables (watchdog/client.py) are no names of Python: without them threads are as torch
 sets them, and there are no records."""
 
 OF_AGENT = [name for name, without in INTERNALS.items() if without is PLAIN_AGENT]

@@ -21,7 +21,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from ddp_train.config.schema import ProfileConfig
-from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.run_folder.paths import ProfileRequest
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.loop.train_step import TrainStep

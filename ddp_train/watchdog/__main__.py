@@ -22,11 +22,10 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import stack_dump
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, descendants, die_with_parent, is_alive, outlive_parent, parent_of, state_of
-from ddp_train.system.torchrun_env import is_last_attempt
+from ddp_train.system.process_env import is_last_attempt
 from ddp_train.watchdog import diagnosis
-from ddp_train.watchdog.client import OTHER_MACHINES, Heartbeat, HeartbeatReader, WatchRequest
+from ddp_train.watchdog.client import OTHER_MACHINES, Heartbeat, HeartbeatReader, RecordRequest, WatchRequest
 from ddp_train.watchdog.diagnosis import Culprit, LoaderWorker, RankView
-from ddp_train.watchdog.flight_recorder import RecordRequest
 
 _POLL_S = 0.2
 _CALM_POLL_S = 1.0  # at most, while no rank is near the limit: every check takes a processor from the ranks

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ddp_train
-from ddp_train.system import devices, handover
+from ddp_train.system import devices, process_env
 from tests.conftest import Finished, Project, finish
 
 _MOST_RANKS = 8
@@ -146,7 +146,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_ROWS] = {}
     if config.getoption("--share-gpu", None):
-        os.environ[handover.ONE_GPU] = "shared"
+        os.environ[process_env.ONE_GPU] = "shared"
 
 
 @pytest.fixture

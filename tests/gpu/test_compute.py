@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from tests.conftest import metrics
 from tests.gpu.conftest import Rig, asked_of_driver
 from tests.gpu.judges import memory_line
 
 pytestmark = pytest.mark.gpu
 
-GROUP_OF_ONE = {handover.ONE_GPU: "group"}
+GROUP_OF_ONE = {process_env.ONE_GPU: "group"}
 """One rank with a process group of its own: what DDP and FSDP2 do between ranks, over NCCL, on one GPU."""
 _STEPS = ["trainer.max_steps=30", "trainer.log_every_steps=5", "amp=off"]
 

@@ -13,13 +13,13 @@ import torch
 
 import ddp_train
 from ddp_train import FOLDER
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 
 ROOT = FOLDER.parent
-TORCHRUN = "|".join((*torchrun_env.VARIABLES, "GROUP_WORLD_SIZE", r"TORCHELASTIC_\w+"))
+TORCHRUN = "|".join((*process_env.OF_TORCHRUN, "GROUP_WORLD_SIZE", r"TORCHELASTIC_\w+"))
 
 SHOWN_BY = {
-    "checkpoint/foreign_form.py": "tests/unit/cli/test_pipeline.py, tests/unit/training/state/test_initial_weights.py",
+    "checkpoint/foreign_form.py": "tests/unit/cli/test_location.py, tests/unit/training/state/test_initial_weights.py",
     "cli/export.py": "tests/unit/training/inference/test_export.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/resume.py": "tests/config/test_config.py",
@@ -28,7 +28,7 @@ SHOWN_BY = {
     "config/rules/strategy.py": "tests/config/test_config.py",
     "config/command/saved_overrides.py": "tests/unit/cli/test_saved_run.py, tests/unit/cli/test_evaluate.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare.py",
-    "interfaces/data.py": "a seam: tests/unit/interfaces/test_adapted.py, tests/unit/loader/test_dataset_adapter.py",
+    "interfaces/data.py": "a seam: tests/unit/test_traits.py, tests/unit/loader/test_dataset_adapter.py",
     "interfaces/objective.py": "protocols: tests/unit/training/test_joint.py, tests/unit/training/loop/test_other_steps.py",
     "interfaces/run.py": "protocols: tests/unit/training/loop/test_callbacks.py",
     "launch/agent/elastic.py": "tests/distributed/test_cluster.py",
@@ -51,7 +51,6 @@ SHOWN_BY = {
     "run_folder/trust.py": "tests/config/test_security.py",
     "strategy/means.py": "tests/unit/strategy/test_local_sgd.py, tests/unit/strategy/test_power_sgd.py",
     "sweep/schedule.py": "tests/config/test_config.py",
-    "system/handover.py": "names of variables and nothing else",
     "training/build/trainer.py": "tests/unit/training/loop/test_device_queue.py, tests/unit/training/loop/test_trainer.py",
     "training/build/data.py": "tests/unit/config/test_auto.py, tests/unit/loader/test_sampler.py, tests/distributed/test_samples.py",
     "training/inference/predict.py": "tests/unit/cli/test_evaluate.py",
@@ -80,8 +79,8 @@ def sources() -> list[Path]:
         # What /proc says of the network, the driver, the processor and the mounts is read where these are.
         ("/proc/(?!net/|driver/|self/mountinfo|cpuinfo)|^/proc$", {"system/process.py"}),
         # MASTER_ADDR is also what a cluster tells an agent: where the machines meet.
-        (rf"^({TORCHRUN})$", {"system/torchrun_env.py", "config/cluster.py", "config/rules/machines.py"}),
-        ("^DDP_TRAIN_", {"system/handover.py"}),
+        (rf"^({TORCHRUN})$", {"system/process_env.py", "config/cluster.py", "config/rules/sections.py"}),
+        ("^DDP_TRAIN_", {"system/process_env.py"}),
     ],
 )
 def test_what_the_system_says_is_read_in_one_place(pattern: str, places: set[str]) -> None:

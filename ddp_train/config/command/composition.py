@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ddp_train import CONF
 from ddp_train.config.hydra_internals import ConfigLoaderImpl, create_config_search_path, get_args_parser
-from ddp_train.config.targets.own_target import folder_of
+from ddp_train.config.resolve import folder_of
 from ddp_train.config.tree import leaves, texts
 
 TYPED = "typed"

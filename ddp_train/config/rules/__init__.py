@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from ddp_train.config.rules import machines, sections, strategy, training
+from ddp_train.config.rules import sections, strategy, training
 from ddp_train.config.run_config import InvalidSectionError, PartialConfig
 from ddp_train.errors import ConfigError
 
@@ -12,7 +12,7 @@ RULES: tuple[Callable[[PartialConfig], Iterator[ConfigError]], ...] = (
     *(sections.check_health, sections.check_evaluation, sections.check_callbacks, sections.check_checkpoints),
     *(strategy.check_strategy, strategy.check_cuda_graphs, strategy.check_early_step, strategy.check_open_micro_batch),
     *(strategy.check_loss_scale, strategy.check_local_weights, strategy.check_on_cpu, sections.check_device),
-    *(machines.check_machines, sections.check_precision, sections.check_activation_checkpointing),
+    *(sections.check_machines, sections.check_precision, sections.check_activation_checkpointing),
     *(sections.check_compile, sections.check_debug, sections.check_profile, sections.check_faults),
 )
 """All rules, in the order in which their problems are shown."""

@@ -3,6 +3,8 @@
 A node's schema is its class's signature, so third-party classes are checked like ours, before any process starts.
 """
 
+from __future__ import annotations
+
 import collections.abc
 import difflib
 import inspect
@@ -13,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
@@ -22,8 +24,10 @@ from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, 
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
-from ddp_train.system.phase import Phases
 from ddp_train.traits import Constants, constants_of
+
+if TYPE_CHECKING:
+    from ddp_train.system.phase import Phases
 
 AUTO: Final = "auto"  # a value that only the data or the run knows (auto.py)
 

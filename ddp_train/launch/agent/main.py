@@ -24,7 +24,7 @@ from ddp_train.launch.agent_process import AgentOptions, AgentRequest
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import NoProgress, close_failed
-from ddp_train.system import handover, torch_internals
+from ddp_train.system import process_env, torch_internals
 from ddp_train.system.fork_server import RequestHandler
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
 from ddp_train.system.redaction import Redacting
@@ -43,7 +43,7 @@ def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], bec
         loaded_with: the environment in which this process has imported.
         become_rank: what each process does that is forked as a rank.
     """
-    environment = {**request.environment, handover.AGENT: str(os.getpid())}
+    environment = {**request.environment, process_env.AGENT: str(os.getpid())}
     for name in loaded_with.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update(environment)  # beside what torch has set while it was imported

@@ -14,12 +14,12 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 
 from ddp_train.launch.agent_process import RankRequest
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.fork_server import ForkServer, RequestHandler, fork_as_server, interpreter, spawn_fork_server
 from ddp_train.system.process import NUM_THREADS, Child, num_threads
 
-_READ_LATER = (handover.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_", "PET_", "CUDA_VISIBLE_DEVICES")
+_READ_LATER = (process_env.PREFIX, "HYDRA_", "NCCL_", "FI_", "GLOO_", "MASTER_", "PET_", "CUDA_VISIBLE_DEVICES")
 """How variables begin that nothing reads before a rank has begun: for its job, when CUDA starts, or the process group opens."""
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine.engine import NoAnswer, Stage, State
-from ddp_train.system.slurm_step import hosts_of, slurm_step
+from ddp_train.system.process_env import hosts_of, slurm_step
 
 _WITHIN_S = 60.0
 _MAX_TASKS = 1001  # of an array, where SLURM does not say otherwise

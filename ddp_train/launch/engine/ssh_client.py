@@ -24,7 +24,7 @@ from ddp_train.launch.engine.ssh_remote import MARK, READY
 from ddp_train.launch.signals import LISTENED
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.verdict import exit_code_after_agent
-from ddp_train.system import handover, torchrun_env
+from ddp_train.system import process_env
 
 _BROKEN = 255  # what ssh ends with when it cannot reach a machine, or loses it
 _READY_WITHIN_S = 120  # a host key, an authentication, cluster.setup with its modules
@@ -32,12 +32,12 @@ _ENDS_ALONE_S = 5  # where a machine cannot take part, the others have so long t
 _OF_THE_MACHINE = {
     *("HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "_"),
     *("DISPLAY", "STY", "TMUX", "WAYLAND_DISPLAY", "WINDOWID", "XAUTHORITY"),
-    *("NNODES", "NODE_RANK", *torchrun_env.VARIABLES),
+    *("NNODES", "NODE_RANK", *process_env.OF_TORCHRUN),
     # these mean something to bash
     *("DIRSTACK", "ENV", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "IFS", "LINENO", "OPTIND", "PIPESTATUS"),
     *("POSIXLY_CORRECT", "PPID", "PS1", "PS2", "PS4", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "TMOUT", "UID", "launch_id"),
 }
-_OF_THE_MACHINE_BEGIN = ("BASH", "DBUS_", "PET_", "SLURM", "SSH_", "TORCHELASTIC", "XDG_", handover.PREFIX)
+_OF_THE_MACHINE_BEGIN = ("BASH", "DBUS_", "PET_", "SLURM", "SSH_", "TORCHELASTIC", "XDG_", process_env.PREFIX)
 """Variables that tell of this machine, of a login or of a shell, and not of the run."""
 
 

@@ -17,7 +17,7 @@ from ddp_train.launch.node.wire import Line, Message, plain_address, reason
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.restart_note import recall_run, remember_run
 from ddp_train.run_folder.result import Result
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS, Child, descendants, is_alive
 
 SHOWN = 200  # characters of an error in a line
@@ -154,11 +154,11 @@ class AttemptAgent:
     def _environment(self) -> dict[str, str]:
         cluster = self._this_node.cluster
         environment = rank_environment(self._this_node.facts.processes, cluster.threads_per_process) | environment_of(cluster.env)
-        environment[handover.NODE] = str(os.getpid())
+        environment[process_env.NODE] = str(os.getpid())
         if self._job is not None:
-            environment[handover.JOB] = self._message["job"]
+            environment[process_env.JOB] = self._message["job"]
             if not self._job.is_run and (path := self._this_node.facts.to_file()) is not None:
-                environment[handover.FACTS] = self._facts_file = path
+                environment[process_env.FACTS] = self._facts_file = path
         return environment
 
 

@@ -21,7 +21,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import refresh, write_json
 from ddp_train.system.network import interfaces, listen
-from ddp_train.system.slurm_step import slurm_step
+from ddp_train.system.process_env import slurm_step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from ddp_train.config.targets.locate import accepts, locate
 from ddp_train.config.targets.target import WriterFacts, own_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Callback, Goal, MetricWriter, Scheduler, Strategy
-from ddp_train.interfaces.adapted import require_members
 from ddp_train.interfaces.run import implements
 from ddp_train.interfaces.strategy import AdaptedStrategy
 from ddp_train.loader.order import BatchOrder
@@ -27,7 +26,7 @@ from ddp_train.optimizer.groups import Groups, parameter_groups
 from ddp_train.scheduler.schedule import EveryEpoch, Plateau
 from ddp_train.training.instantiate import instantiate
 from ddp_train.training.parts.evaluated_weights import training_mode
-from ddp_train.traits import follows_a_metric
+from ddp_train.traits import follows_a_metric, require_members
 
 
 def make_strategy(node: Mapping[str, Any]) -> Strategy:

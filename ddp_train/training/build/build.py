@@ -16,14 +16,13 @@ from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Strategy, SupportsPredict, TurnObjective
+from ddp_train.loader.dataset_adapter import Source, Stream
 from ddp_train.loader.loader import Loader, OneBatch
-from ddp_train.loader.stream import Source, Stream
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
 from ddp_train.training.build.adopt import groups_of, make_callbacks, make_optimizer, make_scheduler, make_strategy, schedule_facts
 from ddp_train.training.build.model import build_model_and_objective, note_methods_not_called, shared_dtype, use_precision
 from ddp_train.training.instantiate import instantiate
-from ddp_train.training.parts.compiled import compile_model, compile_note
 from ddp_train.training.parts.components import Components, EvaluationComponents, wrap
 from ddp_train.training.parts.metric import build_metrics
 from ddp_train.training.record.throughput import make_throughput, peak_of
@@ -62,8 +61,12 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
 
         notes.append(checkpoint_activations(model, config.activation_checkpointing))
     called = [*model.children()] if isinstance(objective, TurnObjective) else [model]
-    compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
-    notes.append(compile_note(compiled, config.compile))
+    compiled = None
+    if config.compile.mode is not None:
+        from ddp_train.training.parts.compiled import compile_model, compile_note
+
+        compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
+        notes.append(compile_note(compiled, config.compile))
     module, turns = wrap(trained, objective, strategy, world)
 
     optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())

@@ -13,14 +13,12 @@ from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError, conflict
 from ddp_train.interfaces import DataSource
-from ddp_train.loader.blend import Blend
-from ddp_train.loader.dataset_adapter import Collate, as_source, dataset_of
+from ddp_train.loader.dataset_adapter import Collate, Source, Stream, as_source, dataset_of, is_stream
 from ddp_train.loader.loader import EvaluationLoader, Loader, PositionedEvaluationLoader, TrainLoader, require_samples
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import BatchOrder, SampleOrder
-from ddp_train.loader.reader import LengthPlan
+from ddp_train.loader.reader import Blend, LengthPlan
 from ddp_train.loader.sampler import labels_of, sampler_from
-from ddp_train.loader.stream import Source, Stream, StreamEvaluationLoader, StreamLoader, is_stream
 from ddp_train.training.instantiate import instantiate
 
 
@@ -66,7 +64,9 @@ def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
         key = next(name for name, alpha in wanted.items() if alpha)
         happened, expected = "is given, and the data does not say how many classes it has", "a data set with `num_classes` in its facts"
         raise conflict(f"loader.{key}", happened, "null", expected=expected)
-    return Blend(num_classes=int(facts["num_classes"]), **wanted)
+    from ddp_train.loader import blend
+
+    return blend.Blend(num_classes=int(facts["num_classes"]), **wanted)
 
 
 def _own_sampler(source: DataSource, config: RunConfig) -> Any:
@@ -91,6 +91,8 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
     loader, batch = config.loader, config.batch
     drop_last = loader.drop_last or config.debug.overfit
     if isinstance(source, Stream):
+        from ddp_train.loader.stream import StreamLoader
+
         _refuse_positions(loader)
         _require_one_pass(config, source)
         return StreamLoader(
@@ -137,7 +139,8 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         pin_memory=_pins_memory(loader, world),
         skips=loader.on_bad_sample == "skip",
         micro_steps_of=micro_steps_of,
-        mixture=mixture if loader.bucket_batches is None else None,  # within a window of batches the samples of each source are not counted
+        # Within a window of batches the samples of each source are not counted.
+        used=mixture.used if mixture is not None and loader.bucket_batches is None else None,
         blend=_blend(source.facts, loader),
     )
 
@@ -163,6 +166,8 @@ def make_eval_loader(source: Source, config: RunConfig, world: World, *, key: st
     limits = [limit * batch_size for limit in (config.evaluation.max_batches, config.debug.max_batches) if limit is not None]
     max_samples = min(limits, default=None)
     if isinstance(source, Stream):
+        from ddp_train.loader.stream import StreamEvaluationLoader
+
         _refuse_positions(loader)
         return StreamEvaluationLoader(source, rank=world.rank, world_size=world.size, batch_size=batch_size, max_samples=max_samples)
     require_samples(source, key=key)

@@ -1,6 +1,9 @@
 """Put the trainer of a run together. Its features are chosen here, once, from what was built and what the config asks for."""
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
@@ -11,7 +14,6 @@ from ddp_train.training.check import memory
 from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
 from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.evaluation import as_evaluated
-from ddp_train.training.loop.skip_nonfinite import SkippingGuard
 from ddp_train.training.loop.time_record import TimeRecord
 from ddp_train.training.loop.train_step import StepGuard, TrainStep
 from ddp_train.training.loop.trainer import RunServices, Trainer
@@ -21,6 +23,9 @@ from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.loss_monitor import LossMonitor
 from ddp_train.training.state.saved_state import hashes
 from ddp_train.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from ddp_train.training.parts.compiled import Compiled
 
 
 def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
@@ -50,7 +55,11 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
         from ddp_train.training.loop.other_steps import EarlyStep, TurnsStep
 
         kind = TurnsStep if components.turns else EarlyStep
-    guard = SkippingGuard(components.trained, components.optimizer) if config.health.on_nonfinite == "skip" else StepGuard()
+    guard = StepGuard()
+    if config.health.on_nonfinite == "skip":
+        from ddp_train.training.loop.skip_nonfinite import SkippingGuard
+
+        guard = SkippingGuard(components.trained, components.optimizer)
     return kind(components=components, state=state, world=world, clip_grad_norm=config.trainer.clip_grad_norm, guard=guard)
 
 
@@ -128,11 +137,11 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:
     if lengths is not None:
         hooks.append(cut)  # what cannot be cut is refused before the first step
         trainer.hooks.wrap_micro_batches.append(lambda micro_batches: map(cut, micro_batches))
-    if components.compiled:
-        hooks.append(lambda first: _compile(trainer, first))
+    if compiled := components.compiled:
+        hooks.append(lambda first: _compile(trainer, compiled, first))
 
 
-def _compile(trainer: Trainer, first: MicroBatch) -> None:
+def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
     """Let what is compiled meet its first batches while the run still starts, and has its time to. Collective."""
     components, world = trainer.components, trainer.world
     if components.length_plan is not None:
@@ -144,7 +153,7 @@ def _compile(trainer: Trainer, first: MicroBatch) -> None:
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
             with as_evaluated(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
                 components.evaluate_batch(batch, predicts=trainer.saves_predictions)
-    components.compiled.end_warm_up()
+    compiled.end_warm_up()
 
 
 def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
@@ -163,7 +172,7 @@ def _add_to_record(trainer: Trainer) -> None:
 
     def add(values: dict[str, float], reading: Reading) -> None:
         values |= {f"samples/{name}": count for name, count in loader.used(state.samples).items()}
-        values |= components.compiled.values()
+        values |= components.compiled.values() if components.compiled else {}
         if loader.skips:
             values["skipped_samples"] = reading.skipped
         if guard.needs_norm:

@@ -174,7 +174,8 @@ class RunView:
         micro_batch = components.eval_loader.peek() if components.eval_loader is not None else None
         if micro_batch is None:
             return None
-        components.compiled.begin_batch()
+        if components.compiled is not None:
+            components.compiled.begin_batch()
         return to_device(micro_batch.batch, self.device)
 
 

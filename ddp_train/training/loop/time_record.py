@@ -28,7 +28,7 @@ from ddp_train.distributed.world import World
 from ddp_train.interfaces import Strategy
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.times import CHECKPOINT, COMMUNICATION, DATA, EVALUATION, OTHER, PARTS
-from ddp_train.system import torchrun_env
+from ddp_train.system import process_env
 from ddp_train.system.phase import Phase
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.log_window import Reading
@@ -161,7 +161,7 @@ class TimeRecord:
         self.split.begin()
         self._began = self._written = time.monotonic()
         self._written_step = self._trainer.state.step
-        line = {"started": round(self._services.started, 3), "restart": torchrun_env.restart_count() > 0}
+        line = {"started": round(self._services.started, 3), "restart": process_env.restart_count() > 0}
         line |= {"queued": self._services.run_folder.submitted.exists(), "step": self._written_step}
         self._services.records.write_times({**line, "hosts": self._hosts, "parts": PARTS, "not_split": self._not_split})
 

@@ -6,7 +6,6 @@ A part is compiled in place when it is first called, so that its parameters keep
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -75,12 +74,6 @@ def _copy_new(source: Path, target: Path) -> None:
                 os.replace(shutil.copyfile(path, f"{new}.{os.getpid()}.tmp"), new)  # others may read there
     except OSError as error:
         logger.info("not all compiled code was copied from %s to %s: %s", source, target, one_line(str(error), _SHOWN))
-
-
-def end_compilers() -> None:
-    """End the processes in which inductor compiles. Torch does it in an exit handler, and no rank runs those (`exit_at_once`)."""
-    if (pools := sys.modules.get("torch._inductor.async_compile")) is not None:
-        pools.shutdown_compile_workers()
 
 
 class Compiled:
@@ -210,8 +203,6 @@ def compile_model(
         cache_folder: keeps what is compiled (`keep_cache`); None: torch's own does.
     """
     compiled = Compiled()
-    if config.mode is None:
-        return compiled
     if cache_folder is not None:
         compiled.keep = keep_cache(cache_folder, world)
     regions = {} if config.regions == "whole" else blocks_of(model, config.regions, key="compile.regions")

@@ -6,6 +6,8 @@ the gradients of this turn alone, and finds all of them. While a turn is taken t
 optimizer, which leaves alone what has none.
 """
 
+from __future__ import annotations
+
 import copy
 import gc
 import json
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +43,11 @@ from ddp_train.interfaces.parameters import matching, named_parameters
 from ddp_train.interfaces.run import implements
 from ddp_train.loader.loader import EvaluationLoader, Loader
 from ddp_train.loader.reader import LengthPlan
-from ddp_train.training.parts.compiled import Compiled
 from ddp_train.training.parts.metric import Metric, recorded_name
 from ddp_train.training.record.throughput import Throughput
+
+if TYPE_CHECKING:
+    from ddp_train.training.parts.compiled import Compiled
 
 
 @dataclass(kw_only=True)
@@ -114,7 +118,7 @@ class EvaluationComponents:
     callbacks: Mapping[str, Callback] = field(default_factory=dict)  # by name
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # beside the objective's own (`evaluation.metrics`)
     forward_is_collective: bool = False  # every forward is a collective
-    compiled: Compiled = field(default_factory=Compiled)  # of the model
+    compiled: Compiled | None = None  # of the model; None: nothing is
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -142,7 +146,8 @@ class EvaluationComponents:
 
     def evaluate_batch(self, batch: Batch, *, predicts: bool) -> Scored:
         """Score a batch in one forward: with predictions and targets where there are metrics for them, with rows where it `predicts`."""
-        self.compiled.begin_batch()
+        if self.compiled is not None:
+            self.compiled.begin_batch()
         if self.metrics:
             sums, rows, compared = cast(SupportsCompare, self.objective).compare(self.model, batch)
             return Scored(sums, rows, compared)
@@ -203,7 +208,8 @@ class Components(EvaluationComponents):
 
     def loss(self, batch: Batch, turn: Turn | None = None) -> Tensor:
         """Return the objective's loss of a batch, or of one of its turns, shape [], computed through what the strategy has wrapped."""
-        self.compiled.begin_batch()
+        if self.compiled is not None:
+            self.compiled.begin_batch()
         loss: Tensor = (self.module if turn is None else turn.module)(batch)
         return loss
 

@@ -24,10 +24,10 @@ from ddp_train.config.spelling import override
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError, join_few
+from ddp_train.loader.dataset_adapter import Source, Stream
 from ddp_train.loader.loader import Loader
 from ddp_train.loader.mixture import MixtureSource
 from ddp_train.loader.order import SampleOrder
-from ddp_train.loader.stream import Source, Stream
 
 Identity = Mapping[str, Mapping[str, Any]]
 

@@ -14,7 +14,8 @@ from ddp_train.cli import node as module
 from ddp_train.errors import DONE, WRONG_INPUT, ConfigError
 from ddp_train.launch import signals
 from ddp_train.launch.job import Job
-from ddp_train.launch.spec import Code, Spec
+from ddp_train.launch.source_copy import Code
+from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status

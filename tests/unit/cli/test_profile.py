@@ -11,8 +11,7 @@ from ddp_train.cli.profile import profile
 from ddp_train.errors import ConfigError
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
-from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.run_folder.paths import ProfileRequest, RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from tests.fake_runner import FakeRunner

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 from ddp_train.distributed import world as world_module
 from ddp_train.distributed.world import alone, open_world
 from ddp_train.errors import UserError
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from tests.unit.training.threads import on_all, thread_worlds
 
 
@@ -54,12 +54,12 @@ def test_for_tests_on_one_gpu_one_rank_has_a_group_and_several_share_the_gpu(mon
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: opened.append({"backend": backend, **options}))
     with pytest.raises(UserError, match="runs 2 processes, but torch sees 1 GPUs"):
         open_world(HashStore(), 1, 2, device="cuda")
-    monkeypatch.setenv(handover.ONE_GPU, "shared")
+    monkeypatch.setenv(process_env.ONE_GPU, "shared")
     assert open_world(HashStore(), 1, 2, device="cuda").device == torch.device("cuda", 0)
     assert (opened[0]["backend"], opened[0]["device_id"]) == ("gloo", None)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert not open_world(HashStore(), 0, 1, device="cuda").has_group and len(opened) == 1
-    monkeypatch.setenv(handover.ONE_GPU, "group")
+    monkeypatch.setenv(process_env.ONE_GPU, "group")
     open_world(HashStore(), 0, 1, device="cuda")
     assert (opened[1]["backend"], opened[1]["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", 0))

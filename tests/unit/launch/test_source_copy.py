@@ -11,7 +11,7 @@ import pytest
 from ddp_train import FOLDER
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch import source_copy
-from ddp_train.launch.spec import Code
+from ddp_train.launch.source_copy import Code
 
 INTO = Path("outputs/x/2026/launch/code")
 

@@ -11,7 +11,8 @@ import pytest
 
 from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.job import Job
-from ddp_train.launch.spec import Code, Spec
+from ddp_train.launch.source_copy import Code
+from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.parts import checked
 

@@ -17,7 +17,8 @@ from ddp_train.launch import submit
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission
 from ddp_train.launch.job import Job
-from ddp_train.launch.spec import Code, Spec
+from ddp_train.launch.source_copy import Code
+from ddp_train.launch.spec import Spec
 from ddp_train.launch.submit import EngineSlot
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddp_train.loader.dataset_adapter import Stream
 from ddp_train.loader.loader import OneBatch, PositionedEvaluationLoader, TrainLoader
 from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import Shuffled
-from ddp_train.loader.stream import Stream, StreamLoader
+from ddp_train.loader.stream import StreamLoader
 from tests.unit.loader.numbers import Damaged, Numbers
 from tests.unit.loader.streams import Counting
 from tests.unit.parts import components, trainer

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from ddp_train.errors import ConfigError, ConfigErrors, DataError
+from ddp_train.loader.dataset_adapter import Stream, is_stream
 from ddp_train.loader.order import BatchOrder
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.loader.stream import Stream, StreamEvaluationLoader, StreamLoader, is_stream
+from ddp_train.loader.stream import StreamEvaluationLoader, StreamLoader, shard
 from tests.unit.loader.streams import Counting, Sharding, Stateful, hugging_face, make
 from tests.unit.parts import checked, components
 
@@ -171,3 +172,22 @@ def test_an_evaluation_takes_as_many_samples_as_it_is_told_to_over_all_ranks(wor
     stream = Stream(Counting(20), None)
     loaders = [StreamEvaluationLoader(stream, rank=rank, world_size=world_size, batch_size=3, max_samples=7) for rank in range(world_size)]
     assert sum(len(each.batch) for loader in loaders for each in loader if not each.is_stand_in) == 7
+
+
+def value_of(sample: Any) -> int:
+    return int(sample["number"]) if isinstance(sample, dict) else int(sample[0]) if isinstance(sample, (tuple, list)) else int(sample)
+
+
+KINDS = ["counting", "stateful", "sharding", "web", "hugging face, one file", "hugging face, many files"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # WebDataset leaves its files to the garbage collector
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_the_shards_together_have_every_sample_once(kind: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": str(count), "WORKER": "0", "NUM_WORKERS": "2" if count > 1 else "1"}.items():
+        monkeypatch.setenv(name, value)  # what WebDataset's own splitters would look at
+    dataset = make(kind, tmp_path)
+    found = [[value_of(sample) for sample in shard(dataset, index, count).samples()] for index in range(count)]
+    assert sorted(chain.from_iterable(found)) == list(range(24))
+    assert kind == "web" or {len(part) for part in found} == {24 // count}  # that one gives whole tar files

@@ -13,7 +13,7 @@ from ddp_train.rank.blame import LOST
 from ddp_train.rank.restart import restart_line
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.torchrun_env import is_last_attempt
+from ddp_train.system.process_env import is_last_attempt
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ddp_train.launch.job import Job
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.sweep import warm_group
-from ddp_train.system import handover
+from ddp_train.system import process_env
 from ddp_train.system.process import fork
 from tests.unit.parts import checked
 
@@ -29,7 +29,7 @@ def slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[warm_group
     def start_agent_that_reads_nothing(options: AgentOptions, arguments: list[str], *, environment: Mapping[str, str]) -> int:
         def be_agent() -> int:
             with socket.socket(socket.AF_UNIX) as launcher:
-                launcher.connect(f"{environment[handover.GROUP]}/socket")
+                launcher.connect(f"{environment[process_env.GROUP]}/socket")
                 time.sleep(60)
             return 0
 

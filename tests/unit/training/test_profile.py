@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from ddp_train.distributed.world import World, alone
-from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.profile_request import ProfileRequest
+from ddp_train.run_folder.paths import ProfileRequest, RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.profile import Profiler, Trace, covered_ms, table

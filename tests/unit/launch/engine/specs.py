@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.launch.job import Job
-from ddp_train.launch.spec import Code, Spec
+from ddp_train.launch.source_copy import Code
+from ddp_train.launch.spec import Spec
 from ddp_train.launch.submit import freeze
 from ddp_train.run_folder.paths import RunFolder
 from tests.unit.parts import checked

@@ -21,7 +21,8 @@ from ddp_train.config.schema import CompileConfig
 from ddp_train.distributed.world import World, alone
 from ddp_train.errors import ConfigError, RunError
 from ddp_train.model.gpt import GPT
-from ddp_train.training.parts.compiled import Compiled, compile_model, compile_note, end_compilers, keep_cache
+from ddp_train.rank.rank import end_compilers
+from ddp_train.training.parts.compiled import Compiled, compile_model, compile_note, keep_cache
 from ddp_train.training.parts.components import with_loss
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
@@ -68,9 +69,8 @@ def test_blocks_that_repeat_are_compiled_or_classes_or_the_whole() -> None:
         compiled(gpt(), regions=["Layer"])
 
 
-def test_nothing_is_compiled_where_it_is_off_or_on_the_device_meta() -> None:
+def test_nothing_is_compiled_on_the_device_meta() -> None:
     model = gpt()
-    assert not compile_model(model, settings(mode=None), alone(), parts=[model])
     assert not compile_model(model, settings(), alone("meta"), parts=[model])
     assert all(module._compiled_call_impl is None for module in model.modules())
 
