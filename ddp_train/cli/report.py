@@ -28,27 +28,18 @@ def report(arguments: list[str], runner: JobRunner) -> int:
     options, words = parse_words(arguments, USAGE, {"--out": "FILE", "--watch": "", "--figures": "DIR"}, most=None)
     folders = [Path(word) if is_sweep(Path(word)) else run_of(Path(word), key="RUN") for word in words]
     file = Path(options.get("--out") or ("report.html" if len(folders) > 1 else folders[0] / "report.html"))
-    names = [folder.absolute() for folder in folders[:3]]
-    title = ", ".join(f"{name.parent.name}/{name.name}" if name.name.isdigit() else name.name for name in names)
-    begun, is_watched = time.monotonic(), "--watch" in options
-    while True:
-        shown = collect(folders)
-        if not shown:
+    goes_on = True
+    while goes_on:
+        if not (shown := collect(folders)):
             raise ConfigError(key="SWEEP", happened=f"{words[0]} has no job yet", expected="a sweep with jobs")
-        goes_on = is_watched and any(each.run.status in (Status.QUEUED, Status.RUNNING) for each in shown)
+        goes_on = "--watch" in options and any(each.run.status in (Status.QUEUED, Status.RUNNING) for each in shown)
         try:
-            write_atomic(file, page(shown, title=title + (" ..." if len(folders) > 3 else ""), reload_s=_EVERY_S if goes_on else 0))
+            write_atomic(file, page(shown, title=", ".join(words), reload_s=_EVERY_S if goes_on else 0))
             figures = write_figures(shown, Path(options["--figures"])) if "--figures" in options and not goes_on else []
         except OSError as error:
             raise ConfigError(key="--out", happened=f"{error.filename or file} cannot be written: {error.strerror}") from None
-        if not goes_on:
-            break
-        time.sleep(_EVERY_S)
-    took = "" if is_watched else f" in {time.monotonic() - begun:.1f} s"
-    print(f"{file}: {plural(len(shown), 'run')}, {file.stat().st_size / 1000:,.0f} kB{took}")
+        time.sleep(_EVERY_S if goes_on else 0)
+    print(f"{file}: {plural(len(shown), 'run')}, {file.stat().st_size / 1000:,.0f} kB")
     if figures:
         print(f"{options['--figures']}: {plural(len(figures), 'figure')} as SVG")
-    for each in shown:
-        for problem in each.run.problems:
-            print(f"{each.run.folder.as_typed()}: {problem}")
     return DONE

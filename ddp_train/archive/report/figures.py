@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,22 +16,19 @@ from ddp_train.run_folder.sweep import REPEATS
 from ddp_train.system.files import write_atomic
 
 _HUES = ("#1f6fb4", "#d1621b", "#1a9270", "#b8528f", "#58a9d8", "#9a7d0a", "#6f5bb5", "#6b7280")
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 440, 280, 62, 14, 14, 44
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 440, 62, 426, 20, 240  # of the figure, and the frame of its curves
+_LINE = 16  # of text
 _MAX_POINTS = 600
 
 Curve = Sequence[tuple[int, float | None]]
 """Values by step; None: one that was not finite."""
 
-Line = tuple[Floats, Floats, Floats]
-"""Steps, means, and half their 95 % intervals, 0 for one run."""
-
 
 def write_figures(shown: Sequence[Shown], folder: Path) -> list[Path]:
     """Write a figure of each metric over steps into a folder; return the files."""
-    members: dict[int, list[Shown]] = {}
+    members, groups = dict[int, list[Shown]](), dict[str, list[Shown]]()
     for each in shown:
         members.setdefault(each.group, []).append(each)
-    groups: dict[str, list[Shown]] = {}
     for runs in members.values():
         words = [(key.rpartition(".")[2], value) for key, value in runs[0].values.items()]
         name = ", ".join(f"{word}={value}" for word, value in words if word not in REPEATS) or runs[0].name
@@ -46,64 +44,58 @@ def write_figures(shown: Sequence[Shown], folder: Path) -> list[Path]:
 
 def figure_of(metric: str, groups: Mapping[str, Sequence[Curve]]) -> str:
     """Return the curves of some groups of runs as SVG, which needs no script; "": none has two values."""
-    lines = {name: line for name, curves in groups.items() if (line := _mean(curves)) is not None}
-    return _figure(metric, lines) if lines else ""
-
-
-def _mean(curves: Sequence[Curve]) -> Line | None:
-    """Return the mean of some runs at the steps of the longest, of those that have come so far; None: it has no value.
-
-    Where one of them has NaN, the mean is NaN.
-    """
-    tables = [np.array(curve, dtype=np.float64) for curve in curves if len(curve) > 1]
-    if not tables:
-        return None
-    steps = max(tables, key=len)[:, 0]
-    is_there = np.array([(steps >= table[0, 0]) & (steps <= table[-1, 0]) for table in tables])
-    values = np.where(is_there, [np.interp(steps, table[:, 0], table[:, 1]) for table in tables], 0.0)
-    count = is_there.sum(0)
-    mean = values.sum(0) / count
-    deviation = np.sqrt(np.where(is_there, (values - mean) ** 2, 0.0).sum(0) / np.maximum(count - 1, 1))
-    quantiles = np.array([0.0, 0.0, *(t_quantile(n - 1) for n in range(2, len(tables) + 1))])
-    return None if np.isnan(mean).all() else (steps, mean, quantiles[count] * deviation / np.sqrt(count))
-
-
-def _figure(metric: str, lines: dict[str, Line]) -> str:
+    lines = {name: line for name, curves in groups.items() if not np.isnan((line := _mean(curves))[1]).all()}
+    if not lines:
+        return ""
     left, right = min(steps[0] for steps, _, _ in lines.values()), max(steps[-1] for steps, _, _ in lines.values())
     low, high = min(np.nanmin(mean) for _, mean, _ in lines.values()), max(np.nanmax(mean) for _, mean, _ in lines.values())
     low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
-    right = right if right > left else left + 1
 
-    def places(steps: Floats, values: Floats) -> str:
-        x = _LEFT + (steps - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)
-        y = _TOP + (high - np.clip(values, low, high)) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-        return "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True))
+    def across(steps: Any) -> Any:
+        return _LEFT + (steps - left) / (right - left) * (_RIGHT - _LEFT)
 
-    drawn = []
-    for x in _ticks(left, right):
-        at = _LEFT + (x - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)
-        drawn.append(f'<text x="{at:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{x:,.0f}</text>')
+    def down(values: Any) -> Any:
+        return _TOP + (high - np.clip(values, low, high)) / (high - low) * (_BOTTOM - _TOP)
+
+    drawn = [_text(across(x), _BOTTOM + _LINE, "middle", f"{x:,.0f}") for x in _ticks(left, right)]
     for y in _ticks(low, high):
-        at = _TOP + (high - y) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-        drawn.append(f'<path d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
-        drawn.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{y:.4g}</text>')
+        drawn.append(f'<path d="M{_LEFT} {down(y):.1f}H{_RIGHT}" stroke="#ddd"/>{_text(_LEFT - 6, down(y) + 4, "end", f"{y:.4g}")}')
     for number, (name, (steps, mean, half)) in enumerate(lines.items()):
-        hue = _HUES[number % len(_HUES)]
-        kept = thin(mean, _MAX_POINTS)
+        hue, kept = _HUES[number % len(_HUES)], thin(mean, _MAX_POINTS)
         parts = np.split(kept, np.flatnonzero(np.isnan(mean[kept])))  # a NaN breaks the line
-        for part in (part[~np.isnan(mean[part])] for part in parts):
-            if half[part].any():
-                around = places(np.r_[steps[part], steps[part][::-1]], np.r_[(mean + half)[part], (mean - half)[part][::-1]])
-                drawn.append(f'<path d="M{around}Z" fill="{hue}" fill-opacity="0.15"/>')
-            if len(part):
-                drawn.append(f'<path d="M{places(steps[part], mean[part])}" fill="none" stroke="{hue}" stroke-width="1.5"/>')
-        drawn.append(f'<text x="{_LEFT + 14}" y="{_HEIGHT + 16 * number + 4}">{escape(name)}</text>')
-        drawn.append(f'<path d="M{_LEFT - 6} {_HEIGHT + 16 * number}h14" stroke="{hue}" stroke-width="2"/>')
-    drawn.append(f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 10}" text-anchor="middle">step</text>')
-    drawn.append(f'<text transform="translate(12 {(_HEIGHT - _BOTTOM) / 2}) rotate(-90)" text-anchor="middle">{escape(metric)}</text>')
-    height = _HEIGHT + 16 * len(lines)
+        for rows in filter(len, (part[~np.isnan(mean[part])] for part in parts)):
+            x, y, upper, lower = across(steps[rows]), down(mean[rows]), down((mean + half)[rows]), down((mean - half)[rows])
+            if half[rows].any():
+                band = _points(np.r_[x, x[::-1]], np.r_[upper, lower[::-1]])
+                drawn.append(f'<polygon points="{band}" fill="{hue}" fill-opacity="0.15"/>')
+            drawn.append(f'<polyline points="{_points(x, y)}" fill="none" stroke="{hue}" stroke-width="1.5"/>')
+        drawn.append(_text(_LEFT, _BOTTOM + _LINE * (number + 3), "start", name, fill=hue))
+    drawn += [_text((_LEFT + _RIGHT) / 2, _BOTTOM + 2 * _LINE, "middle", "step"), _text(_LEFT, _TOP - 8, "start", metric)]
+    height = _BOTTOM + _LINE * (len(lines) + 3)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
-    return f'{head} font-family="sans-serif" font-size="11" fill="currentColor">{"".join(drawn)}</svg>\n'
+    return f'{head} font-family="sans-serif" font-size="11">{"".join(drawn)}</svg>\n'
+
+
+def _mean(curves: Sequence[Curve]) -> tuple[Floats, Floats, Floats]:
+    """Return steps, the mean of the runs that have come so far, and half its 95 % interval, 0 for one run.
+
+    Where a run has NaN, the mean is NaN.
+    """
+    tables = [np.array(curve, dtype=np.float64) for curve in curves if len(curve) > 1] or [np.full((2, 2), np.nan)]
+    steps = max(tables, key=len)[:, 0]
+    values = np.ma.masked_equal([np.interp(steps, table[:, 0], table[:, 1], left=np.inf, right=np.inf) for table in tables], np.inf)
+    count, mean = values.count(0), values.mean(0)
+    error = np.sqrt(((values - mean) ** 2).sum(0) / count / np.maximum(count - 1, 1))
+    quantiles = np.array([0.0, 0.0, *(t_quantile(n - 1) for n in range(2, len(tables) + 1))])
+    return steps, mean.filled(np.nan), quantiles[count] * error.filled(0.0)
+
+
+def _text(x: float, y: float, anchor: str, text: str, *, fill: str = "currentColor") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}">{escape(text)}</text>'
+
+
+def _points(x: Floats, y: Floats) -> str:
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
 
 
 def _ticks(low: float, high: float) -> Floats:

@@ -2,17 +2,22 @@
 "use strict";
 (async () => {
   // ---------------------------------------------------------------- what the page holds
-  const inflate = async (id) => {
-    const text = document.getElementById(id).textContent.trim();
-    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+  const bytesOf = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const packed = new Blob([bytesOf(document.getElementById("content").textContent.trim())]).stream();
+  const D = await new Response(packed.pipeThrough(new DecompressionStream("deflate"))).json();
+  const unpacked = new Map();
+  const numbers = (text) => { // of float32: the first bytes of all of them, then the second ones
+    if (unpacked.has(text)) return unpacked.get(text);
+    const shuffled = bytesOf(text), count = shuffled.length / 4, bytes = new Uint8Array(shuffled.length);
+    for (let i = 0; i < count; i++) for (let b = 0; b < 4; b++) bytes[4 * i + b] = shuffled[b * count + i];
+    const made = new Float32Array(bytes.buffer);
+    unpacked.set(text, made);
+    return made;
   };
-  const [content, shuffled] = (await Promise.all([inflate("content"), inflate("numbers")])).map((b) => new Uint8Array(b));
-  const D = JSON.parse(new TextDecoder().decode(content));
-  const count = shuffled.length / 4, bytes = new Uint8Array(shuffled.length);
-  for (let i = 0; i < count; i++) for (let b = 0; b < 4; b++) bytes[4 * i + b] = shuffled[b * count + i];
-  const F = new Float32Array(bytes.buffer);
-  const numbers = (place) => F.subarray(place[0], place[0] + place[1]);
+  const leaves = (tree, prefix = "") => Object.entries(tree).flatMap(([key, value]) => {
+    const isTree = value && typeof value === "object" && (!Array.isArray(value) || value.some((item) => item && typeof item === "object"));
+    return isTree ? leaves(value, `${prefix}${key}.`) : [[prefix + key, value]];
+  });
   const runs = D.runs, many = runs.length > 1, M = D.headline.metric, better = D.headline.goal === "max" ? 1 : -1;
 
   // ---------------------------------------------------------------- words and numbers
@@ -126,6 +131,9 @@
   for (const key of D.keys) {
     const values = runs.map((r) => r.values[key]);
     if (values.some((v) => numeric(v) === null)) LEVELS[key] = [...new Set(values.map((v) => valueText(v)))];
+  }
+  for (const r of runs) if (D.keys.length && /^\d+$/.test(r.name)) { // the number of a sweep's job: with some of its values
+    r.name += ` ${D.keys.slice(0, 4).map((k) => `${short(k).split(".").pop()}=${valueText(r.values[k])}`).join(",")}`;
   }
   const metricNames = [...new Set(runs.flatMap((r) => Object.keys(r.last)))].filter((n) => runs.some((r) => numeric(r.last[n]) !== null));
   const dimension = (r, name) => {
@@ -249,14 +257,14 @@
   {
     const r = runs[0], done = runs.filter((x) => x.status === "completed").length;
     const top = section("overview", "Overview", null);
-    const bestOf = r.best[M], env = D.first.environment;
+    const bestOf = r.best[M], env = D.environment[0], limit = D.config[0].trainer?.max_steps;
     top.append(h("div", { class: "cards" }, many
       ? [card("Runs", fmt(runs.length), `${done} completed, ${runs.filter((x) => x.status === "failed").length} failed`),
         best < 0 ? card("Best", "–", `no run has ${M}`) : card(`Best ${M}`, fmt(rank[best]), runs[best].name),
         hasSeeds ? card("Is it certain?", certainty().split(" (")[0] || "–", certainty()) : null,
         card("Time of all runs", duration(runs.reduce((a, x) => a + (x.seconds || 0), 0)), "without queues and restarts")]
       : [card(M, fmt(numeric(r.last[M])), bestOf ? `best ${fmt(bestOf.value)} at step ${fmt(bestOf.step)}` : "at its end"),
-        card("Step", fmt(r.step), r.max_steps ? `of ${fmt(r.max_steps)}` : plural(r.samples_seen || 0, "sample")),
+        card("Step", fmt(r.step), limit ? `of ${fmt(limit)}` : plural(r.samples_seen || 0, "sample")),
         card("Time", duration(r.seconds), r.early_end || ""),
         card("Ranks", fmt(env.world_size ?? null), (env.hosts || []).join(", ")),
         card("Started", (env.started || "–").slice(0, 16).replace("T", " "), env.batch || "")]));
@@ -483,17 +491,17 @@
       const sum = (f) => a.reduce((s, _, i) => s + f(a[i] - ma, b[i] - mb), 0), d = Math.sqrt(sum((p) => p * p) * sum((p, q) => q * q));
       return d ? sum((p, q) => p * q) / d : null;
     };
-    const shares = D.importance?.shares ? Object.fromEntries(D.importance.shares) : null;
+    const hasShares = Object.keys(D.importance).length > 0;
+    const weight = Object.fromEntries(D.keys.map((k) => [k, hasShares ? D.importance[k] ?? 0 : correlation(k)]));
     const keys = D.keys.filter((k) => new Set(runs.map((r) => valueText(r.values[k]))).size > 1);
-    const byShare = [...keys].sort((a, b) => (shares ? (shares[b] ?? 0) - (shares[a] ?? 0) : 0));
-    const bar = (v, signed) => h("span", { class: "bar", "aria-hidden": "true" }, v === null ? null : h("i", { style: signed
-      ? `left:${50 + Math.min(0, v) * 50}%;width:${Math.abs(v) * 50}%` : `left:0;width:${100 * v}%` }));
-    const importance = h("div", { class: "panel" }, h("h3", {}, `What ${M} depends on`), h("div", { class: `bars ${shares ? "" : "few"}` },
-      h("span", { class: "note" }, "key"), shares ? h("span", { class: "note" }, "importance (PED-ANOVA)") : null,
-        h("span", { class: "note" }, "rank correlation"),
-      byShare.map((k) => [h("span", { title: k }, short(k)), shares ? h("span", {}, bar(shares[k] ?? 0), percent(shares[k] ?? 0)) : null,
-        h("span", {}, correlation(k) === null ? "–" : [bar(correlation(k), true), fmt(correlation(k), 2)])])),
-    D.importance?.why ? h("p", { class: "note" }, `${D.importance.why}.`) : null);
+    keys.sort((a, b) => Math.abs(weight[b] ?? 0) - Math.abs(weight[a] ?? 0));
+    const bar = (v) => h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: hasShares ? `left:0;width:${100 * v}%`
+      : `left:${50 + Math.min(0, v) * 50}%;width:${Math.abs(v) * 50}%` }));
+    const importance = h("div", { class: "panel" }, h("h3", {}, `What ${M} depends on`), h("div", { class: "bars" },
+      h("span", { class: "note" }, "key"), h("span", { class: "note" }, hasShares ? "importance (PED-ANOVA)" : "rank correlation"),
+      keys.map((k) => [h("span", { title: k }, short(k)),
+        h("span", {}, weight[k] === null ? "–" : [bar(weight[k]), hasShares ? percent(weight[k]) : fmt(weight[k], 2)])])),
+    hasShares ? null : h("p", { class: "note" }, "Where Optuna 3.6 or newer is installed, its importance of keys (PED-ANOVA) is here."));
 
     // Pareto front of two metrics
     const choices = [...new Set([M, "seconds", ...metricNames,
@@ -560,45 +568,33 @@
   }
 
   // ---------------------------------------------------------------- curves
-  const interpolate = (knots, x, from = 0, to = 1) => { // between points of a line, in either direction
-    let [a, b] = [0, knots.length - 1];
-    while (b - a > 1) { const middle = (a + b) >> 1; if (knots[middle][from] <= x) a = middle; else b = middle; }
-    const [p, q] = [knots[a], knots[b]];
-    return q[from] === p[from] ? p[to] : p[to] + ((x - p[from]) * (q[to] - p[to])) / (q[from] - p[from]);
-  };
   const cache = new Map();
   const remember = (key, make) => { if (cache.size > 5000) cache.clear(); if (!cache.has(key)) cache.set(key, make());
     return cache.get(key); };
   const axisOf = (r, split) => (r.axes[split][S.x] ? S.x : "step");
+  const placeOf = (r, split) => { // step -> its place on the horizontal axis
+    const axes = r.axes[split], axis = axisOf(r, split), steps = numbers(axes.step), line = { x: steps, y: numbers(axes[axis]) };
+    if (axis === "step") return (step) => step;
+    const at = (step) => linear(line, Math.min(Math.max(step, steps[0]), steps[steps.length - 1]));
+    return axis === "samples" ? (step) => Math.round(at(step)) : at;
+  };
   const curve = (i, key) => remember(`${i} ${key} ${S.x} ${S.s}`, () => {
     const c = runs[i].curves[key];
     if (!c) return null;
-    const rows = remember(`rows ${i} ${key}`, () => {
-      const y = numbers(c.y);
-      if (!c.rows) return Float64Array.from(y, (_, n) => n);
-      let row = 0;
-      return Float64Array.from(numbers(c.rows), (d) => (row += d));
-    });
-    const split = key.split("/")[0], knots = runs[i].axes[split][axisOf(runs[i], split)], raw = numbers(c.y),
-      x = new Float64Array(rows.length);
-    let k = 0;
-    for (let n = 0; n < rows.length; n++) {
-      while (k < knots.length - 2 && knots[k + 1][0] <= rows[n]) k++;
-      const p = knots[k], q = knots[Math.min(k + 1, knots.length - 1)];
-      x[n] = q[0] === p[0] ? p[1] : p[1] + ((rows[n] - p[0]) * (q[1] - p[1])) / (q[0] - p[0]);
-      if (axisOf(runs[i], split) === "step" || axisOf(runs[i], split) === "samples") x[n] = Math.round(x[n]);
-    }
+    let step = 0;
+    const steps = Float64Array.from(numbers(c.steps), (d) => (step += d)), raw = numbers(c.y);
+    const x = steps.map(placeOf(runs[i], key.split("/")[0])), interval = (step - steps[0]) / (c.n - 1);
     let y = raw;
     if (S.s > 0) { // a debiased mean that forgets by records, so that leaving some out changes little; a NaN stays one
       let mean = 0, weight = 0;
       y = Float64Array.from(raw, (v, n) => {
         if (Number.isNaN(v)) return NaN;
-        const keep = S.s ** (n ? rows[n] - rows[n - 1] : 1);
+        const keep = S.s ** (n ? (steps[n] - steps[n - 1]) / interval : 1);
         mean = keep * mean + (1 - keep) * v; weight = keep * weight + (1 - keep);
         return mean / weight;
       });
     }
-    return { x, y, raw, rows };
+    return { x, y, raw };
   });
   const nearest = (x, value) => {
     let [a, b] = [0, x.length - 1];
@@ -643,9 +639,9 @@
     slow_rank: "◔", waits_for_data: "…", checkpoint: "◆" };
   const markedRun = () => (many ? hovered ?? S.run : 0);
   const marksAt = (i) => remember(`marks ${i} ${S.x}`, () => {
-    const axes = runs[i].axes.train || Object.values(runs[i].axes)[0];
-    if (!axes) return [];
-    const place = (step) => (S.x === "step" || !axes[S.x] ? step : interpolate(axes[S.x], interpolate(axes.step, step, 1, 0)));
+    const axes = runs[i].axes, split = axes.train ? "train" : Object.keys(axes)[0];
+    if (!split) return [];
+    const place = placeOf(runs[i], split);
     return runs[i].marks.map((m) => ({ ...m, x: place(m.step), from: m.kind === "rewound" && m.text.match(/from_step (\d+)/)
       ? place(Number(m.text.match(/from_step (\d+)/)[1])) : null }));
   });
@@ -923,8 +919,9 @@
         box("ly", "log y"), box("lx", "log x"),
         hasSeeds ? box("g", "group over seeds") : null, search, reset), marks, legend, grid,
       h("p", { class: "note" }, (() => {
-        const [most, all] = runs.flatMap((r) => Object.values(r.curves)).reduce(([a, b], c) => (c.n > b ? [c.y[1], c.n] : [a, b]), [0, 0]);
-        if (most >= all) return "Every record is a point. ";
+        const longest = runs.flatMap((r) => Object.values(r.curves)).reduce((a, b) => (b.n > a.n ? b : a));
+        const [most, all] = [numbers(longest.y).length, longest.n];
+        if (most === all) return "Every record is a point. ";
         return `Curves are thinned (the longest from ${fmt(all)} to ${fmt(most)} points): each part keeps its extremes and its NaNs. `;
       })(), "Values have seven digits. Red ticks above a curve are NaN or infinite values."));
     const watcher = new IntersectionObserver((entries) => { for (const entry of entries) {
@@ -980,8 +977,14 @@
       const r = runs[S.run], t = r.times;
       if (!t) { box.replaceChildren(h("div", { class: "tools" }, runPicker()),
         h("p", { class: "note" }, "This run has no times.jsonl: nothing measured where its time went.")); return; }
-      const P = t.parts.length, R = t.ranks.length, C = t.steps.length, mean = numbers(t.mean), by = numbers(t.by_rank);
-      const g = t.goodput, total = t.sum.reduce((a, b) => a + b, 0);
+      const P = t.parts.length, R = t.ranks.length, C = t.steps.length, by = numbers(t.seconds);
+      const mean = Float64Array.from({ length: C * P }, (_, n) => {
+        let sum = 0;
+        for (let k = 0; k < R; k++) sum += by[(Math.floor(n / P) * R + k) * P + (n % P)] / R;
+        return sum;
+      });
+      const sums = t.parts.map((_, p) => mean.reduce((a, v, n) => (n % P === p ? a + v : a), 0));
+      const g = t.goodput, total = sums.reduce((a, b) => a + b, 0);
       const pieces = [["steps", g.steps_s, hue(0)], ["steps taken again", g.lost_s, hue(1)],
         ["evaluations", g.evaluation_s, partHue("evaluation")],
         ["saves", g.checkpoint_s, partHue("checkpoint")], ["starting", g.start_s, hue(4)], ["restarts", g.restart_s, hue(5)],
@@ -1054,7 +1057,7 @@
         ` goodput: of ${duration(g.wall_s)} since the first start, the share of steps whose results were kept`)),
       h("div", { class: "panel" }, bar(pieces, g.wall_s)),
       h("div", { class: "panel" }, h("h3", {}, "A step's time, mean of the ranks"), over,
-        h("div", { class: "legend" }, t.parts.map((p, n) => [p, t.sum[n]]).filter(([, v]) => v > 0)
+        h("div", { class: "legend" }, t.parts.map((p, n) => [p, sums[n]]).filter(([, v]) => v > 0)
           .map(([p, v]) => h("span", {}, swatch(partHue(p)), `${p} ${percent(v / total)}`)))),
         h("div", { class: "panel" }, h("div", { class: "tools" }, h("h3", {}, "By rank"),
           select("part", [["own", "own work (without waiting)"], ...t.parts.map((p) => [p, p])], S.heat, (v) => set({ heat: v })),
@@ -1125,26 +1128,19 @@
       if (!changed("evaluation", S.run, S.vs, theme())) return;
       const r = runs[S.run], ev = r.evaluation, parts = [h("div", { class: "tools" }, runPicker())];
       if (!ev) { box.replaceChildren(...parts, h("p", { class: "note" },
-        "This run saved no predictions: evaluation.save_predictions=true does.")); return; }
-      const facts = [`Step ${fmt(ev.step)}`, plural(ev.samples, "sample"), ev.accuracy === undefined ? "" : `accuracy ${fmt(ev.accuracy)}`,
+        "This run saved no predictions of classes: evaluation.save_predictions=true does.")); return; }
+      const facts = [`Step ${fmt(ev.step)}`, plural(ev.samples, "sample"), `accuracy ${fmt(ev.accuracy)}`,
         ev.calibration_error === undefined ? "" : `expected calibration error ${fmt(ev.calibration_error, 3)}`];
       parts.push(h("p", { class: "note" }, `${facts.filter(Boolean).join(", ")}.`));
       const views = [];
       if (ev.confusion) views.push(h("div", { class: "panel" }, h("h3", {}, "Confusion"), confusion(ev)));
-      else if (ev.confused) views.push(h("div", { class: "panel" }, h("h3", {}, `Most confused of ${ev.classes} classes`),
-        table(["samples", "target", "predicted"], ev.confused.map((row) => row.map((v) => fmt(v))))));
       if (ev.calibration) views.push(h("div", { class: "panel" }, h("h3", {}, "Calibration"), calibration(ev)));
-      if (ev.hardest) {
-        const head = Object.keys(ev.hardest[0] || {});
-        views.push(h("div", { class: "panel" }, h("h3", {}, "Hardest samples"),
-          table(head, ev.hardest.map((row) => head.map((k) => fmt(row[k], 4))))));
-      }
       const others = runs.map((_, i) => i).filter((i) => i !== S.run && runs[i].evaluation?.answers && ev.answers
-        && runs[i].evaluation.answers.targets === ev.answers.targets);
+        && runs[i].evaluation.answers.target === ev.answers.target);
       if (others.length) {
         const other = others.includes(S.vs) ? S.vs : others[0], b = runs[other].evaluation.answers, a = ev.answers;
-        const [target, pa, pb] = [numbers(D.targets[a.targets]), numbers(a.prediction), numbers(b.prediction)],
-          [qa, qb] = [a, b].map((e) => (e.percent ? numbers(e.percent) : null));
+        const [target, pa, pb] = [numbers(a.target), numbers(a.prediction), numbers(b.prediction)],
+          [qa, qb] = [a, b].map((e) => (e.probability ? numbers(e.probability) : null));
         const lost = [], won = [];
         let both = 0;
         target.forEach((t, n) => { if (pa[n] === t && pb[n] !== t) lost.push(n); else if (pa[n] !== t && pb[n] === t) won.push(n);
@@ -1202,14 +1198,9 @@
   }
 
   // ---------------------------------------------------------------- configuration and environment
-  const treeOf = (i, name) => {
-    const tree = { ...D.first[name], ...runs[i][name].changed };
-    for (const key of runs[i][name].absent) delete tree[key];
-    if (name === "environment") for (const key of ["command", "overrides"]) delete tree[key]; // shown as commands
-    return tree;
-  };
   const treeSection = (name, title, note) => {
-    const trees = runs.map((_, i) => treeOf(i, name)), keys = [...new Set(trees.flatMap(Object.keys))];
+    const hidden = name === "environment" ? ["command", "overrides"] : []; // shown as commands
+    const trees = D[name].map((tree) => Object.fromEntries(leaves(tree).filter(([key]) => !hidden.includes(key)))), keys = [...new Set(trees.flatMap(Object.keys))];
     const text = (i, key) => (key in trees[i] ? (trees[i][key] === null ? "null" : typeof trees[i][key] === "string" ? trees[i][key]
       : JSON.stringify(trees[i][key])) : "absent");
     const differs = new Set(keys.filter((key) => trees.some((_, i) => text(i, key) !== text(0, key))));
@@ -1266,15 +1257,15 @@
     section("reproduce", "Get it again", null, box);
     updates.push(() => {
       if (!changed("reproduce", S.run)) return;
-      const r = runs[S.run], env = { ...D.first.environment, ...r.environment.changed }, quoted = /[^\w/.=,@:-]/.test(r.folder)
+      const r = runs[S.run], env = D.environment[S.run], quoted = /[^\w/.=,@:-]/.test(r.folder)
         ? `'${r.folder.replaceAll("'", "'\\''")}'` : r.folder;
       box.replaceChildren(h("div", { class: "tools" }, runPicker() || ""),
         h("div", { class: "panel" }, h("p", {}, "From its folder: the same code, configuration and seed, and what differs here."),
           command(`ddp-train reproduce ${quoted}`),
         env.command ? [h("p", {}, "As it was typed", env.working_directory ? ` in ${env.working_directory}` : "", ":"),
           command(env.command.replace(/^\S*\/(?=ddp-train)/, ""))] : "",
-        env["git.commit"] ? h("p", { class: "note" }, `Commit ${env["git.commit"]}`,
-          env["git.dirty"] ? ", with changes: code.diff in the run's folder." : ".") : ""));
+        env.git?.commit ? h("p", { class: "note" }, `Commit ${env.git.commit}`,
+          env.git.dirty ? ", with changes: code.diff in the run's folder." : ".") : ""));
     });
   }
 

@@ -6,11 +6,14 @@ import json
 import math
 import re
 import time
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddp_train.archive.report import page as module
 from ddp_train.archive.report.page import collect, page
 from tests.unit.archive.report.browser import Browser
 from tests.unit.archive.report.run_files import write_lines, write_run, write_sweep
@@ -217,7 +220,7 @@ def test_marks_goodput_and_the_heat_map_are_there(browser: Browser, one: Path) -
     browser.open(one)
     left, top, width, height = over(browser, "loss")
     browser.move(left + 19 / 59 * width, top + height / 2)
-    assert "spike at step 20: loss 9, zscore 8.5; samples 1, 2, 3" in browser.run("document.querySelector('.tip').textContent")
+    assert "spike at step 20: loss 9, zscore 8.5, samples 1, 2, 3" in browser.run("document.querySelector('.tip').textContent")
     assert browser.run("document.querySelector('#goodput').textContent") == f"{100 * 60 * 0.8 / 70:.1f} %"  # of 70 s since the start
     assert "communication is not split: gloo" in browser.run("document.querySelector('#time').textContent")
     left, top, width, height = browser.box("#time svg:last-of-type[aria-label*='by rank']")
@@ -230,7 +233,7 @@ def test_predictions_are_those_that_were_saved(browser: Browser, one: Path) -> N
     import numpy as np
 
     folder = one.parent / "run/predictions/step_00000060"
-    target, answer, loss = (np.load(folder / f"{name}.npy") for name in ("target", "prediction", "loss"))
+    target, answer = (np.load(folder / f"{name}.npy") for name in ("target", "prediction"))
     browser.open(one)
     left, top, width, _ = browser.box("svg.confusion")
     cell = width * 34 / (48 + 5 * 34 + 10)
@@ -240,7 +243,6 @@ def test_predictions_are_those_that_were_saved(browser: Browser, one: Path) -> N
     )
     text = browser.run("document.querySelector('#evaluation').textContent")
     assert f"accuracy {np.mean(target == answer):.5g}" in text
-    assert browser.run("document.querySelector('#evaluation tbody td').textContent") == str(np.argmax(loss))
 
 
 def test_the_table_is_sorted_filtered_and_picked(browser: Browser, sweep: Path) -> None:
@@ -350,7 +352,7 @@ def test_a_run_that_has_left_little_is_shown(browser: Browser, tmp_path: Path) -
         (run / name).unlink()
     write_lines(run / "metrics.jsonl", records(run, "train")[:1])
     (run / "result.json").write_text('{"status": "comp')  # cut
-    (run / "predictions/step_00000060/loss.npy").write_bytes(b"no numbers")
+    (run / "predictions/step_00000060/target.npy").write_bytes(b"no numbers")
     empty = tmp_path / "empty"
     empty.mkdir()
     browser.open(write_page(tmp_path / "report.html", run, empty))
@@ -418,3 +420,33 @@ def test_a_link_that_was_cut_shows_what_it_can(browser: Browser, sweep: Path, st
     browser.open(sweep, fragment=f"#{state}&q=seed%3D1")
     assert browser.run("document.querySelectorAll('table.runs tbody tr:not(.dim)').length") == 3
     browser.box('[data-panel="train/lr"]')
+
+
+VALUES = [{"lr": 10.0**-n, "model": "mlp" if n % 2 else "convnet", "seed": 0} for n in range(6)]
+
+
+@pytest.mark.parametrize(("version", "runs"), [("2.10.1", 6), ("3.5.0", 6), ("4.5.0", 3)])
+def test_few_runs_and_an_old_optuna_say_no_importance(monkeypatch: pytest.MonkeyPatch, version: str, runs: int) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    assert module.importance_of(VALUES[:runs], [1.0] * runs, goal="max") == {}
+
+
+def test_the_importance_of_keys_comes_from_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the interface of Optuna 3.6, which cannot be installed beside Hydra's sweeper."""
+    trials: list[dict[str, Any]] = []
+    study = SimpleNamespace(add_trial=trials.append)
+    float_distribution = type("Float", (), {"__init__": lambda self, low, high, log: None})
+    optuna = SimpleNamespace(
+        logging=SimpleNamespace(set_verbosity=lambda level: None, ERROR=40),
+        create_study=lambda direction: {"maximize": study}[direction],
+        distributions=SimpleNamespace(FloatDistribution=float_distribution, CategoricalDistribution=tuple),
+        trial=SimpleNamespace(create_trial=lambda **trial: trial),
+        importance=SimpleNamespace(
+            get_param_importances=lambda study, evaluator: {"model": 0.25, "lr": 0.75}, PedAnovaImportanceEvaluator=lambda: None
+        ),
+    )
+    monkeypatch.setattr(metadata, "version", lambda name: "4.5.0")
+    monkeypatch.setattr(module, "import_module", {"optuna": optuna}.__getitem__)
+    found = module.importance_of(VALUES, [0.1, 0.2, 0.3, 0.4, 0.5, None], goal="max")
+    assert found == {"model": 0.25, "lr": 0.75}
+    assert [trial["params"]["model"] for trial in trials] == ["convnet", "mlp", "convnet", "mlp", "convnet"]
