@@ -67,7 +67,7 @@ def collect(folders: Sequence[Path]) -> list[Shown]:
         settings = {key: value for key, value in (tree or typed).items() if key.rpartition(".")[2] not in REPEATS}
         values = {key: tree.get(key, text) for key, text in typed.items()}
         shown.append(Shown(run=run, name=name, values=values, group=groups.setdefault(identity(settings), len(groups))))
-    if len(folders) == 1:
+    if len(folders) == 1 or not shown:
         return shown
     every = dict.fromkeys(key for tree in trees for key in tree if key != "name")
     differing = [key for key in every if any(tree.get(key) != trees[0].get(key) for tree in trees)][:_MAX_KEYS]

@@ -33,7 +33,7 @@ def write_run(folder: Path, *, seed: int = 0, lr: float = 0.1, steps: int = 60, 
         if step % 10 == 0:
             records.append({"split": "eval", **at, "accuracy": 1 - math.exp(-step * lr) - 0.02 * draw.random(), "loss": 0.5})
         ranks = [[0.01, 0.2, 0.3, None, 0.1, 0.0, 0.0, 0.05], [0.01, 0.3 if step > 30 else 0.2, 0.3, None, 0.1, 0.0, 0.0, 0.05]]
-        times.append({"step": step, "time": at["time"], "seconds": 0.8, "steps": 1, "ranks": ranks})
+        times.append({"step": step, "time": at["time"], "seconds": 1.0, "steps": 1, "ranks": ranks})
     write_lines(folder / "metrics.jsonl", records)
     write_lines(folder / "times.jsonl", times)
     write_lines(folder / "events.jsonl", [{"time": 1.0, "kind": "spike", "step": 20, "loss": 9.0, "zscore": 8.5, "sample_ids": [1, 2, 3]}])

@@ -221,7 +221,7 @@ def test_marks_goodput_and_the_heat_map_are_there(browser: Browser, one: Path) -
     left, top, width, height = over(browser, "loss")
     browser.move(left + 19 / 59 * width, top + height / 2)
     assert "spike at step 20: loss 9, zscore 8.5, samples 1, 2, 3" in browser.run("document.querySelector('.tip').textContent")
-    assert browser.run("document.querySelector('#goodput').textContent") == f"{100 * 60 * 0.8 / 70:.1f} %"  # of 70 s since the start
+    assert browser.run("document.querySelector('#goodput').textContent") == f"{100 * 60 / 70:.1f} %"  # of 70 s since the start
     assert "communication is not split: gloo" in browser.run("document.querySelector('#time').textContent")
     left, top, width, height = browser.box("#time svg:last-of-type[aria-label*='by rank']")
     browser.move(left + 0.9 * width, top + 0.4 * height)
