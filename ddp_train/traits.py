@@ -50,6 +50,8 @@ class StrategyConstants(Constants):
 
 class OptimizerConstants(Constants):
     needs_whole_matrices: bool | None = None  # a number's update depends on others of its parameter; None: the names of its bases tell
+    steps_parameters_alone: bool | None = None  # each by itself, so that it can step in backward; None: torch's own do, but LBFGS
+    saved_as: str = ""  # full name of the class in whose format its state is saved, each reads the other's checkpoints; "": its own
     spares_compiler: bool = False  # it imports nothing of torch's compiler: the launcher need not prepare it (read of our classes alone)
 
 
@@ -85,6 +87,12 @@ def needs_whole_matrices(kind: type) -> bool:
     """Tell whether an optimizer's update of a number depends on others of its parameter: then no rank can step some rows alone."""
     said = constants_of(kind, OptimizerConstants).needs_whole_matrices
     return said if said is not None else any(each.__name__ in _WHOLE_MATRICES for each in kind.__mro__)
+
+
+def steps_parameters_alone(kind: type) -> bool:
+    """Tell whether an optimizer steps each parameter by itself, so that it can step in backward."""
+    said = constants_of(kind, OptimizerConstants).steps_parameters_alone
+    return said if said is not None else kind.__module__.startswith("torch.optim.") and kind.__name__ != "LBFGS"
 
 
 def require_rows(strategy: StrategyConstants, optimizer: object) -> None:

@@ -30,9 +30,8 @@ class AdamW(TorchAdamW):
     Source: Loshchilov & Hutter 2019, arXiv:1711.05101.
     """
 
-    saved_as = TorchAdamW
-    """The class whose state this has: each reads the other's checkpoints."""
-
+    saved_as = "torch.optim.adamw.AdamW"
+    steps_parameters_alone = True
     spares_compiler = True  # the launcher reads it
     # torch's methods without the wrapper that hides them from the compiler, which imports it: half a second before the first step.
     add_param_group = unwrap(Optimizer.add_param_group)

@@ -9,7 +9,7 @@ from ddp_train.config.targets.locate import class_constants, class_of
 from ddp_train.config.tree import dotted_items
 from ddp_train.errors import ConfigError, conflict, plural
 from ddp_train.system import devices
-from ddp_train.traits import ObjectiveConstants, StrategyConstants, needs_whole_matrices, whole_matrices_error
+from ddp_train.traits import ObjectiveConstants, StrategyConstants, needs_whole_matrices, steps_parameters_alone, whole_matrices_error
 
 _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
@@ -67,7 +67,7 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
     trainer, strategy, batch = config.trainer, config.strategy, config.batch
     if not trainer.optimizer_in_backward:
         return
-    target, with_it = str(config.optimizer.get("_target_")), "and trainer.optimizer_in_backward is true"
+    with_it = "and trainer.optimizer_in_backward is true"
     if trainer.clip_grad_norm is not None:
         happened = f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}"
         yield conflict("trainer.clip_grad_norm", happened, "null")
@@ -79,8 +79,8 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
         yield conflict("health.on_nonfinite", f"is skip, which looks at all gradients before a step is taken, {with_it}", "rewind")
     if config.amp.get("dtype") == "float16":
         yield conflict("amp", f"is fp16, which looks at all gradients before a step is taken, {with_it}", "bf16 or amp=off")
-    if not target.startswith(("torch.optim.", "ddp_train.optimizer.adamw.")) or target.endswith("LBFGS"):
-        expected = "one of torch's, which step each parameter by itself (AdamW, SGD)"
+    if not steps_parameters_alone(class_of(target := str(config.optimizer.get("_target_")))):
+        expected = "one that steps each parameter by itself: torch's (AdamW, SGD), or a class with steps_parameters_alone = True"
         yield conflict("optimizer", f"is {target}, which may need all parameters in a step, {with_it}", "adamw", expected=expected)
     if batch.world_size > 1 and not class_constants(strategy, StrategyConstants).shards_parameters:
         expected = "strategy=fsdp, or one process: there a gradient is complete during backward, and its memory can be freed"

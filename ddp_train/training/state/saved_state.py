@@ -36,6 +36,7 @@ from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import data_identity
 from ddp_train.training.state.weights import AVERAGES, compare_model, put_state, sharded_weights
 from ddp_train.training.train_state import TrainState, WindowSums
+from ddp_train.traits import OptimizerConstants, constants_of
 
 _NOTHING = SetAside()
 PARAMETERS = "optimizer_parameters"
@@ -294,6 +295,6 @@ def _select_groups(state: Any, sources: list[int], size: int) -> Any:
 
 
 def _saved_class_name(optimizer: Optimizer) -> str:
-    """Return the full name of the class in whose format an optimizer's state is saved: its own, or `saved_as` (`AdamW.saved_as`)."""
-    kind = getattr(optimizer, "saved_as", type(optimizer))
-    return f"{kind.__module__}.{kind.__qualname__}"
+    """Return the full name of the class in whose format an optimizer's state is saved: its own, or `saved_as`."""
+    kind = type(optimizer)
+    return constants_of(kind, OptimizerConstants).saved_as or f"{kind.__module__}.{kind.__qualname__}"

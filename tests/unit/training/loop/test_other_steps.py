@@ -20,9 +20,20 @@ from ddp_train.training.train_state import TrainState
 from tests.unit.parts import ChosenStop, checked, components, saved, trainer
 
 EARLY = "trainer.optimizer_in_backward=true"
+OWN = f"optimizer._target_={__name__}"
 FIVE = ["trainer.max_steps=5", "trainer.max_epochs=null"]
 GPT = ["data=char_text", "model=gpt", "model.num_layers=2", "model.num_heads=2", "model.width=16", "objective=language_modeling"]
 GPT += ["data.context_length=8", "~metrics.tensorboard", "loader.micro_batch_size=16"]
+
+
+class Whole(torch.optim.Optimizer):
+    """Of another package than torch."""
+
+
+class Alone(torch.optim.SGD):
+    """Says that it may."""
+
+    steps_parameters_alone = True
 
 
 def trained(*overrides: str, base: list[str] | None = None, state: TrainState | None = None) -> tuple[Components, list[Record]]:
@@ -121,6 +132,8 @@ def test_a_loss_that_is_lost_ends_the_run_before_anything_is_saved() -> None:
         (["trainer.global_batch_size=32", "trainer.batch_size_schedule={3: 64}"], "a step has several micro-batches"),
         (["amp=fp16"], "amp: is fp16"),
         (["optimizer=muon"], "which may need all parameters in a step"),
+        (["optimizer._target_=torch.optim.LBFGS"], "which may need all parameters in a step"),
+        (["optimizer=custom", f"{OWN}.Whole"], "which may need all parameters in a step"),
         (["cluster.processes_per_node=2"], "strategy: is DDP"),
         (["cluster.processes_per_node=2", "strategy=zero1"], "strategy: is Zero1"),
     ],
@@ -130,3 +143,4 @@ def test_what_needs_all_gradients_is_refused(overrides: list[str], said: str) ->
         checked(EARLY, *overrides)
     assert said in str(found.value)
     checked(EARLY, "cluster.processes_per_node=2", "strategy=fsdp")
+    checked(EARLY, "optimizer=sgd", f"{OWN}.Alone")
