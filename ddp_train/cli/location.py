@@ -21,7 +21,6 @@ from ddp_train.config.tree import texts
 from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses
 from ddp_train.run_folder.claim import claim_new, claim_typed
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.run_folder.sweep import sweep_of
 from ddp_train.run_folder.trust import check_below, check_pattern, require_trust
 from ddp_train.run_folder.verdict import Outcome, Verdict, verdict_of
 from ddp_train.system.folder_lock import hold
@@ -81,6 +80,8 @@ def take_over(folder: Path, *, key: str, within_s: float = 0.0) -> None:
         from ddp_train.launch.submit import require_ended
 
         require_ended(folder)
+    from ddp_train.run_folder.sweep import sweep_of
+
     hold(sweep_of(folder) or folder, key=key, within_s=within_s)
 
 

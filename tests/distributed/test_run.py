@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -79,6 +80,33 @@ def test_one_process_trains_without_importing_the_compiler(project: Project, tor
     assert "imported by then: set()" in done.stdout
 
 
+NOTES_MODULES = """
+import atexit, os, sys
+
+def note():
+    names = [name for name, module in sys.modules.items() if name.startswith("ddp_train.") and not hasattr(module, "__path__")]
+    with open(f"{os.path.dirname(__file__)}/{os.environ.get('RANK', 'none')}_{os.getpid()}.txt", "w") as file:
+        file.write(" ".join(names))
+
+def exit_at_once(code, leave=os._exit):
+    note()
+    leave(code)
+
+os._exit = exit_at_once
+atexit.register(note)
+"""
+
+
+def beyond_the_stories(noted: Path) -> list[list[str]]:
+    """Return which of our modules a run's command and its rank 0 have imported that the five stories of architecture.md do not name."""
+    text = (FOLDER.parent / "docs/architecture.md").read_text().partition("## Stories")[2].partition("Three more")[0]
+    told = {path.removesuffix(".py").replace("/", ".") for path in re.findall(r"`(ddp_train/[\w/]+(?:\.py|/))`", text)}
+    imported = {file.name: file.read_text().split() for file in noted.glob("*.txt")}
+    command = next(names for names in imported.values() if "ddp_train.cli.compose" in names and "ddp_train.rank.rank" not in names)
+    rank = next(names for name, names in imported.items() if name.startswith("0_") and "ddp_train.rank.rank" in names)
+    return [[name for name in names if not {name, f"{name.rpartition('.')[0]}."} & told] for names in (command, rank)]
+
+
 @pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("by_torchrun", [False, True])
 def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Project, by_torchrun: bool, world_size: int) -> None:
@@ -86,10 +114,16 @@ def test_every_way_to_start_leaves_one_folder_with_the_same_files(project: Proje
         done = finish(script(project, "local.sh", *SHORT, PROCESSES=str(world_size)))
     else:
         (temporary := project.folder / "tmp").mkdir()
-        done = project.run(*SHORT, "cluster=cpu", f"cluster.processes_per_node={world_size}", env={"TMPDIR": str(temporary)})
+        noting = project.write("noted/sitecustomize.py", NOTES_MODULES).parent
+        environment = {"TMPDIR": str(temporary), "PYTHONPATH": str(noting)}
+        done = project.run(*SHORT, "cluster=cpu", f"cluster.processes_per_node={world_size}", env=environment)
         kept = [path.name.partition("_")[0] for path in temporary.iterdir()]  # one folder each for a user, whatever was started
         assert set(kept) <= {"ddp", "torchinductor"}, kept
     assert done.returncode == 0, done.output
+    if not by_torchrun:
+        command, rank = beyond_the_stories(noting)
+        assert len(command) <= 25, command
+        assert len(rank) <= 77, rank
     run = project.the_run()
     assert files(run, world_size) == FILES
     result = json.loads((run / "result.json").read_text())
