@@ -51,9 +51,9 @@ def run_request(request: AgentRequest | RankRequest | CheckRequest, *, loaded_wi
     """
     match request:
         case AgentRequest():
-            from ddp_train.launch.agent.main import run_agent_here
+            from ddp_train.launch.agent.main import run_requested_agent
 
-            return run_agent_here(request, loaded_with=loaded_with, become_rank=_become_forked_rank)
+            return run_requested_agent(request, loaded_with=loaded_with, become_rank=_become_forked_rank)
         case RankRequest():
             return _become_forked_rank(request)
         case CheckRequest():

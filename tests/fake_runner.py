@@ -12,7 +12,7 @@ class FakeRunner(JobRunner):
     def __init__(self, run: Callable[[Job], int] = lambda job: 0, slots: Callable[[Path, int], Sequence[Any]] = lambda folder, count: []):
         self._run, self._slots = run, slots
 
-    def run_job(self, job: Job) -> int:
+    def launch_job(self, job: Job) -> int:
         return self._run(job)
 
     def slots(self, folder: Path, count: int) -> Sequence[Any]:

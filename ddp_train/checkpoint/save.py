@@ -31,7 +31,7 @@ from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking, rank_file
-from ddp_train.checkpoint.schedule import in_units
+from ddp_train.checkpoint.schedule import readable_size
 from ddp_train.checkpoint.staging import StagedShare, StagingBuffer
 from ddp_train.distributed.store import add_line, lines_of, wait_for, wait_for_thread
 from ddp_train.distributed.world import World
@@ -235,7 +235,7 @@ def _publish_or_discard(pending: PendingSave, reports: list[_Report]) -> str:
         problems, needs_room = [f"rank 0: {problem}"], True
     shutil.rmtree(pending.partial, ignore_errors=True)  # it would keep a full disk full; the next start removes what is left
     if needs_room:
-        problems.append(f"It needs {in_units(sum(report.bytes for report in reports))}, {_free(pending.partial.parent)}")
+        problems.append(f"It needs {readable_size(sum(report.bytes for report in reports))}, {_free(pending.partial.parent)}")
     return ". ".join(problems)
 
 
@@ -282,9 +282,9 @@ def _problem_of(action: Callable[[], None]) -> str:
 
 def _free(folder: Path) -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    limited = "" if limit == resource.RLIM_INFINITY else f"; `ulimit -f` allows a file {in_units(limit)}"
+    limited = "" if limit == resource.RLIM_INFINITY else f"; `ulimit -f` allows a file {readable_size(limit)}"
     try:
-        return f"{in_units(shutil.disk_usage(folder).free)} are free{limited}"
+        return f"{readable_size(shutil.disk_usage(folder).free)} are free{limited}"
     except OSError as error:
         return f"the free space is unknown ({error.strerror}){limited}"
 

@@ -117,21 +117,21 @@ def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
         raise EnvironmentRefuses(key="hydra.run.dir", happened=happened, expected=expected, fix=fix) from None
     num_saved = len(step_folders(folder))
     needed = max(1, 2 - num_saved) * checkpoint_bytes
-    estimate = f"one takes {in_units(checkpoint_bytes)} (weights and optimizer, estimated)"
+    estimate = f"one takes {readable_size(checkpoint_bytes)} (weights and optimizer, estimated)"
     if free < needed:
-        happened = f"{folder} has {in_units(free)} free, and needs {in_units(needed)}: {estimate}"
+        happened = f"{folder} has {readable_size(free)} free, and needs {readable_size(needed)}: {estimate}"
         expected = "room for two checkpoints, so that the old one stays until the new one is complete"
         fix = "free disk space there, or use hydra.run.dir=FOLDER on a larger disk"
         raise EnvironmentRefuses(key="checkpoint", happened=happened, expected=expected, fix=fix)
     if num_saved + free // checkpoint_bytes >= wanted:
         return ""
     return (
-        f"checkpoints: {in_units(free)} free in {folder}, but {in_units((wanted - num_saved) * checkpoint_bytes)} may be needed"
+        f"checkpoints: {readable_size(free)} free in {folder}, but {readable_size((wanted - num_saved) * checkpoint_bytes)} may be needed"
         f" for {wanted - num_saved} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
     )
 
 
-def in_units(num_bytes: int) -> str:
+def readable_size(num_bytes: int) -> str:
     """Write a number of bytes in the largest unit that leaves a whole part."""
     power = min(len(_UNITS) - 1, (len(str(num_bytes)) - 1) // 3)
     return f"{num_bytes / 1000**power:.{1 if power else 0}f} {_UNITS[power]}"

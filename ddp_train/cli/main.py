@@ -45,7 +45,7 @@ class CommandRunner(JobRunner):
             os.set_inheritable(self._caller, False)
             die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
 
-    def run_job(self, job: Job) -> int:
+    def launch_job(self, job: Job) -> int:
         """Run a job on this machine, or give it to the engine that its section `cluster` names."""
         if job.config.cluster.launcher not in ENGINES:  # other machines are led by `run_to_end`
             return local.run_on_this_machine(job)

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from ddp_train.checkpoint.schedule import in_units
+from ddp_train.checkpoint.schedule import readable_size
 from ddp_train.cli import compose, plan_text
 from ddp_train.cli.location import Location, location_of, location_of_sweep
 from ddp_train.cli.measure import measuring
@@ -147,7 +147,7 @@ def _show_submission(screen: Screen, jobs: Sequence[Job], sweep: Path | None) ->
     specs = [freeze(job, code, parallel=parallel) for job in (jobs[:1] if config.cluster.wait else jobs)]
     engine = engine_of(config.cluster.launcher)
     rendered = engine.render(specs)
-    files = f"{len(source.files):,} source files, {in_units(source.num_bytes)}"
+    files = f"{len(source.files):,} source files, {readable_size(source.num_bytes)}"
     screen.fact("code", f"{files}, are copied to {as_typed(target)}; later edits do not reach the run")
     screen.fact("spec", f"{as_typed(run_folder.spec)}: the frozen job, its shape, and the hash of the code")
     _show_files(screen, rendered.files)

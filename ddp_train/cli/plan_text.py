@@ -17,7 +17,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from ddp_train.checkpoint.schedule import in_units
+from ddp_train.checkpoint.schedule import readable_size
 from ddp_train.cli.location import verdict_to_wait_for
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition
@@ -180,9 +180,9 @@ def _model(screen: Screen, measured: Mapping[str, Any]) -> None:
     trained = "all" if measured["trained_parameters"] == measured["parameters"] else f"{measured['trained_parameters']:,} of them"
     screen.fact("model", f"{measured['model']}, {measured['parameters']:,} parameters, {trained} trained")
     screen.fact("layers", *measured["layers"])
-    parts = ", ".join(f"{part} {in_units(size)}" for part, size in measured["rank_bytes"].items() if size)
+    parts = ", ".join(f"{part} {readable_size(size)}" for part, size in measured["rank_bytes"].items() if size)
     where = "in the host's memory for each rank" if measured["on_host"] else "on each rank"
-    memory = [f"{in_units(sum(measured['rank_bytes'].values()))} {where}: {parts}; plus activations"]
+    memory = [f"{readable_size(sum(measured['rank_bytes'].values()))} {where}: {parts}; plus activations"]
     if measured["shards"] > 1:
         memory.append(f"{measured['shards']} shards of the weights; those of one block come on top while it computes")
     screen.fact("memory", *memory)
@@ -209,10 +209,10 @@ def _saves(job: Job, measured: Mapping[str, Any] | str) -> list[str]:
             counts[f"keep_every_steps={period}"] = measured["steps"] // period
         total, size = sum(counts.values()), measured["checkpoint_bytes"]
         sum_of = " + ".join(f"{count} ({name})" for name, count in counts.items() if count)
-        at_most = f"at most {sum_of} = {total} at a time, {in_units(total * size)}"
-        lines.append(f"{in_units(size)} each, weights and the optimizer's state; {at_most}")
+        at_most = f"at most {sum_of} = {total} at a time, {readable_size(total * size)}"
+        lines.append(f"{readable_size(size)} each, weights and the optimizer's state; {at_most}")
         disk = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-        lines.append(f"{in_units(shutil.disk_usage(disk).free)} are free in {_word(str(disk))}")
+        lines.append(f"{readable_size(shutil.disk_usage(disk).free)} are free in {_word(str(disk))}")
     return lines
 
 

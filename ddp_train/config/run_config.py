@@ -61,7 +61,7 @@ class PartialConfig(Sections):
         return derive_batch_sizes(self.trainer, self.loader, self.cluster)
 
     @property
-    def micro_steps(self) -> int:
+    def num_micro_batches(self) -> int:
         """The most micro-batches that a rank has of a step; 1 while their size is not known."""
         sizes = [self.batch.global_batch_size, *(change.value for change in self.trainer.batch_size_schedule or ())]
         return max(accumulation_of(size, self.loader, self.batch.world_size) for size in sizes)

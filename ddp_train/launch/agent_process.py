@@ -136,7 +136,7 @@ def start_agent(
     is_last: bool = False,
     uses_compiler: bool = True,
 ) -> Child:
-    """Start an agent (`agent.main.run_agent_here`), which has this process's environment and the locks of its folders.
+    """Start an agent (`agent.main.run_requested_agent`), which has this process's environment and the locks of its folders.
 
     Args:
         arguments: torchrun's.

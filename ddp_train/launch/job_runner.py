@@ -40,7 +40,7 @@ class JobRunner(ABC):
     _rendezvous: NodeRendezvous | None = None  # where the other machines come that this one, the first, leads
 
     @abstractmethod
-    def run_job(self, job: Job) -> int:
+    def launch_job(self, job: Job) -> int:
         """Run a job to its end, and return its exit code."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class JobRunner(ABC):
         self.begun_folder = job.run_folder.root
         self.tell_caller("folder", str(self.begun_folder))
         if self._rendezvous is None:
-            return self.run_job(job)
+            return self.launch_job(job)
         from ddp_train.launch import machines  # as above
 
         return machines.lead(self._rendezvous, job)

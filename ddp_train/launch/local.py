@@ -14,11 +14,11 @@ def run_on_this_machine(job: Job) -> int:
     The agent finds a free port itself: any number of runs share a machine.
     """
     if not job.is_run:
-        return _run_agent(job)
+        return _start_and_wait(job)
     if no_progress := close_earlier_attempt(job):
         return no_progress.show(job.run_folder)
     before = job.run_folder.read_result()
-    return exit_code_after_agent(job.run_folder, _run_agent(job), before=before)
+    return exit_code_after_agent(job.run_folder, _start_and_wait(job), before=before)
 
 
 def close_earlier_attempt(job: Job) -> NoProgress | None:
@@ -34,7 +34,7 @@ def arguments_for(job: Job) -> list[str]:
     return agent_arguments(processes_of_nodes(cluster)[0], max_restarts=max_restarts(cluster, {}) if job.is_run else 0)
 
 
-def _run_agent(job: Job) -> int:
+def _start_and_wait(job: Job) -> int:
     config, cluster = job.config, job.config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     run_folder, uses_torch_agent = job.run_folder if job.is_run else None, cluster.agent == "torch"

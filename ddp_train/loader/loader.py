@@ -36,7 +36,7 @@ class Loader(ABC):
     def micro_batches(self, position: int) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches for ever, from the step that begins at `position`."""
 
-    def micro_steps(self, position: int) -> int:
+    def num_micro_batches(self, position: int) -> int:
         """Return how many micro-batches the step that begins at `position` has."""
         return self.grad_accum_steps
 
@@ -95,7 +95,7 @@ class TrainLoader(Loader):
         rank: this rank.
         world_size: ranks that share each global batch.
         grad_accum_steps: micro-batches of each rank in a step.
-        micro_steps_of: micro-batches of a step by the size of its global batch, where that changes; None: always `grad_accum_steps`.
+        num_micro_batches_of: micro-batches of a step by the size of its global batch, where that changes; None: always `grad_accum_steps`.
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
         skips: replace samples that cannot be read, instead of raising what they raise.
@@ -114,21 +114,21 @@ class TrainLoader(Loader):
         num_workers: int,
         pin_memory: bool,
         skips: bool = False,
-        micro_steps_of: Callable[[int], int] | None = None,
+        num_micro_batches_of: Callable[[int], int] | None = None,
         used: Callable[[int], dict[str, int]] | None = None,
         blend: Blend | None = None,
     ) -> None:
         self.source, self.order, self._used, self.skips = source, order, used, skips
         self._rank, self._world_size, self.grad_accum_steps = rank, world_size, grad_accum_steps
-        self._micro_steps = cache(micro_steps_of or (lambda size: grad_accum_steps))  # by the size of the global batch
+        self._num_micro_batches = cache(num_micro_batches_of or (lambda size: grad_accum_steps))  # by the size of the global batch
         self._reader = TrainReader(source, order, skips=skips, blend=blend)
         self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
 
     def micro_batches(self, position: int) -> Iterator[MicroBatch]:
         return self._fetcher.fetch_all(self._requests(position))
 
-    def micro_steps(self, position: int) -> int:
-        return self._micro_steps(self.order.batch_at(position).size) if self.grad_accum_steps > 1 else 1
+    def num_micro_batches(self, position: int) -> int:
+        return self._num_micro_batches(self.order.batch_at(position).size) if self.grad_accum_steps > 1 else 1
 
     def peek(self) -> MicroBatch:
         return self._fetcher.fetch_here(next(self._requests(0)))
@@ -152,9 +152,9 @@ class TrainLoader(Loader):
 
     def _slices(self, size: int) -> list[tuple[int, int, bool]]:
         """Return which samples of a global batch each micro-batch of this rank has, and whether it is a stand-in."""
-        micro_steps = self._micro_steps(size)
+        num_micro_batches = self._num_micro_batches(size)
         low, high = share(0, size, self._rank, self._world_size)
-        bounds = [share(low, high, number, micro_steps) for number in range(micro_steps)]
+        bounds = [share(low, high, number, num_micro_batches) for number in range(num_micro_batches)]
         return [(start, stop, False) if stop > start else (0, 1, True) for start, stop in bounds]
 
 

@@ -69,7 +69,7 @@ class CommandGroup(JobRunner):
             elif not self._is_announced:
                 self._announce({})
 
-    def run_job(self, job: Job) -> int:
+    def launch_job(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
         if job.checkpoint is not None and not self._attempt.begins_at:  # a person has chosen it: earlier attempts do not count
             job.run_folder.starts.unlink(missing_ok=True)

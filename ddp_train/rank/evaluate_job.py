@@ -125,7 +125,7 @@ def _load(checkpoint: Path, components: EvaluationComponents, state: TrainState,
     Of a model that is sharded among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
     modules = components.modules
-    if not is_verified and (problem := problem_of(checkpoint, world, on_progress=phases.move)):
+    if not is_verified and (problem := problem_of(checkpoint, world, on_progress=phases.report_progress)):
         return problem
 
     def put(weights: Mapping[str, Any]) -> None:
@@ -158,11 +158,13 @@ def _load(checkpoint: Path, components: EvaluationComponents, state: TrainState,
 def _checkpoints(evaluation: Evaluation, seen: Collection[int], world: World, phases: Phases) -> Iterator[Path]:
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
     if not evaluation.watches:
-        yield world.from_main(lambda: catalog.find(Path(evaluation.checkpoint), partial(problem_of, on_progress=phases.move), key="RUN"))
+        yield world.from_main(
+            lambda: catalog.find(Path(evaluation.checkpoint), partial(problem_of, on_progress=phases.report_progress), key="RUN")
+        )
         return
     watch = new_checkpoints(RunFolder(Path(evaluation.run)), seen=seen)
     while True:
-        phases.move()
+        phases.report_progress()
         checkpoint = world.from_main(lambda: next(watch, ""))
         if isinstance(checkpoint, str):  # no more will come
             return

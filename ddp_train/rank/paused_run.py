@@ -22,8 +22,8 @@ class StopAfter(StopLine):
     state: TrainState
     last_step: int | None
 
-    def begin_next_step(self, taken: int, /) -> Agreed:
-        agreed = self.stop.begin_next_step(taken)
+    def begin_next_step(self, steps_run: int, /) -> Agreed:
+        agreed = self.stop.begin_next_step(steps_run)
         return agreed._replace(stops=agreed.stops or self.state.step == self.last_step)
 
     def is_asked(self) -> bool:
@@ -39,7 +39,7 @@ def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases
     if pauses:  # there, `train` ends as at a stop
         run.trainer.services = replace(run.trainer.services, stop=StopAfter(stop, state, last_step))
     is_done = train(run, stop)
-    if not pauses or is_done or state.step != last_step or stop.is_last(state.steps_taken):
+    if not pauses or is_done or state.step != last_step or stop.is_last(state.steps_run):
         return finish_run(run, stop, is_done=is_done)
     if unsaved := run.checkpoints.finish():
         raise not_saved("half of the", unsaved)

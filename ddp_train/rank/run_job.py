@@ -73,7 +73,7 @@ def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: P
     started = time.monotonic()
     job, components = _build(job, world)
     keep = retention(job.config.checkpoint, components)
-    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.move)
+    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.report_progress)
     data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
@@ -146,7 +146,7 @@ def _restore_or_begin(
         rebuild_buckets(components, world)
     elif config.init_from is not None:
         _load_initial_weights(config, Path(config.init_from), components, world)
-    if not start_from(checkpoint, components, state, world, on_progress=phases.move):
+    if not start_from(checkpoint, components, state, world, on_progress=phases.report_progress):
         seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.early_end is not None and not state.early_end.holds(config.callbacks):
         state.early_end = None  # asked of a callback that is not there any more, or not as it was
@@ -229,7 +229,7 @@ def train(run: PreparedRun, stop: Stop) -> bool:
         from ddp_train.rank.fault_injection import inject
 
         inject(faults, trainer.services.phases, trainer.components, trainer.world, run.job.run_folder)
-    stop.begin_training(trainer.state.steps_taken)
+    stop.begin_training(trainer.state.steps_run)
     is_done = trainer.train()
     if (unsaved := run.checkpoints.finish()) and is_done:  # before `end`, which writes a profile: a stop leaves little time to save
         raise not_saved("all", unsaved)

@@ -215,28 +215,31 @@ class Stop(StopLine):
 
     # What the main thread asks.
 
-    def begin_training(self, step: int) -> None:
+    def begin_training(self, steps_run: int) -> None:
         """Begin to train after so many steps: from now on a stop saves, instead of ending this rank at once."""
         with self._step_gate:
-            self._newest_begun_step = step + 1
+            self._newest_begun_step = steps_run + 1
         with self._leave_gate:
             self._is_training = True
 
-    def begin_next_step(self, step: int) -> Agreed:
-        """Begin the next step, unless this one is the last; return what all have agreed on this one, which none can change then."""
+    def begin_next_step(self, steps_run: int) -> Agreed:
+        """Begin the next step, unless this one is the last; return what all have agreed on this one, which none can change then.
+
+        `steps_run`: those that a rewind has undone count: the number never falls.
+        """
         with self._step_gate:
-            if not (stops := self.is_last(step)):
-                self._newest_begun_step = step + 1
-        if saves := bool(self._saves) and step >= self._saves[0]:
+            if not (stops := self.is_last(steps_run)):
+                self._newest_begun_step = steps_run + 1
+        if saves := bool(self._saves) and steps_run >= self._saves[0]:
             self._saves.popleft()
             self._has_asked_to_save = False
         return Agreed(stops, saves)
 
-    def is_last(self, step: int) -> bool:
+    def is_last(self, steps_run: int) -> bool:
         """Tell whether all ranks stop after this step; the same on every rank once each has asked to begin the next one."""
         if self.peers.is_alone:
             return self._asked.is_set()
-        return self._last_step is not None and step >= self._last_step  # beyond it where that step was taken back
+        return self._last_step is not None and steps_run >= self._last_step  # beyond it where that step was taken back
 
     def ask_to_save(self) -> bool:
         """Let all ranks agree on a step soon after which they save, if this is rank 0. Alone in the world: True, after this one."""

@@ -40,7 +40,7 @@ class Phases:
     def forget(self, listener: Listener) -> None:
         self._listeners.remove(listener)
 
-    def move(self) -> None:
+    def report_progress(self) -> None:
         """Report progress within the present phase: reading a large file is no hang."""
         self.enter(self.phase, self.step)
 

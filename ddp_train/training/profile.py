@@ -65,7 +65,7 @@ class Profiler:
         self._config, self._world, self._hooks = config, trainer.world, trainer.hooks
         self._run_folder, self._phases = trainer.services.run_folder, trainer.services.phases
         self._marks = Marks(trainer.train_step, self._phases)
-        self._steps_taken = 0  # since this start, or since the request, while a window is to come
+        self._steps_since_request = 0  # since this start, or since the request, while a window is to come
         self._recording: Trace | Allocations | None = None
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
 
@@ -78,16 +78,16 @@ class Profiler:
 
     def begin_step(self, step: int) -> None:
         """Called before a step, with the number of steps taken; may take a while where a window ends."""
-        window, steps_taken = self._window, self._steps_taken
-        self._steps_taken += 1
+        window, steps = self._window, self._steps_since_request
+        self._steps_since_request += 1
         if window is None:
             return
         self._marks.enter(None)
-        if steps_taken == window.first + window.steps:
+        if steps == window.first + window.steps:
             self._end()
         elif self._recording is not None:
             self._recording.next_step()
-        elif steps_taken == window.begins and self._world.rank in window.ranks:
+        elif steps == window.begins and self._world.rank in window.ranks:
             self._begin(window, step)
 
     def is_requested(self) -> bool:
@@ -106,7 +106,7 @@ class Profiler:
             self._world.print(f"profile.request is ignored: {problem}")
             return
         kind = request.kind or (self._config.kind if self._config.kind != "off" else "trace")
-        self._steps_taken, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
+        self._steps_since_request, self._window = 0, self._plan(kind, 1, request.steps or self._config.steps, ranks)
         self._hooks.before_step.append(self.begin_step)
         steps = f"steps {step + 2} to {step + 1 + self._window.steps}"
         self._world.print(f"profile  {steps} are recorded on rank {', '.join(map(str, ranks))}: {self._run_folder.as_typed()}/profile")
@@ -114,8 +114,8 @@ class Profiler:
     def close(self) -> None:
         """Called after the last step."""
         window = self._window
-        if window is not None and self._steps_taken <= window.first:
-            taken = f"the run took {self._steps_taken} steps, and {window.first} come before the window"
+        if window is not None and self._steps_since_request <= window.first:
+            taken = f"the run took {self._steps_since_request} steps, and {window.first} come before the window"
             self._world.print(f"profile  nothing was recorded: {taken}")
         self._end()
         if self.is_requested():
@@ -148,7 +148,7 @@ class Profiler:
         self._reset()
         if recording is None:
             return
-        self._phases.move()
+        self._phases.report_progress()
         try:
             if text := recording.end():
                 with appears_whole(recording.path.with_name(f"{recording.path.name}.txt")) as file:
@@ -156,7 +156,7 @@ class Profiler:
         except Exception as error:
             self._give_up(error)
             return
-        self._phases.move()
+        self._phases.report_progress()
         if text:
             name = f"{self._run_folder.as_typed()}/profile/{recording.path.name}"
             print(f"profile  {name}, written in {time.perf_counter() - started:.1f} s\n{text}", flush=True)

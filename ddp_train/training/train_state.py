@@ -96,8 +96,8 @@ class TrainState:
     window: WindowSums | None = None  # of the checkpoint that was resumed from; differs between ranks
 
     @property
-    def steps_taken(self) -> int:
-        """All steps, also those that were undone: unlike `step` it only grows."""
+    def steps_run(self) -> int:
+        """All steps that were run, also those that a rewind has undone: unlike `step` it only grows."""
         return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps) if self.jumps else self.step
 
     def reset(self) -> None:

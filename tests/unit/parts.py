@@ -95,8 +95,8 @@ class ChosenStop(StopLine):
     last_step: int | None = None
     asks: Callable[[], bool] = lambda: False
 
-    def begin_next_step(self, taken: int, /) -> Agreed:
-        return Agreed(stops=taken == self.last_step, saves=False)
+    def begin_next_step(self, steps_run: int, /) -> Agreed:
+        return Agreed(stops=steps_run == self.last_step, saves=False)
 
     def is_asked(self) -> bool:
         return self.asks()

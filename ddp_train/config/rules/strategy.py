@@ -16,12 +16,12 @@ _WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
     """Refuse what a strategy cannot do: arguments against accumulation or the number of ranks, whole matrices where rows are kept."""
-    strategy, micro_steps, world_size = config.strategy, config.micro_steps, config.batch.world_size
+    strategy, num_micro_batches, world_size = config.strategy, config.num_micro_batches, config.batch.world_size
     if world_size == 1:
         return
     for key, value in given(strategy, class_constants(strategy, StrategyConstants).refuses_accumulation):
-        if micro_steps > 1 and value:
-            yield conflict(key, f"is true, with {micro_steps} micro-batches a step", "false")
+        if num_micro_batches > 1 and value:
+            yield conflict(key, f"is true, with {num_micro_batches} micro-batches a step", "false")
     for key, value in given(strategy, class_constants(strategy, StrategyConstants).divides_ranks):
         if isinstance(value, int) and (value < 1 or world_size % value):
             yield ConfigError(key=key, happened=f"is {value}, on {world_size} ranks", expected="a divisor of the number of ranks")
@@ -41,12 +41,12 @@ def check_cuda_graphs(config: PartialConfig) -> Iterator[ConfigError]:
     mode, strategy = config.compile.mode, config.strategy
     if mode not in _WITH_CUDA_GRAPHS:
         return
-    micro_steps, world_size = config.micro_steps, config.batch.world_size
+    num_micro_batches, world_size = config.num_micro_batches, config.batch.world_size
     constants = class_constants(strategy, StrategyConstants)
     stays_with = constants.gradients_stay_with
     in_buckets = world_size > 1 and stays_with and all(bool(strategy.get(name)) == value for name, value in stays_with.items())
-    if micro_steps > 1 and not in_buckets:
-        accumulation = f"{micro_steps} micro-batches a step on {plural(world_size, 'rank')}"
+    if num_micro_batches > 1 and not in_buckets:
+        accumulation = f"{num_micro_batches} micro-batches a step on {plural(world_size, 'rank')}"
         happened = f"is {mode}, whose CUDA graphs overwrite gradients, with {accumulation}"
         expected = "gradients in DDP's buckets (several ranks, strategy=ddp or zero1), or one micro-batch a step"
         fix = "compile=default, compile.mode=max-autotune-no-cudagraphs, or trainer.grad_accum_steps=1"
@@ -71,7 +71,7 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
     if trainer.clip_grad_norm is not None:
         happened = f"is {trainer.clip_grad_norm}, which takes the norm of all gradients before the first step, {with_it}"
         yield conflict("trainer.clip_grad_norm", happened, "null")
-    if config.micro_steps > 1 or batch.is_open:
+    if config.num_micro_batches > 1 or batch.is_open:
         happened = f"a step has several micro-batches, whose gradients add up, {with_it}"
         fix = "a larger loader.micro_batch_size, or a smaller trainer.global_batch_size"
         yield ConfigError(key="loader.micro_batch_size", happened=happened, expected="one micro-batch a step on each rank", fix=fix)

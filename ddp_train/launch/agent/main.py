@@ -36,7 +36,7 @@ _TORCH_AGENT = (
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 
 
-def run_agent_here(request: AgentRequest, *, loaded_with: Mapping[str, str], become_rank: RequestHandler) -> int:
+def run_requested_agent(request: AgentRequest, *, loaded_with: Mapping[str, str], become_rank: RequestHandler) -> int:
     """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
 
     Args:

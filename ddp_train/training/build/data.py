@@ -125,10 +125,10 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
     )
     changes = [(step, min(size, sampler.length)) for step, size in config.trainer.batch_size_schedule or ()]
     order = SampleOrder(sampler, global_batch_size=min(batch.global_batch_size, sampler.length), drop_last=drop_last, changes=changes)
-    grad_accum_steps, micro_steps_of = batch.grad_accum_steps, None
+    grad_accum_steps, num_micro_batches_of = batch.grad_accum_steps, None
     if changes:  # the last batch of an epoch has as few micro-batches as its size asks for
-        micro_steps_of = partial(accumulation_of, loader=loader, world_size=world.size)
-        grad_accum_steps = max(micro_steps_of(size) for size in (order.global_batch_size, *(size for _, size in changes)))
+        num_micro_batches_of = partial(accumulation_of, loader=loader, world_size=world.size)
+        grad_accum_steps = max(num_micro_batches_of(size) for size in (order.global_batch_size, *(size for _, size in changes)))
     return TrainLoader(
         source,
         order,
@@ -138,7 +138,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         num_workers=loader.num_workers,
         pin_memory=_pins_memory(loader, world),
         skips=loader.on_bad_sample == "skip",
-        micro_steps_of=micro_steps_of,
+        num_micro_batches_of=num_micro_batches_of,
         # Within a window of batches the samples of each source are not counted.
         used=mixture.used if mixture is not None and loader.bucket_batches is None else None,
         blend=_blend(source.facts, loader),

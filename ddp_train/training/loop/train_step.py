@@ -83,7 +83,7 @@ class TrainStep:
         Gradients are exchanged as the strategy does it (DDP: once, in the last micro-batch's backward). They are the exact weighted mean
         over the global batch: every loss is a sum, divided by the number of units in the whole batch.
 
-        `micro_batches`: as many as the loader's `micro_steps`, asked for one by one.
+        `micro_batches`: as many as the loader's `num_micro_batches`, asked for one by one.
 
         Returns:
             Gradient norm before clipping, L2 over all parameters, shape [], not synchronised; None when it is neither measured nor clipped.
@@ -121,7 +121,7 @@ class TrainStep:
     def compute_gradients(self, module: nn.Module, micro_batches: Iterable[MicroBatch], units: TotalUnits) -> None:
         """Run all micro-batches forward and backward; the last backward reduces the gradients."""
         components = self.components
-        last = components.train_loader.micro_steps(self.state.samples) - 1
+        last = components.train_loader.num_micro_batches(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
                 with components.strategy.no_sync(module):

@@ -73,7 +73,7 @@ class Agreed(NamedTuple):
 class StopLine(Protocol):
     """What the loop asks of `rank.stop.Stop`, which lies above it."""
 
-    def begin_next_step(self, taken: int, /) -> Agreed: ...
+    def begin_next_step(self, steps_run: int, /) -> Agreed: ...
 
     def is_asked(self) -> bool: ...
 
@@ -191,7 +191,7 @@ class Trainer:
     def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
         """Evaluate where that is due, then save: the evaluation may be one of the best. False: all stop after this step. Collective."""
         state = self.state
-        stops, is_save_agreed = self.services.stop.begin_next_step(state.steps_taken)
+        stops, is_save_agreed = self.services.stop.begin_next_step(state.steps_run)
         if self._is_over() or self._is_evaluation_due(batch):
             started = time.perf_counter()
             stops = stops or not self.evaluate()
@@ -251,8 +251,8 @@ class Trainer:
     def _of_next_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
         step, window, phases = self.state.step, self.window, self.services.phases
-        parts = self.components.train_loader.micro_steps(self.state.samples)
-        for number in range(parts):
+        count = self.components.train_loader.num_micro_batches(self.state.samples)
+        for number in range(count):
             started = time.perf_counter()
             phases.enter(Phase.DATA, step)
             micro_batch = next(micro_batches, None)
@@ -260,7 +260,7 @@ class Trainer:
                 raise DataError(
                     key="data",
                     happened=f"the data of rank {self.world.rank} ended within step {step + 1},"
-                    f" after {number} of its {parts} micro-batches",
+                    f" after {number} of its {count} micro-batches",
                     expected="data until the run's last step, on every rank",
                     fix="look for a StopIteration that the data set raises",
                 )

@@ -58,7 +58,7 @@ class Checkpoints:
             run=self.world.from_main(self.run_folder.run_id),
             asynchronous=settings.asynchronous,
             remove_old=lambda folder: remove_old(folder, self.keep),
-            on_progress=self.phases.move,
+            on_progress=self.phases.report_progress,
         )
         if self.world.device.type == "cuda":
             self._saver.make_room(estimate_share(self.components, self.world))
@@ -99,13 +99,13 @@ class Checkpoints:
         self.phases.enter(Phase.START, state.step)  # reading a checkpoint takes its time
         self._saver.finish()
         self.records.log_event(cause.event, cause.happened)
-        chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.phases.move)
+        chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.phases.report_progress)
         if chosen is None:
             happened = f"{cause.happened}\n    There is no checkpoint to go back to yet"
             fix = "a smaller checkpoint.every_steps; a smaller optimizer.lr if it happens at the very start"
             raise RewindError(key="checkpoint.every_steps", happened=happened, expected="a checkpoint before the first bad number", fix=fix)
         from_step, samples, jumps = state.step, state.samples, state.jumps
-        start_from(chosen, self.components, state, self.world, on_progress=self.phases.move)
+        start_from(chosen, self.components, state, self.world, on_progress=self.phases.report_progress)
         if sum(jump.to_step == state.step for jump in jumps[-_MAX_REWINDS:]) == _MAX_REWINDS:
             raise RewindError(
                 key="health.on_nonfinite",

@@ -90,7 +90,7 @@ def test_a_run_that_was_let_go_is_named_all_the_same(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ddp-train", "cluster=cpu", "model=mlp", "hydra.run.dir=there"])
-    runner.run_job = given_to_an_engine
+    runner.launch_job = given_to_an_engine
     assert main.run(sys.argv[1:], runner) == 78
     assert "`ddp-train resume there` continues it" in capsys.readouterr().err
 

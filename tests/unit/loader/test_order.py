@@ -198,7 +198,7 @@ def test_steps_and_positions_are_those_of_counting(epoch_size: int, size: int, c
     assert plan.steps_in(0) == 0
 
 
-def micro_steps_of(size: int) -> int:
+def num_micro_batches_of(size: int) -> int:
     return 1 + size // 3
 
 
@@ -210,18 +210,18 @@ def test_any_number_of_ranks_reads_the_same_global_batches_from_anywhere(
     plain = SampleOrder(Shuffled(epoch_size, seed=3), global_batch_size=1, drop_last=False)
     steps, first = 40, 7
     batches = list(islice(counted(epoch_size, size, changes), steps))
-    most = max(micro_steps_of(each) for each in (size, *(new for _, new in changes)))
+    most = max(num_micro_batches_of(each) for each in (size, *(new for _, new in changes)))
     read: list[list[int]] = [[] for _ in range(steps)]
     for rank in range(world_size):
         order = SampleOrder(Shuffled(epoch_size, seed=3), global_batch_size=size, drop_last=False, changes=changes)
         split = {"rank": rank, "world_size": world_size, "num_workers": 0, "pin_memory": False}
-        loader = TrainLoader(Numbers(epoch_size), order, **split, grad_accum_steps=most, micro_steps_of=micro_steps_of)  # type: ignore[arg-type]
+        loader = TrainLoader(Numbers(epoch_size), order, **split, grad_accum_steps=most, num_micro_batches_of=num_micro_batches_of)  # type: ignore[arg-type]
         samples = order.samples_after(first)
         stream = loader.micro_batches(samples)  # in the middle, without a batch before
         for step in range(first, steps):
             # Of a short last batch, fewer: batch norm needs two samples.
-            assert loader.micro_steps(samples) == micro_steps_of(batches[step].size)
-            for micro_batch in islice(stream, loader.micro_steps(samples)):
+            assert loader.num_micro_batches(samples) == num_micro_batches_of(batches[step].size)
+            for micro_batch in islice(stream, loader.num_micro_batches(samples)):
                 read[step] += [] if micro_batch.is_stand_in else micro_batch.batch.tolist()
             samples += batches[step].size
     for step in range(first, steps):

@@ -54,7 +54,7 @@ def test_gpt2_124m_follows_a_script(tmp_path: Path) -> None:
     documents = np.random.default_rng(0).integers(0, 256, (3, 300)).tolist()
     root = write_tokens(tmp_path / "tokens", {"train": [documents[:1], documents[1:2]], "val": [documents[2:]]})
     parts = components(*TINY_GPT, f"data.root={root}", base=[])
-    assert parts.train_loader.micro_steps(0) == PARTS
+    assert parts.train_loader.num_micro_batches(0) == PARTS
     data = np.concatenate([np.fromfile(file, np.uint16) for file in sorted(root.glob("train_*.bin"))])
     weights = initial(parts)
     starts = [parts.train_loader.sample_ids(step * BATCH, part) for step in range(STEPS) for part in range(PARTS)]

@@ -13,7 +13,7 @@ def test_a_state_comes_back_from_json_and_does_not_change_with_the_run() -> None
     kept, again = state.state_dict(), TrainState()
     again.load_state_dict(json.loads(json.dumps(kept)))
     assert again == state
-    assert again.steps_taken == 10
+    assert again.steps_run == 10
     state.losses[""].append(2.0)
     assert kept["losses"] == {"": [1.0]}
 

@@ -213,7 +213,7 @@ def test_what_is_found_is_recorded_and_holds_for_whoever_goes_on(device: FakeDev
 def test_batches_that_grow_have_one_micro_batch(device: FakeDevice) -> None:
     parts = components(*AUTO, "trainer.batch_size_schedule={2: 100}", "trainer.max_steps=4")
     assert parts.answers["loader.micro_batch_size"] == 17  # of the larger one: 100 in 6 parts
-    assert [parts.train_loader.micro_steps(samples) for samples in (0, 60, 120)] == [4, 4, 6]
+    assert [parts.train_loader.num_micro_batches(samples) for samples in (0, 60, 120)] == [4, 4, 6]
 
 
 @pytest.mark.parametrize(

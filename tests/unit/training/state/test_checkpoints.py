@@ -46,7 +46,7 @@ def test_a_rewind_brings_the_weights_back_while_the_data_goes_on(tmp_path: Path)
         parameter.data.fill_(float("nan"))
     ours.rewind(Rewind({"kind": "nonfinite"}, "lost"))
     assert all(torch.equal(now, then) for now, then in zip(parts.model.parameters(), saved_weights, strict=True))
-    assert (state.step, state.samples, state.steps_taken) == (2, 160, 5)
+    assert (state.step, state.samples, state.steps_run) == (2, 160, 5)
     assert begun == [5, 2]  # the writers go on after the step of the checkpoint
     events = [json.loads(line) for line in run_folder.events.read_text().splitlines()]
     assert [event["kind"] for event in events] == ["nonfinite", "rewound"]
