@@ -178,7 +178,7 @@ class TimeRecord:
         if self._taken - self._written >= (self._taken - self._began) / _LINES * max(1.0, len(totals) / _RANKS_OF_LINES):
             self._write(totals)
         known = {rank: ways[rank] for rank in self._first_ranks}
-        for event in self._slow_ranks.look(totals, self._trainer.state.steps_taken, known if all(known.values()) else {}):
+        for event in self._slow_ranks.look(totals, self._trainer.state.steps_run, known if all(known.values()) else {}):
             event = {"time": time.time(), "step": self._trainer.state.step, **event}
             self._trainer.reports.append(event)
             self._services.records.log_event(event, f"{'data' if event['kind'] == 'waits_for_data' else 'slow':<8} {event['text']}")
