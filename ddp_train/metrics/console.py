@@ -48,7 +48,7 @@ class Console:
         phases: Phases | None = None,
         epoch: float | None = None,
         steps_per_epoch: int | None = None,
-        notes: Callable[[], Sequence[str]] = tuple,
+        notes: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self._total_steps, self._first_step = total_steps, step
         self._phases, self._has_phases = phases or Phases(), phases is not None
@@ -57,7 +57,7 @@ class Console:
         self._numbers = ""  # of the newest training record
         self._losses: list[float] = []  # means of equally many records each: the curve is that of the whole attempt
         self._records_per_loss, self._newest_losses = 1, list[float]()
-        self._read_notes, self._notes, self._notes_at = notes, list[str](), -_NOTES_EVERY_S
+        self._read_notes, self._notes, self._notes_at = notes or tuple, list[str](), -_NOTES_EVERY_S
         self._shown, self._shown_since = (Phase.START, step), self._started
         # The log of rank 0 has every record already, and needs no moving lines.
         self._file = Terminal(sys.stdout.fileno(), owns=False) if isinstance(sys.stdout, Terminal) else sys.stdout
