@@ -20,7 +20,7 @@ from ddp_train.archive.compare import compare
 from ddp_train.archive.groups import grouped, remarks
 from ddp_train.archive.index import Index
 from ddp_train.cli.saved_run import parse_words, run_of
-from ddp_train.cli.status import show_run, show_sweep
+from ddp_train.cli.status import show_run
 from ddp_train.errors import DONE, FAILED, ConfigError, one_line, plural, printable
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import is_sweep
@@ -29,7 +29,7 @@ from ddp_train.system.files import write_json
 
 USAGE = """ddp-train runs [FOLDER ...] [--where=SQL] [--sort=[-]KEY] [--group] [--limit=N] [--json]
 
-  FOLDER         all runs below it, the newest first; outputs, if none is given. The folder of a sweep alone: its table, the best job first;
+  FOLDER         all runs below it, the newest first; outputs, if none is given. The folder of a sweep alone: the best job first, and
                  exit code 1 if a job has failed
   --where=SQL    only these: "status = 'failed' AND optimizer.lr > 0.001"; over the columns, keys of the configuration and metrics
   --sort=KEY     by one of these; best and last have the better run first; - before it reverses
@@ -63,14 +63,11 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train runs [show|compare|tag|note|clean] ...`."""
     if arguments and arguments[0] in _ACTIONS and not Path(arguments[0]).is_dir():
         return _ACTIONS[arguments[0]](arguments[1:])
-    folders = [word for word in arguments if word != "--json"]
-    if len(folders) == 1 and is_sweep(Path(folders[0])):
-        return show_sweep(arguments, runner)
     known = {"--where": "SQL", "--sort": "KEY", "--group": "", "--limit": "N", "--json": ""}
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
-    index, is_json = _index(folders), "--json" in options
+    index, is_json, is_of_sweep = _index(folders), "--json" in options, len(folders) == 1 and is_sweep(Path(folders[0]))
     limit = int(options.get("--limit", 0 if is_json or "--group" in options else _LIMIT))
-    rows = index.rows(where=options.get("--where", ""), sort=options.get("--sort", ""), limit=limit)
+    rows = index.rows(where=options.get("--where", ""), sort=options.get("--sort", "best" if is_of_sweep else ""), limit=limit)
     if "--group" in options:
         _print_groups(rows, is_json=is_json)
     elif is_json:
@@ -79,7 +76,7 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
         _print_rows(
             rows, f"{len(rows):,} of {plural(len(index), 'run')}{', all with --limit=0' if len(rows) == limit < len(index) else ''}"
         )
-    return DONE
+    return FAILED if is_of_sweep and index.rows(where="status = 'failed'", limit=1) else DONE
 
 
 def _index(folders: Sequence[str]) -> Index:

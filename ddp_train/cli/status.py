@@ -1,11 +1,9 @@
-"""`ddp-train status`, `logs`, `runs SWEEP` and `verdict`: the state of a run or a sweep, from its folder and from its engine."""
+"""`ddp-train status`, `logs` and `verdict`: the state of a run or a sweep, from its folder and from its engine."""
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.config.saved import saved_config
 from ddp_train.config.values import run_folders
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, ConfigError, UserError, printable
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError, printable
 from ddp_train.launch.engine.engine import Stage, State, Submission, engine_of, submitted_state
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.spec import Spec
@@ -24,8 +22,7 @@ from ddp_train.run_folder.starts import close_before_launch, count_attempt
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.run_folder.times import describe_goodput, read_goodput
 from ddp_train.run_folder.verdict import Outcome, Verdict, note_refusal, verdict_of
-from ddp_train.sweep.table import show, update
-from ddp_train.system.folder_lock import hold, holder_of, is_held
+from ddp_train.system.folder_lock import holder_of, is_held
 
 USAGE = """ddp-train status RUN [--json]
 
@@ -151,29 +148,6 @@ def may_go_on(run_folder: RunFolder) -> bool:
     """Tell whether a process or an engine works on a run, as far as it is known."""
     state = submitted_state(run_folder)
     return isinstance(state, str) or (isinstance(state, State) and state.stage is not Stage.ENDED) or is_held(run_folder.root)
-
-
-def show_sweep(arguments: list[str], runner: JobRunner) -> int:
-    """`ddp-train runs SWEEP [--json]`: show the table of a sweep. Starts nothing."""
-    options, (path,) = parse_words(arguments, "ddp-train runs SWEEP [--json]", {"--json": ""})
-    sweep = Sweep.load(Path(path).absolute())
-    runs_here = {job.number for job in sweep.jobs if job.status == Status.RUNNING} if is_held(sweep.root) else set()
-    engines = update(sweep, sweep.metric)  # the folders know more than sweep.json, when everything was killed or no command waits
-    for job in sweep.jobs:
-        if job.number in runs_here and job.status == Status.INTERRUPTED:
-            job.status = Status.RUNNING
-    with suppress(ConfigError, OSError):  # the process that holds the folder keeps its table
-        hold(sweep.root, key="SWEEP")
-        sweep.save()
-    if "--json" in options:
-        for job in sweep.ranked():
-            values = {key: sweep.value(job, key) for key in sweep.swept()}
-            print(json.dumps({**asdict(job), "folder": str(sweep.run_folder(job).root), "values": values}))
-    else:
-        show(sweep, engines.alive)
-    for problem in engines.problems:
-        print(problem, file=sys.stderr)
-    return FAILED if any(job.status == Status.FAILED for job in sweep.jobs) else DONE
 
 
 def show_verdict(arguments: list[str], runner: JobRunner) -> int:

@@ -90,15 +90,9 @@ def test_all_jobs_are_submitted_at_once_and_what_is_not_done_again(
     assert len({spec.token for spec in specs}) == 3 and len({spec.code for spec in specs}) == 1
 
     end(sweep, queue, Status.COMPLETED, Status.FAILED)
-    assert type_("runs", "s") == 1
-    assert "1 of 3 jobs are queued or running" in capsys.readouterr().out
     assert type_("runs", "s", "--json") == 1
-    jobs = {job["number"]: job for job in map(json.loads, capsys.readouterr().out.splitlines())}
-    assert [(jobs[number]["status"], jobs[number]["values"]) for number in range(2)] == [
-        ("completed", {"seed": "1"}),
-        ("failed", {"seed": "2"}),
-    ]
-    assert jobs[0]["folder"] == str(sweep / "0")
+    statuses = {row["folder"]: row["status"] for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert statuses == {"s/0": "completed", "s/1": "failed", "s/2": "queued"}
     assert type_("resume", "s") == 0
     assert ids(sweep) == ["1_0", "2", "1_2"] and "--array" not in queue.scripts[1]
     assert type_("resume", "s") == 0 and len(queue.scripts) == 2
