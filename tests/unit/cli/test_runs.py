@@ -63,7 +63,8 @@ def test_all_runs_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert rows[0]["optimizer.lr"] == 0.01 and rows[0]["eval/accuracy"] == rows[0]["last"]
     assert "2 of 7 runs, all with --limit=0" in type_(capsys, "--limit=2", "outputs")
     assert "no run has optimizer.rl" in type_(capsys, "--where=optimizer.rl>1", code=2)
-    assert type_(capsys, "outputs/s").splitlines()[1].split()[4] == max(row["last"] for row in rows)  # of a sweep the best job is the first
+    values = [json.loads(line)["last"] for line in type_(capsys, "outputs/s", "--json").splitlines()]
+    assert values == sorted(values, reverse=True)  # of a sweep the best job is the first
 
 
 def test_seeds_are_grouped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
