@@ -28,13 +28,14 @@ def report(arguments: list[str], runner: JobRunner) -> int:
     options, words = parse_words(arguments, USAGE, {"--out": "FILE", "--watch": "", "--figures": "DIR"}, most=None)
     folders = [Path(word) if is_sweep(Path(word)) else run_of(Path(word), key="RUN") for word in words]
     file = Path(options.get("--out") or ("report.html" if len(folders) > 1 else folders[0] / "report.html"))
+    title = ", ".join("/".join(folder.absolute().parts[-2:]) for folder in folders)
     goes_on = True
     while goes_on:
         if not (shown := collect(folders)):
             raise ConfigError(key="SWEEP", happened=f"{words[0]} has no job yet", expected="a sweep with jobs")
         goes_on = "--watch" in options and any(each.run.status in (Status.QUEUED, Status.RUNNING) for each in shown)
         try:
-            write_atomic(file, page(shown, title=", ".join(words), reload_s=_EVERY_S if goes_on else 0))
+            write_atomic(file, page(shown, title=title, reload_s=_EVERY_S if goes_on else 0))
             figures = write_figures(shown, Path(options["--figures"])) if "--figures" in options and not goes_on else []
         except OSError as error:
             raise ConfigError(key="--out", happened=f"{error.filename or file} cannot be written: {error.strerror}") from None
