@@ -5,7 +5,6 @@ Rank 0 writes it, with its training records. Nothing is cut off on a resume: ste
     {"started": epoch seconds, "restart": false, "queued": false, "step": 0, "hosts": [of each rank], "parts": [names],
      "not_split": {part: why}}
     {"step": 50, "time": epoch seconds, "seconds": since the line before, "steps": 10, "ranks": [[seconds of each part] of each rank]}
-    {..., "lost": true}: steps that a rewind to `step` has undone before a record
 """
 
 import json
@@ -48,7 +47,6 @@ class Span(NamedTuple):
     seconds: float
     steps: int
     ranks: list[Sequence[float | None]]  # seconds of each part; None: it is not split, its seconds are in those around it
-    lost: bool = False  # its steps were undone by a rewind to `step`
 
 
 @dataclass(kw_only=True)
@@ -85,7 +83,7 @@ def read_times(run_folder: RunFolder, *, most_ranks: int | None = None) -> list[
                 elif attempts:
                     rows = [row for row in content["ranks"] if len(row) == len(PARTS)][:most_ranks]
                     time, seconds, steps = float(content["time"]), float(content["seconds"]), int(content["steps"])
-                    attempts[-1].spans.append(Span(step, time, seconds, steps, rows, "lost" in content))
+                    attempts[-1].spans.append(Span(step, time, seconds, steps, rows))
     return attempts
 
 
@@ -118,7 +116,7 @@ def goodput_of(attempts: Sequence[Attempt]) -> dict[str, float] | None:
             row = span.ranks[0] if span.ranks else [0.0] * len(PARTS)
             evaluation, checkpoint = row[EVALUATION] or 0.0, row[CHECKPOINT] or 0.0
             first, useful = span.step - span.steps, max(0.0, span.seconds - evaluation - checkpoint)
-            share = min(1.0, max(0.0, (kept_until - first) / span.steps)) if span.steps else float(not span.lost)
+            share = min(1.0, max(0.0, (kept_until - first) / span.steps)) if span.steps else 1.0
             sums["steps"] += share * useful
             sums["lost"] += (1 - share) * useful
             sums["evaluation"] += evaluation

@@ -24,7 +24,7 @@ INTERNALS = {
     **dict.fromkeys((f"{_AGENT}._start_workers", f"{_AGENT}._monitor_workers", f"{_AGENT}._shutdown"), PLAIN_AGENT),
     **dict.fromkeys((f"{_AGENT}._pcontext", f"{_AGENT}._remaining_restarts"), PLAIN_AGENT),
     "torch.autograd.graph._engine_run_backward": "loss.backward(), which costs 15 us and an import",
-    "torch.autograd.Variable._execution_engine": "times.jsonl has waiting for other ranks in backward, and no rank is slow by its compute",
+    "torch.autograd.Variable._execution_engine": _NONE,
     "torch.optim.optimizer._global_optimizer_pre_hooks": _OWN_STEP,
     "torch.optim.optimizer._global_optimizer_post_hooks": _OWN_STEP,
     "torch.autograd.profiler._is_profiler_enabled": _OWN_STEP,

@@ -8,20 +8,23 @@ passed them, never waited for.
 Exposed communication begins when all gradients of this rank are complete, and ends with backward.
 """
 
+from __future__ import annotations
+
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from socket import gethostname
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from ddp_train.distributed.store import round_trip_s
 from ddp_train.distributed.world import World
@@ -41,25 +44,19 @@ _LINES = 1000  # the file grows by so many lines while the time since its first 
 _RANKS_OF_LINES = 64
 
 
-class Clock(Protocol):
-    """Makes marks of the present moment."""
+class HostClock:
+    """Marks the present moment."""
 
-    def mark(self) -> Any: ...
+    def mark(self) -> Any:
+        return time.perf_counter()
 
     def between(self, start: Any, end: Any) -> float | None:
         """Return the seconds between two marks; None: the second one has not happened yet."""
+        return float(end - start)
 
 
-class HostClock:
-    def mark(self) -> float:
-        return time.perf_counter()
-
-    def between(self, start: float, end: float) -> float:
-        return end - start
-
-
-class DeviceClock:
-    """`new_event` makes an event with `record`, `query` and `elapsed_time`."""
+class DeviceClock(HostClock):
+    """Marks the end of what the device has to do. `new_event` makes an event with `record`, `query` and `elapsed_time`."""
 
     def __init__(self, new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)) -> None:
         self._new_event = new_event
@@ -80,8 +77,9 @@ class DeviceClock:
 class TimeSplit:
     """Sums this rank's seconds in each part."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: HostClock) -> None:
         self._clock = clock
+        self._contexts = {name: _Part(self, part) for part, name in enumerate(PARTS)}
         self.begin()
 
     def begin(self) -> None:
@@ -102,14 +100,9 @@ class TimeSplit:
         """Enter the part that a phase of the rank is (a listener of `Phases`)."""
         self.switch(_PART_OF_PHASE.get(phase, OTHER))
 
-    @contextmanager
-    def mark(self, part: str) -> Iterator[None]:
+    def mark(self, part: str) -> AbstractContextManager[None]:
         """Return a context that is a part; within another one its time is not counted to that."""
-        before = self.switch(PARTS.index(part))
-        try:
-            yield
-        finally:
-            self.switch(before)
+        return self._contexts[part]
 
     def seconds(self) -> list[float]:
         """Return the seconds of each part, as far as they are known."""
@@ -124,6 +117,20 @@ class TimeSplit:
             self._seconds[part] += seconds
 
 
+class _Part(AbstractContextManager[None]):
+    """A part as a context, which may be entered again within itself. Made once: a generator takes three times as long."""
+
+    def __init__(self, split: TimeSplit, part: int) -> None:
+        self._split, self._part = split, part
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        self._before.append(self._split.switch(self._part))
+
+    def __exit__(self, *error: object) -> None:
+        self._split.switch(self._before.pop())
+
+
 class TimeRecord:
     """Splits a run's time on this rank, and gives all ranks the split of all; rank 0 writes times.jsonl. Made on all ranks together."""
 
@@ -132,8 +139,9 @@ class TimeRecord:
         self._hosts = self._world.gather(gethostname())  # of each rank
         self._first_ranks = {self._hosts.index(host) for host in self._hosts}  # of each machine
         self.split = TimeSplit(DeviceClock() if self._world.device.type == "cuda" else HostClock())
-        modules = [turn.module for turn in trainer.components.turns.values()] or [trainer.components.module]
-        self._not_split = why_not_split(trainer.components.strategy, modules, self._world)
+        self._modules = [turn.module for turn in trainer.components.turns.values()] or [trainer.components.module]
+        self._not_split = why_not_split(trainer.components.strategy, self._modules, self._world)
+        self._watches: list[RemovableHandle] = []
         self._slow_ranks = SlowRanks(self._hosts, is_split=not self._not_split)
         self._way = 0.0  # seconds of a message to the ranks' store and back; 0: not known
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
@@ -143,8 +151,10 @@ class TimeRecord:
         """Hang it on the loop."""
         hooks, step, strategy = self._trainer.hooks, self._trainer.train_step, self._trainer.components.strategy
         step.mark = self.split.mark
-        if self._world.size > 1 and not self._not_split:
-            step.before_exchange = partial(self.split.switch, COMMUNICATION)
+        if not self._not_split:
+            exchange = partial(self.split.switch, COMMUNICATION)
+            modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
+            self._watches = [call_after_gradients(module, exchange) for module in modules]
         if hasattr(own := getattr(strategy, "own", strategy), "mark_exchange"):
             own.mark_exchange = partial(self.split.mark, PARTS[COMMUNICATION])
         self._services.phases.listen(self.split.enter_phase)  # before faults, whose time is that of the phase
@@ -155,14 +165,16 @@ class TimeRecord:
 
     def begin(self) -> None:
         """Called before the first step, and after a rewind."""
+        state = self._trainer.state
         if self._began:
-            self._write_rest(is_lost=True)
+            self._write_rest(state.jumps[-1].from_step)
+            self._written_step = state.step
             return
         self.split.begin()
         self._began = self._written = time.monotonic()
-        self._written_step = self._trainer.state.step
+        self._written_step = state.step
         line = {"started": round(self._services.started, 3), "restart": process_env.restart_count() > 0}
-        line |= {"queued": self._services.run_folder.submitted.exists(), "step": self._written_step}
+        line |= {"queued": self._services.run_folder.submitted.exists(), "step": state.step}
         self._services.records.write_times({**line, "hosts": self._hosts, "parts": PARTS, "not_split": self._not_split})
 
     def add_to(self, reduction: Reduction) -> None:
@@ -176,7 +188,7 @@ class TimeRecord:
         """Write a line where one is due, and report what the rows of all ranks show."""
         totals, ways = self._rows_of(reading.sums)
         if self._taken - self._written >= (self._taken - self._began) / _LINES * max(1.0, len(totals) / _RANKS_OF_LINES):
-            self._write(totals)
+            self._write(totals, self._trainer.state.step)
         known = {rank: ways[rank] for rank in self._first_ranks}
         for event in self._slow_ranks.look(totals, self._trainer.state.steps_run, known if all(known.values()) else {}):
             event = {"time": time.time(), "step": self._trainer.state.step, **event}
@@ -189,8 +201,10 @@ class TimeRecord:
 
     def end(self, status: Status) -> None:
         """Write what is left, as of evaluations and saves after the last record. Collective."""
-        self._write_rest()
+        self._write_rest(self._trainer.state.step)
         self._services.phases.forget(self.split.enter_phase)
+        for watch in self._watches:
+            watch.remove()
 
     def _measure_way(self) -> None:
         with suppress(DistError, OSError):
@@ -206,23 +220,34 @@ class TimeRecord:
             totals[:, COMMUNICATION] = 0.0
         return totals, table[:, -1].tolist()
 
-    def _write_rest(self, *, is_lost: bool = False) -> None:
-        """Write what no line has yet; after a rewind, which has undone it, as lost. Collective."""
+    def _write_rest(self, step: int) -> None:
+        """Write what no line has yet. Collective."""
         reduction = Reduction(self._world)
         self.add_to(reduction)
-        self._write(self._rows_of(reduction.sum())[0], is_lost=is_lost)
+        self._write(self._rows_of(reduction.sum())[0], step)
 
-    def _write(self, totals: Table, *, is_lost: bool = False) -> None:
+    def _write(self, totals: Table, step: int) -> None:
         """Write the time since the line before: where records are many, a line takes several."""
-        step = self._trainer.state.step
         rows = [
             [None if part in self._not_split else float(f"{seconds:.4g}") for part, seconds in zip(PARTS, row, strict=True)]
             for row in totals - self._written_totals
         ]
         line: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "seconds": round(self._taken - self._written, 6)}
-        line |= {"steps": 0 if is_lost else step - self._written_step, "ranks": rows, **({"lost": True} if is_lost else {})}
+        line |= {"steps": step - self._written_step, "ranks": rows}
         self._services.records.write_times(line)
         self._written, self._written_step, self._written_totals = self._taken, step, totals
+
+
+def call_after_gradients(module: nn.Module, call: Callable[[], object]) -> RemovableHandle:
+    """Call something in each backward when all gradients are there, and what DDP then waits for is not.
+
+    Torch calls what was queued in a backward at its end, and in this order: DDP queues its wait with the last gradient. Where a step has no
+    gradient for the module's first parameter, it is not called.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    first = next(parameter for parameter in module.parameters() if parameter.requires_grad)
+    watch: RemovableHandle = first.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(call))
+    return watch
 
 
 def why_not_split(strategy: Strategy, modules: Sequence[nn.Module], world: World) -> dict[str, str]:

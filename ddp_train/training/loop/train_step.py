@@ -26,7 +26,6 @@ from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 
 _engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # private (torch_internals.py)
-_engine: Any = getattr(torch.autograd.Variable, "_execution_engine", None)  # private, too
 _EPS = 1e-6  # as in torch's own clipping
 
 
@@ -64,7 +63,6 @@ class TrainStep:
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
     mark: Callable[[str], AbstractContextManager[object]] = nullcontext  # around a part of a step, by its name (`run_folder.times`)
-    before_exchange: Callable[[], object] | None = None  # called in backward, when all that is left is to wait for other ranks
     window: LogWindow = field(init=False)  # gets the losses and the number of units of each step
 
     def __post_init__(self) -> None:
@@ -168,7 +166,7 @@ class TrainStep:
             factor = torch.full_like(loss_sum, units.num_ranks / num_units)
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
         with self.mark("backward"):
-            backward(loss_sum, factor, before_exchange=self.before_exchange)
+            backward(loss_sum, factor)
         self.add_loss(loss_sum)
 
     def _start_total_units(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalUnits, Iterable[MicroBatch]]:
@@ -200,14 +198,11 @@ class TrainStep:
             return self.components.objective.weight(as_pair(micro_batch.batch))
 
 
-def backward(loss: Tensor, grad_output: Tensor, *, before_exchange: Callable[[], object] | None = None) -> None:
+def backward(loss: Tensor, grad_output: Tensor) -> None:
     """Add the gradients of a loss, shape [], to the parameters', as `loss.backward(grad_output)` does; the tensors differ in value alone.
 
     `loss.backward` compares the two shapes with the compiler's code: it imports sympy before the first step, and takes 15 us.
-    `before_exchange` is called when all gradients are there: what DDP waits for after its last bucket comes later in torch's queue.
     """
-    if before_exchange is not None and _engine is not None:
-        loss.register_hook(lambda gradient: _engine.queue_callback(before_exchange))
     if type(loss) is Tensor and _engine_run_backward is not None:
         _engine_run_backward((loss,), (grad_output,), False, False, (), allow_unreachable=True, accumulate_grad=True)
     else:  # a subclass of Tensor may do more

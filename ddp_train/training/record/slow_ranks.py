@@ -14,7 +14,7 @@ from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, O
 from ddp_train.training.record.records import Event
 
 RATIO = 1.3  # a slow rank's own time to that of the usual one
-LOOKS = 3  # in a row
+LOOKS, LOOKS_TO_END = 3, 10  # in a row
 PAUSE_LOOKS = 60  # from one measurement of the network to the next
 _LOOK_S = 2.0
 _LEAST_S = 0.002  # a step, by which a slow rank is over the usual one: less is Python's
@@ -43,7 +43,7 @@ class Streak:
         """Take what a look has found; tell whether this changes what holds."""
         self.looks += 1
         self._against = self._against + 1 if found != self.holds else 0
-        if self._against < LOOKS:
+        if self._against < (LOOKS_TO_END if self.holds else LOOKS):
             return False
         self.holds, self.looks, self._against = found, 0, 0
         return True

@@ -72,7 +72,7 @@ def test_steps_of_a_rewind_are_lost(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_rewind_that_no_record_has_are_lost_too(tmp_path: Path) -> None:
-    undone = line(15, 28, 8, 0, checkpoint=1.0) | {"lost": True}  # from 20 on to 27, and back to 15
+    undone = line(27, 28, 8, 7, checkpoint=1.0)  # and back to 15
     write(RunFolder(tmp_path), head(0), line(20, 20, 20, 20), undone, line(20, 33, 5, 5))
     assert goodput(RunFolder(tmp_path)) == {"steps_s": 20.0, "lost_s": 12.0, "checkpoint_s": 1.0}
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, COMMUNICATION, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, PARTS
 from ddp_train.system.phase import Phase
 from ddp_train.training.loop import time_record
-from ddp_train.training.loop.time_record import DeviceClock, HostClock, TimeSplit, why_not_split
+from ddp_train.training.loop.time_record import DeviceClock, HostClock, TimeSplit, call_after_gradients, why_not_split
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
+from ddp_train.training.train_state import Jump
 from tests.unit.parts import components, trainer
 
 
@@ -139,6 +140,21 @@ class Net(nn.Module):
         return self.second(inputs if skips else self.first(inputs)).sum()
 
 
+def test_what_comes_after_the_gradients_is_called_once_in_each_backward_when_all_are_there() -> None:
+    net, found = Net(), list[list[bool]]()
+    watch = call_after_gradients(net, lambda: found.append([each.grad is not None for each in net.parameters()]))
+
+    def step() -> None:
+        net.zero_grad()
+        net(torch.ones(1, 2)).backward()
+
+    step()
+    step()
+    watch.remove()
+    step()
+    assert found == [[True] * 4] * 2
+
+
 def test_communication_is_not_split_where_ranks_wait_within_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrapped(nn.Module):
         def __init__(self, part: nn.Module) -> None:
@@ -210,7 +226,7 @@ def test_many_records_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(line["ranks"][0]) == pytest.approx(line["seconds"], rel=0.03, abs=0.01)
 
 
-def test_what_a_rewind_undoes_before_a_record_is_a_line_of_its_own_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rewind_undoes_before_a_record_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     lines, parts = list[Mapping[str, Any]](), components("trainer.max_steps=20")
     one_run = trainer(parts, write_times=lines.append, log_every_steps=5)
 
@@ -221,14 +237,14 @@ def test_what_a_rewind_undoes_before_a_record_is_a_line_of_its_own_that_is_lost(
             raise Rewind({}, "bad")
 
     def go_back(cause: Rewind) -> None:
+        one_run.state.jumps.append(Jump(from_step=13, to_step=8, samples=(0, 0)))
         one_run.state.step = 8
 
     one_run.hooks.after_step.append(rewind_once)
     monkeypatch.setattr(one_run.services.checkpoints, "rewind", go_back)
     one_run.train()
     one_run.end("completed")  # type: ignore[arg-type]
-    steps = [(line["step"], line["steps"], "lost" in line) for line in lines[1:]]
-    assert steps == [(5, 5, False), (10, 5, False), (8, 0, True), (10, 2, False), (15, 5, False), (20, 5, False), (20, 0, False)]
+    assert [(line["step"], line["steps"]) for line in lines[1:]] == [(5, 5), (10, 5), (13, 3), (10, 2), (15, 5), (20, 5), (20, 0)]
     assert lines[3]["seconds"] > 0.05 and lines[1]["time"] < lines[3]["time"] < lines[-1]["time"]
     for line in lines[1:]:
         assert sum(line["ranks"][0]) == pytest.approx(line["seconds"], rel=0.03, abs=0.01)

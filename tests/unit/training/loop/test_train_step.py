@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces.strategy import local_rows
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.loop.train_step import backward, clip, total_norm
+from ddp_train.training.loop.train_step import clip, total_norm
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record import log_window
 from ddp_train.training.record.logged import Reduction
@@ -219,12 +219,3 @@ def test_a_whole_one_is_as_torch_has_it_to_the_bit() -> None:
         clip(gradients, limit, norm)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             assert torch.equal(gradient, parameter.grad)  # type: ignore[arg-type]
-
-
-def test_what_comes_before_the_exchange_is_called_once_in_each_backward_when_all_gradients_are_there() -> None:
-    net, found = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), list[list[bool]]()
-    for _ in range(2):
-        net.zero_grad()
-        loss = net(torch.ones(1, 2)).sum()
-        backward(loss, torch.ones(()), before_exchange=lambda: found.append([each.grad is not None for each in net.parameters()]))
-    assert found == [[True] * 4] * 2

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, PARTS
 from ddp_train.training.record.records import Event
-from ddp_train.training.record.slow_ranks import LOOKS, PAUSE_LOOKS, SlowRanks, Table, far_machines
+from ddp_train.training.record.slow_ranks import LOOKS, LOOKS_TO_END, PAUSE_LOOKS, SlowRanks, Table, far_machines
 
 
 def rows(own: Mapping[int, tuple[float, float]], ranks: int = 4) -> Table:
@@ -48,7 +48,7 @@ def test_the_slow_rank_is_named_once_with_its_cause_and_once_more_when_that_is_o
     assert event["ratio"] == pytest.approx(1.8) and event["text"].startswith(
         f"rank 1 on node0 by its {cause}: its own time in a step is 1.8"
     )
-    over = [event["text"] for _ in range(5) for event in looks.look(rows({}, ranks))]
+    over = [event["text"] for _ in range(LOOKS_TO_END) for event in looks.look(rows({}, ranks))]
     assert over == ["rank 1 on node0: it is as fast as the others again"]
 
 
@@ -103,7 +103,7 @@ def test_the_network_is_measured_where_all_wait_and_for_no_rank() -> None:
         measured += [look] if looks.judge.measures_ways else []
     assert measured == [LOOKS - 1, LOOKS - 1 + PAUSE_LOOKS]
     assert found == [(PAUSE_LOOKS + LOOKS + 3, "slow_rank", 0), (PAUSE_LOOKS + LOOKS + 3, "slow_rank", 2)]  # the way between two
-    over = [(event["kind"], event["rank"]) for _ in range(2 * LOOKS) for event in looks.look(rows({}))]
+    over = [(event["kind"], event["rank"]) for _ in range(LOOKS_TO_END) for event in looks.look(rows({}))]
     assert over == [("slow_rank_over", 0), ("slow_rank_over", 2)]
     slow = Looks()
     for _ in range(10):
