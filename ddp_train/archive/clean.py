@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.archive.archived_run import ArchivedRun, size_of
-from ddp_train.archive.index import Index
+from ddp_train.archive.index import FILE, Index
 from ddp_train.config.schema import SECTIONS
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.launch.submit import require_ended
@@ -20,7 +20,7 @@ from ddp_train.run_folder.sweep import Sweep
 from ddp_train.system import folder_lock
 from ddp_train.system.files import remove
 
-_OF_SWEEP = ("sweep.csv", "multirun.yaml", "conf", "compiled", "launch", folder_lock.HOLDER, "sweep.json")
+_OF_SWEEP = ("sweep.csv", "multirun.yaml", "conf", "compiled", "launch", FILE, folder_lock.HOLDER, "sweep.json")
 
 
 @dataclass(frozen=True, kw_only=True)
