@@ -8,13 +8,12 @@
 
 import atexit
 import gc
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 try:
     from ddp_train.errors import INTERRUPTED
@@ -27,7 +26,8 @@ try:
 except KeyboardInterrupt:  # `_run_command` handles a later one
     sys.exit(130)
 
-_load_cli = partial(importlib.import_module, "ddp_train.cli.main")  # and Hydra with it, which a rank that is given its job does without
+if TYPE_CHECKING:
+    from ddp_train.launch.job_runner import CommandLine
 
 
 def main() -> None:
@@ -87,6 +87,12 @@ def _become_rank(words: Sequence[str]) -> NoReturn:
     exit_at_once(rank_main(_load_cli, words))
 
 
+def _load_cli() -> "CommandLine":
+    from ddp_train.cli import main as cli  # and Hydra with it, which a rank that is given its job does without
+
+    return cli
+
+
 def _run_command() -> int:
     if sys.argv[1:2] == ["node"]:
         keep_early()  # before what takes its time to import
@@ -94,7 +100,9 @@ def _run_command() -> int:
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:
         with early_fork_server(sys.argv[1:]), terminal.protected_streams():
-            return int(_load_cli().main())
+            from ddp_train.cli.main import main as run_typed_command
+
+            return run_typed_command()
     except KeyboardInterrupt:  # while this was imported
         return INTERRUPTED
 

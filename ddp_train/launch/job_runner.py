@@ -73,3 +73,11 @@ class JobRunner(ABC):
         from ddp_train.launch import machines  # as above
 
         return machines.lead(self._rendezvous, job)
+
+
+class CommandLine(Protocol):
+    """What ranks need of `cli.main`, which lies above them."""
+
+    def run(self, words: Sequence[str], runner: JobRunner) -> int: ...
+
+    def resume(self, folder: Path, runner: JobRunner) -> int: ...

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Store
@@ -18,7 +17,7 @@ from torch.distributed import Store
 from ddp_train.distributed.store import Attempt, wait_for
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Job
-from ddp_train.launch.job_runner import JobRunner
+from ddp_train.launch.job_runner import CommandLine, JobRunner
 from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import final_code_before, make_way
 from ddp_train.rank.stop import end_users_agent
@@ -46,14 +45,14 @@ class CommandGroup(JobRunner):
         self._is_announced = False
         self.job: Job | None = None  # the run that was announced
 
-    def serve(self, load_cli: Callable[[], ModuleType]) -> int:
+    def serve(self, load_cli: Callable[[], CommandLine]) -> int:
         """Do what the command line asks for, to its end, and return the exit code."""
         code = self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
         if code in EXIT_CODE_OF_STOP.values() and (member := self._member) is not None and self._is_users_torchrun:
             end_users_agent(lambda: member.is_stopping)
         return code
 
-    def _lead(self, load_cli: Callable[[], ModuleType]) -> int:
+    def _lead(self, load_cli: Callable[[], CommandLine]) -> int:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
         begins_at = self._attempt.begins_at
         if begins_at is not None:
@@ -62,7 +61,7 @@ class CommandGroup(JobRunner):
                 return final_code
             make_way(begins_at, self._attempt.size)
         try:
-            return int(load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self))
+            return load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self)
         finally:
             if self._leader is not None:
                 self._leader.leave()

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ddp_train.distributed.store import LEAVE_WITHIN_S, Attempt, agree_on_attempt, join_store, leave
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
@@ -22,10 +22,13 @@ from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.system import process_env
 
+if TYPE_CHECKING:
+    from ddp_train.launch.job_runner import CommandLine
+
 _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
 
 
-def main(load_cli: Callable[[], ModuleType], words: Sequence[str]) -> int:
+def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
     """Serve the one job that `ddp-train` composed, the jobs of its sweep, or else what the command line asks for. Every rank runs this.
 
     Args:

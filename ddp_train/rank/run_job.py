@@ -217,7 +217,9 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
         phases=phases,
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
-        notes=lambda: live_notes(job.run_folder, state.best, restarts=process_env.restart_count()),
+        notes=lambda: live_notes(
+            job.run_folder, {metric: (best.value, best.step) for metric, best in state.best.items()}, restarts=process_env.restart_count()
+        ),
     )
     return make_writers(config.metrics, facts)
 
@@ -270,7 +272,7 @@ def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str)
         step=state.step,
         epoch=epochs(trainer.components.train_loader.order, state.samples),
         samples=state.samples,
-        metrics={"last": trainer.last, "best": state.best},
+        metrics={"last": trainer.last, "best": {metric: asdict(best) for metric, best in state.best.items()}},
         headline=asdict(ranking_of(trainer.components)),
         seconds=round(time.monotonic() - run.started, 3),
         early_end=str(state.early_end) if state.early_end is not None and is_done else None,

@@ -59,9 +59,9 @@ def slow_ranks(run_folder: RunFolder, *, are_still_slow: bool = False) -> list[s
     return [line for kind, line in newest.values() if kind == "slow_rank" or not are_still_slow]
 
 
-def live_notes(run_folder: RunFolder, best: Mapping[str, Mapping[str, float]], *, restarts: int) -> list[str]:
+def live_notes(run_folder: RunFolder, best: Mapping[str, tuple[float, int]], *, restarts: int) -> list[str]:
     """Return what a terminal shows of a run that goes on, a line each; `best`: value and step of each metric; `restarts` by its agent."""
-    texts = [f"{name.removeprefix('eval/')} {value['value']:.4g} at step {value['step']}" for name, value in best.items()]
+    texts = [f"{name.removeprefix('eval/')} {value:.4g} at step {step}" for name, (value, step) in best.items()]
     lines = ["best     " + "  ".join(texts)] if texts else []
     if shares := newest_shares(run_folder):
         shown = [*zip(_SHADES, sorted(shares, key=shares.__getitem__, reverse=True), strict=False)]

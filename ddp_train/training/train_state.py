@@ -80,13 +80,21 @@ def _settings(name: str, nodes: Mapping[str, Any]) -> str:
     return json.dumps(nodes.get(name), sort_keys=True, default=str)
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best value of a metric so far, and the step that it belongs to."""
+
+    value: float
+    step: int
+
+
 @dataclass
 class TrainState:
     """The position of a run. The data's position is one integer: how many samples were trained on or jumped over, all ranks and epochs."""
 
     step: int = 0
     samples: int = 0
-    best: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> {"value", "step"}
+    best: dict[str, Best] = field(default_factory=dict)  # by metric
     evaluation_pending: bool = False  # a stop came between the step and its evaluation
     losses: dict[str, list[float]] = field(default_factory=dict)  # of the last steps by their turns, only where spikes are looked for
     skipped_in_a_row: int = 0  # steps, up to the last one that was judged
@@ -111,4 +119,5 @@ class TrainState:
         for name in vars(self).keys() - {"window"}:
             setattr(self, name, state[name])
         self.early_end = EarlyEnd(**state["early_end"]) if state["early_end"] else None
+        self.best = {metric: Best(**best) for metric, best in state["best"].items()}
         self.jumps = [Jump(**{**jump, "samples": tuple(jump["samples"])}) for jump in state["jumps"]]

@@ -32,7 +32,7 @@ from ddp_train.training.record.logged import Logged, Reduction
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
 from ddp_train.training.record.records import Event, Records
 from ddp_train.training.state.checkpoints import Checkpoints
-from ddp_train.training.train_state import TrainState
+from ddp_train.training.train_state import Best, TrainState
 
 
 @dataclass(frozen=True)
@@ -326,8 +326,8 @@ class Trainer:
         for name, goal in components.goals.items():
             if name in metrics and math.isfinite(metrics[name]):
                 best = state.best.get(f"eval/{name}")
-                if best is None or (metrics[name] > best["value"] if goal == "max" else metrics[name] < best["value"]):
-                    state.best[f"eval/{name}"] = {"value": metrics[name], "step": state.step}
+                if best is None or (metrics[name] > best.value if goal == "max" else metrics[name] < best.value):
+                    state.best[f"eval/{name}"] = Best(metrics[name], state.step)
         self._write("eval", metrics)
         return True
 

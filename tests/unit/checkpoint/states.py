@@ -14,7 +14,7 @@ from ddp_train.checkpoint.schedule import Retention, remove_old
 from ddp_train.distributed.world import alone
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import checkpoint_content
-from ddp_train.training.train_state import TrainState, WindowSums
+from ddp_train.training.train_state import Best, TrainState, WindowSums
 from tests.unit.parts import LOSS, components
 
 FILE = "rank_00000.safetensors"
@@ -35,7 +35,7 @@ def assert_same_state(one: Components, other: Components) -> None:
 
 def saved(folder: Path, step: int, parts: Components | None = None, keep_last: int = 2, run: str | None = None) -> Path:
     """Save a checkpoint as a run does that keeps the newest ones, and return it."""
-    state = TrainState(step=step, samples=step * 32, best={"eval/loss": {"value": 1.5, "step": 1}})
+    state = TrainState(step=step, samples=step * 32, best={"eval/loss": Best(1.5, 1)})
     keep = Retention(last=keep_last, ranking=LOSS)
     saver = Saver(folder=folder, world=alone(), config_hash="abc", run=run, remove_old=lambda folder: remove_old(folder, keep))
     saver.save(checkpoint_content(parts or components(), state, WindowSums(), alone()))

@@ -35,7 +35,7 @@ def test_a_terminal_is_told_what_the_files_of_a_run_have(tmp_path: Path) -> None
     slow = {"kind": "slow_rank", "step": 3, "host": "node1", "text": "rank 1 is slow"}
     events = [{**slow, "rank": 1}, {**slow, "rank": 0}, {"kind": "slow_rank_over", "rank": 0, "step": 4, "text": "over"}]
     run_folder.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    assert live_notes(run_folder, {"eval/accuracy": {"value": 0.5, "step": 4}}, restarts=2) == [
+    assert live_notes(run_folder, {"eval/accuracy": (0.5, 4)}, restarts=2) == [
         "best     accuracy 0.5 at step 4",
         "time     ████████████▓▓▓▓▓▒▒▒▒▒░   █ backward 50%  ▓ data 20%  ▒ forward 20%  ░ optimizer 5%",
         "saved    step 4, 0 s ago",

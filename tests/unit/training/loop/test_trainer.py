@@ -31,7 +31,7 @@ def test_the_best_value_of_each_metric_is_kept_with_its_step() -> None:
     evaluations = {record["step"]: record for record in records if record["split"] == "eval"}
     assert list(evaluations) == [10, 20, 30]
     best = state.best["eval/loss"]
-    assert best["value"] == min(record["loss"] for record in evaluations.values()) == evaluations[int(best["step"])]["loss"]
+    assert best.value == min(record["loss"] for record in evaluations.values()) == evaluations[best.step]["loss"]
 
 
 @pytest.mark.parametrize("comes", ["before the evaluation", "during the evaluation"])

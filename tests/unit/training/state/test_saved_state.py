@@ -24,7 +24,7 @@ from ddp_train.strategy.ddp import DDP
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state import saved_state
 from ddp_train.training.state.saved_state import checkpoint_content
-from ddp_train.training.train_state import TrainState, WindowSums
+from ddp_train.training.train_state import Best, TrainState, WindowSums
 from tests.conftest import FEW, TINY
 from tests.unit.checkpoint.states import FILE, assert_same_state, forge, saved
 from tests.unit.checkpoint_ranks import Ranks
@@ -39,7 +39,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     other, state = components("optimizer=muon", "amp=bf16", "seed=9"), TrainState()
     assert saved_state.start_from(path, other, state, alone())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.model.parameters(), expected, strict=True))
-    assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": {"value": 1.5, "step": 1}})
+    assert (state.step, state.samples, state.best) == (3, 96, {"eval/loss": Best(1.5, 1)})
     assert torch.equal(torch.rand(5), random_numbers)
     assert json.loads((path / "manifest.json").read_text())["world_size"] == 1
 
