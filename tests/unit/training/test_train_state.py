@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from ddp_train.training.train_state import Jump, TrainState, WindowSums
+from ddp_train.training.train_state import Best, Jump, TrainState, WindowSums
 
 
 def test_a_state_comes_back_from_json_and_does_not_change_with_the_run() -> None:
-    state = TrainState(step=5, samples=160, best={"eval/loss": {"value": 0.5, "step": 4}}, losses={"": [1.0]}, skipped_in_a_row=1)
+    state = TrainState(step=5, samples=160, best={"eval/loss": Best(0.5, 4)}, losses={"": [1.0]}, skipped_in_a_row=1)
     state.jumps.append(Jump(from_step=9, to_step=4, samples=(128, 288)))
     kept, again = state.state_dict(), TrainState()
     again.load_state_dict(json.loads(json.dumps(kept)))
