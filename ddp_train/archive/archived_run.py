@@ -35,8 +35,8 @@ BROKEN = "broken"
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is six times as fast
 _AXES = ("split", "step", "epoch", "samples", "time")  # of a record; all else in it is a metric
 _FORMS: dict[str, type | tuple[type, ...]] = {  # of values in JSON files, as far as they are used
-    **dict.fromkeys(("overrides", "hosts", "ranks", "tags"), list),
-    **dict.fromkeys(("git", "packages", "metrics", "headline"), dict),
+    **dict.fromkeys(("overrides", "hosts", "ranks", "tags", "folders"), list),
+    **dict.fromkeys(("packages", "metrics", "headline"), dict),
     **dict.fromkeys(("step", "world_size"), int),
     "seconds": (int, float),
 }
@@ -75,6 +75,17 @@ class ArchivedRun:
     def environment(self) -> dict[str, Any]:
         """The content of environment.json; {}: the run has not begun, or it cannot be read."""
         return self._json("environment.json")
+
+    @cached_property
+    def code(self) -> list[dict[str, Any]]:
+        """The folders with its code, as code.json has them; []: it ended before that was written, or it cannot be read."""
+        return [folder for folder in self._json("code.json").get("folders", []) if isinstance(folder, dict)]
+
+    @property
+    def commit(self) -> str:
+        """The commit that it was started from, with a word on changes; "": not known, or no repository."""
+        first = next(iter(self.code), {})
+        return f"{first['commit']}{', with changes: code.tar.gz' if first.get('changed') else ''}" if first.get("commit") else ""
 
     @cached_property
     def result(self) -> Result | None:

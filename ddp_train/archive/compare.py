@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tarfile
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,23 +96,15 @@ def origin_of(run: ArchivedRun) -> Callable[[str], str]:
 
 def _code(run: ArchivedRun) -> dict[str, Any]:
     """Return the commits of a run's code, and the files that no commit has by names and hash; an engine's copy has all files."""
-    git = run.environment.get("git") or {}
-    facts = {"commit": git.get("commit"), "uncommitted changes": git.get("dirty")}
-    with suppress(OSError, EOFError, zlib.error, tarfile.TarError, TypeError, LookupError):  # as far as it was recorded
-        folders = run.environment["code"]
-        commits = sorted({folder["commit"] for folder in folders} - {None})
-        facts |= {"commits of what was imported": ", ".join(commits)} if commits else {}
-        with tarfile.open(run.folder.code_archive) as tar:
-            kept = sorted((member.name.partition("/")[2], member.linkname or _hash(tar, member)) for member in tar)
-        total = hashlib.sha256(repr((kept, [folder["deleted"] for folder in folders])).encode()).hexdigest()
-        title = "files that no commit has" if commits else "files"
-        facts[title] = f"{join_few([name for name, _ in kept], 4)} ({total[:8]})"
+    facts = dict[str, Any]()
+    with suppress(TypeError, LookupError, ValueError):  # as far as code.json says it
+        if commits := sorted({folder["commit"] for folder in run.code} - {None}):
+            facts["commits"] = ", ".join(commits)
+        kept = {name: text for code in run.code for name, text in {**dict.fromkeys(code["changed"], "deleted"), **code["kept"]}.items()}
+        digest = hashlib.sha256(repr(sorted(kept.items())).encode()).hexdigest()[:8]
+        if run.code:
+            facts["files that no commit has" if commits else "files"] = f"{join_few(sorted(kept), 4)} ({digest})"
     return facts
-
-
-def _hash(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    file = tar.extractfile(member)
-    return hashlib.file_digest(file, "sha256").hexdigest() if file is not None else ""  # type: ignore[arg-type]
 
 
 def environment_facts(run: ArchivedRun) -> dict[str, Any]:

@@ -1,32 +1,51 @@
 """A run once more: what differs here, its code put back into a folder, and whether the losses are the same."""
 
+import platform
 import re
-import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
-from math import inf, isfinite
-from pathlib import Path
-from typing import Any
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from ddp_train import FOLDER, __version__
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.compare import environment_facts
-from ddp_train.errors import ConfigError, join_few, plural
+from ddp_train.errors import ConfigError, DataError, plural
 from ddp_train.launch.captured_code import CodeFolder, ask_git, software
-from ddp_train.launch.source_copy import names_below
 from ddp_train.system.devices import ask_driver
-from ddp_train.system.files import remove
-from ddp_train.system.untrusted_tar import unpack
 
 _MEASURED = re.compile(r"time|.*_ms|.*(per_s|seconds|_s)(_per_\w+)?|(device|memory)/.*|mfu|.*flops.*|split|step|epoch|samples")
 _ELSEWHERE = ("hosts", "batch", "working_directory")  # which differ without a reason to worry
+_MAX_MEMBERS, _MAX_BYTES = 200_000, 2 << 30  # of an archive
+
+
+def unpack(archive: Path, into: Path) -> None:
+    """Unpack a tar.gz of unknown origin: plain files, folders, and links that stay inside. DataError: it is damaged, or has more."""
+    members, size = list[tarfile.TarInfo](), 0
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                members.append(tarfile.data_filter(member, str(into)))
+                size += member.size
+                if not (member.isreg() or member.isdir() or member.issym()) or len(members) > _MAX_MEMBERS or size > _MAX_BYTES:
+                    raise tarfile.TarError(f"{member.name!r} is no plain file, or there are more than {_MAX_MEMBERS:,} files or 2 GiB")
+            links = {PurePosixPath(member.name) for member in members if member.issym()}
+            for path in (PurePosixPath(member.name) for member in members):
+                if ".." in path.parts or not links.isdisjoint(path.parents):
+                    raise tarfile.TarError(f"'{path}' leads out of the folder, or through a link")
+            members.sort(key=tarfile.TarInfo.issym)  # links last: no file of the same name is written through one
+            tar.extractall(into, members, filter="data")
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, OSError) as error:
+        expected = "what `ddp-train reproduce RUN --export=FILE` has written"
+        raise DataError(happened=f"{archive} is not used: {error}", expected=expected) from None
 
 
 def this_machine() -> ArchivedRun:
     """Return a run that would be here, of which only the environment is known, as far as it is before ranks start."""
     facts, driver = software(), ask_driver()
     here = ArchivedRun(Path("this machine"))
-    devices = [f"cuda ({gpu.name})" for gpu in driver.gpus] if driver is not None else ["cpu"]
+    devices = [f"cpu ({platform.machine()})", *(f"cuda:{index} ({gpu.name})" for index, gpu in enumerate(driver.gpus if driver else ()))]
     versions = {"ddp_train": __version__, "torch": facts["packages"].get("torch")}
     here.environment = {**facts, **versions, "ranks": [{"device": device} for device in devices]}
     return here
@@ -35,8 +54,7 @@ def this_machine() -> ArchivedRun:
 def differences(run: ArchivedRun, other: ArchivedRun) -> list[str]:
     """Name what differs between the environments of two runs; what one of them does not say is not compared."""
     old, new = environment_facts(run), environment_facts(other)
-    wanted, found = ({re.sub(r"^cpu.*|:\d+", "", device) for device in facts["devices"]} - {""} for facts in (old, new))
-    lines = [f"GPU: {join_few(sorted(wanted))} -> {join_few(sorted(found)) or 'none'}"] if wanted - found else []
+    lines = [f"device: {device} is absent" for device in old["devices"] if device not in new["devices"]]
     for name in sorted({*old, *new} - {*_ELSEWHERE, "devices"}):
         before, now = (facts.get(name) for facts in (old, new))
         is_known = None not in (before, now) or name.startswith(("package ", "source of ", "variable "))
@@ -45,51 +63,38 @@ def differences(run: ArchivedRun, other: ArchivedRun) -> list[str]:
     return lines
 
 
-def install_line(run: ArchivedRun, here: ArchivedRun) -> str:
-    """Return the command that installs the packages of a run that are absent here or of another version; "": there are none."""
-    sections = [each.environment.get(key) or {} for each in (run, here) for key in ("packages", "package_sources")]
-    versions, sources = sections[:2]
-    changed = [name for name in versions if any(sections[part].get(name) != sections[part + 2].get(name) for part in (0, 1))]
-    words = [shlex.quote(f"{name} @ {sources[name]}" if name in sources else f"{name}=={versions[name]}") for name in changed]
-    build = versions["torch"].partition("+")[2] if "torch" in changed else ""  # cpu, cu126
-    index = [f"--extra-index-url https://download.pytorch.org/whl/{build}"] if build else []
-    words = [word for word in words if " @ editable " not in word]
-    return " ".join(["uv pip install", *index, *words]) if words else ""
-
-
 def code_of(run: ArchivedRun) -> list[CodeFolder]:
-    """Return what environment.json says of the code of a run. Raises ConfigError: an earlier version wrote it, or it is damaged."""
+    """Return the folders with the code of a run. Raises ConfigError: they are not known."""
     try:
-        folders = [CodeFolder(**folder) for folder in run.environment["code"]]
-        Path(run.environment["working_directory"]), [(rank["device"], rank["threads"]) for rank in run.environment.get("ranks", [])]
-        is_plain = [Path(code.name).name == code.name and re.fullmatch(r"[0-9a-f]{40,64}|None", str(code.commit)) for code in folders]
-        if folders and all(is_plain):
+        folders = [CodeFolder(**folder) for folder in run.code]
+        # A name with a slash would lead out of the folder, and a commit that begins with a dash is an option of git's.
+        if folders and all(
+            Path(code.name).name == code.name and re.fullmatch(r"[0-9a-f]{40,64}|None", str(code.commit)) for code in folders
+        ):
             return folders
-    except (KeyError, TypeError):
+    except TypeError:
         pass
-    happened = f"{run.folder.as_typed()}/environment.json does not say which code was used"
-    raise ConfigError(key="RUN", happened=happened, expected="a run of this version of ddp_train that has begun")
+    happened = f"{run.folder.as_typed()}/code.json does not say which code was used"
+    raise ConfigError(key="RUN", happened=happened, expected="a run of this version of ddp_train that lasted until its code was kept")
 
 
-def missing_commits(folders: Sequence[CodeFolder]) -> list[str]:
-    """Say which commits are in no repository here, and how to get them."""
-    lost = [code for code in folders if code.commit and _repository_of(code) is None]
-    how = "in no repository here; in a clone of it type `git fetch {} {}`, and then this command"
-    return [f"code {code.name}: commit {code.commit} is {how.format(code.origin or 'REMOTE', code.commit)}" for code in lost]
-
-
-def changed_code(folders: Sequence[CodeFolder]) -> Iterator[str]:
-    """Say where the code that can be put back is not what the run used."""
+def changed_code(folders: list[CodeFolder]) -> Iterator[str]:
+    """Say where the code that can be put back here is not what the run used."""
     for code in folders:
-        lines = {name: join_few([*map(str, numbers)]) for name, numbers in code.redacted.items()}
-        yield from (f"code {code.name}/{name}: *** in place of a secret, line {numbers}" for name, numbers in lines.items())
-        named = {f"/{name}" if name != "." else ": a part of it": why for name, why in code.left_out.items()}
-        yield from (f"code {code.name}{name} was not kept: {why}" for name, why in named.items())
+        try:
+            _ = code.commit and repository_of(code)
+        except ConfigError as error:
+            yield f"code {code.name}: {error.happened}"
+        yield from (f"code {Path(code.name, name)}: {how}" for name, how in code.differs.items())
 
 
-def _repository_of(code: CodeFolder) -> Path | None:
-    places = [folder for folder in (Path(code.folder), Path.cwd(), FOLDER.parent) if folder.is_dir()]
-    return next((folder for folder in places if ask_git(folder, "cat-file", "-t", str(code.commit)) == "commit\n"), None)
+def repository_of(code: CodeFolder) -> Path:
+    """Return a folder of a repository here that has the commit. Raises ConfigError: there is none."""
+    for folder in (Path(code.folder), Path.cwd(), FOLDER.parent):
+        if folder.is_dir() and ask_git(folder, "cat-file", "-t", str(code.commit)) == "commit\n":
+            return folder
+    expected = f"a clone of {code.name} as the current folder (there: `git fetch REMOTE {code.commit}`), or a bundle: --export=FILE"
+    raise ConfigError(key="RUN", happened=f"commit {code.commit} is in no repository here", expected=expected)
 
 
 def restore_code(run: ArchivedRun, into: Path) -> tuple[Path, list[str]]:
@@ -97,39 +102,30 @@ def restore_code(run: ArchivedRun, into: Path) -> tuple[Path, list[str]]:
 
     Raises UserError: a commit is missing, or a file is damaged.
     """
-    folders, began = code_of(run), Path(run.environment["working_directory"])
-    if missing := missing_commits(folders):
-        raise ConfigError(key="RUN", happened="\n    ".join(missing), expected="its code, or a bundle made where that is: --export=FILE")
-    unpack(run.folder.code_archive, into)
+    folders = code_of(run)
     for code in folders:
-        target, kept = into / code.name, into / f".kept_{code.name}"
-        if code.commit:
-            target.rename(kept) if target.exists() else None
-            command = ["git", "-c", "core.hooksPath=/dev/null", "worktree", "add", "-f", "--detach", str(target), code.commit]
-            done = subprocess.run(command, cwd=_repository_of(code), capture_output=True, text=True, errors="replace")
-            if done.returncode != 0:
-                raise ConfigError(key="RUN", happened=f"git cannot check out {code.commit} of {code.folder}: {done.stderr.strip()}")
-            for name in code.deleted:
-                remove(_inside(target, name))
-            for name in [*names_below(kept)]:
-                remove(changed := _inside(target, name))
-                changed.parent.mkdir(parents=True, exist_ok=True)
-                (kept / name).rename(changed)
-            remove(kept)
-        else:
-            into.mkdir(parents=True, exist_ok=True)
-            ask_git(into, "init", "--quiet", str(target))  # of its own, should it lie in another one: the new run keeps its code, too
-    found = [(code, began.relative_to(code.folder)) for code in folders if began.is_relative_to(code.folder)]
-    here = into / found[0][0].name / found[0][1] if found else into
+        target = into / code.name
+        if code.commit is None:
+            target.mkdir(parents=True)
+            run_git(target, "init", "--quiet")  # of its own, should it lie in another one: the new run keeps its code, too
+            continue
+        run_git(repository_of(code), "worktree", "add", "-f", "--detach", str(target), code.commit)
+        if code.changed:
+            words = ("rm", "-rfq", "--ignore-unmatch", "--pathspec-from-file=-", "--pathspec-file-nul")
+            run_git(target, "--literal-pathspecs", *words, given="\0".join(code.changed))
+            run_git(target, "reset", "--quiet")
+    unpack(run.folder.code_archive, into)
+    here, *others = [into / code.name / root for code in folders for root in code.roots] or [into]
     here.mkdir(parents=True, exist_ok=True)
-    return here, [str(path) for code in folders for root in code.roots if (path := into / code.name / root).is_dir() and path != here]
+    return here, [str(path) for path in others if path.is_dir()]
 
 
-def _inside(top: Path, name: str) -> Path:
-    path = top / name
-    if not path.parent.resolve().is_relative_to(top.resolve()) or Path(name).name in ("", ".."):
-        raise ConfigError(key="RUN", happened=f"{name} leads out of the code of the run")
-    return path
+def run_git(folder: Path, *words: str, given: str = "") -> None:
+    """Run git without hooks. Raises ConfigError: it fails."""
+    command = ["git", "-c", "core.hooksPath=/dev/null", *words]
+    done = subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True, errors="surrogateescape")
+    if done.returncode != 0:
+        raise ConfigError(key="RUN", happened=f"git {' '.join(words)} in {folder}: {done.stderr.strip()}")
 
 
 def compare_losses(old: ArchivedRun, new: ArchivedRun) -> tuple[bool, str]:
@@ -141,27 +137,18 @@ def compare_losses(old: ArchivedRun, new: ArchivedRun) -> tuple[bool, str]:
         {(row["step"], row["split"], name): value for row in run.metrics for name, value in row.items() if not _MEASURED.fullmatch(name)}
         for run in (old, new)
     )
-    common = sorted(mine.keys() & theirs.keys())
-    if not common:
+    if not (common := sorted(mine.keys() & theirs.keys())):
         return False, "the two runs have no record in common"
-    last, records = min(max(mine)[0], max(theirs)[0]), {place[:2] for place in common}
+    last = min(max(mine)[0], max(theirs)[0])
+    how_many = f"{plural(len({place[:2] for place in common}), 'record')} up to step {last}"
+    for place in common:
+        if mine[place] != theirs[place]:
+            step, split, name = place
+            return False, f"the losses differ from step {step} on: {split}/{name} {mine[place]} -> {theirs[place]}; {how_many}"
     lacks = [(*place, "new") for place in mine.keys() - theirs.keys() if place[0] <= last]
     lacks += [(*place, "old") for place in theirs.keys() - mine.keys() if place[0] < last]
-    absent = [f"the {name} run has no {where}/{what} of step {at}" for at, where, what, name in sorted(lacks)[:1]]
-    if not any(place[1:] == ("train", "loss") and _is_finite(mine[place]) for place in common):
-        absent.append("no finite train/loss is among them")
-    how_many = "; ".join([f"{plural(len(records), 'record')} up to step {last}", *absent])
-    if not (unequal := [place for place in common if mine[place] != theirs[place]]):
-        return not absent, f"{'not all could be compared' if absent else 'the same losses bit for bit'}: {how_many}"
-    step, split, name = unequal[0]
-    most, (at, where, what) = max((_relative(mine[place], theirs[place]), place) for place in unequal)
-    first = f"the losses differ from step {step} on: {split}/{name} {mine[unequal[0]]} -> {theirs[unequal[0]]}"
-    return False, f"{first}; at most by {most:.2g} of the value ({where}/{what}, step {at}); {how_many}"
-
-
-def _relative(left: Any, right: Any) -> float:
-    return abs(left - right) / abs(left) if _is_finite(left) and _is_finite(right) and left else inf
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and isfinite(value)
+    for step, split, name, which in sorted(lacks):
+        return False, f"not all could be compared: {how_many}; the {which} run has no {split}/{name} of step {step}"
+    if all(mine[place] is None for place in common if place[1:] == ("train", "loss")):
+        return False, f"not all could be compared: {how_many}; no finite train/loss is among them"
+    return True, f"the same losses bit for bit: {how_many}"

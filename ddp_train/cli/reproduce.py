@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import sys
 import tarfile
@@ -21,12 +20,11 @@ from ddp_train.archive.compare import compare
 from ddp_train.cli.from_python import run_command
 from ddp_train.cli.saved_run import PATH, TRUST, ask_trust, parse_words, run_of
 from ddp_train.config.command.saved_overrides import with_overrides
-from ddp_train.config.saved import replaced_configs
 from ddp_train.config.spelling import text_of
 from ddp_train.config.targets.target import AUTO
-from ddp_train.config.tree import changes_results, differences, dotted_items
+from ddp_train.config.tree import changes_results, dotted_items
 from ddp_train.errors import DONE, FAILED, ConfigError, DataError
-from ddp_train.launch.captured_code import VARIABLES, add_files, ask_git
+from ddp_train.launch.captured_code import VARIABLES, add_files
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.source_copy import names_below
 from ddp_train.run_folder.claim import claim_new, release
@@ -34,7 +32,6 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_trust
 from ddp_train.system.files import appears_whole, write_json
-from ddp_train.system.untrusted_tar import unpack
 
 USAGE = """ddp-train reproduce RUN [key=value ...] [--check | --export=FILE.tar.gz]
 
@@ -49,7 +46,7 @@ USAGE = """ddp-train reproduce RUN [key=value ...] [--check | --export=FILE.tar.
 Exit code: 0 the same losses bit for bit (--check: nothing differs here); 1 they differ (--check: something does); else as of a run
 """
 
-_CUT = "debug.max_steps="
+_CUT = "debug.max_steps"
 
 
 def reproduce(arguments: list[str], runner: JobRunner) -> int:
@@ -58,76 +55,64 @@ def reproduce(arguments: list[str], runner: JobRunner) -> int:
     with tempfile.TemporaryDirectory(prefix="ddp_train_") as scratch:
         folder = Path(scratch, "run")
         if Path(typed).is_file():
-            unpack(Path(typed), folder)
+            reproduction.unpack(Path(typed), folder)
             if "--check" not in options:
                 accept, why = f"ddp-train reproduce {typed} {TRUST}", f"{typed} may come from another user"
                 require_trust(folder, key="RUN", accept=accept, is_trusted=TRUST in options, why=why)
         else:
             folder = run_of(Path(typed), key="RUN")
             ask_trust("reproduce", arguments, folder)
-        run, here = ArchivedRun(folder), reproduction.this_machine()
+        run = ArchivedRun(folder)
         damaged = [problem for problem in run.problems if problem.startswith(("config", "environment"))]
         if damaged or not run.environment or run.folder.task.exists():
             happened = "; ".join(damaged) or "it has not begun, or is an evaluation"
             raise ConfigError(key="RUN", happened=f"{typed} cannot be reproduced: {happened}", expected="a run that has begun to train")
-        code = reproduction.code_of(run)
-        changes, missing = _changes(run, overrides), reproduction.missing_commits(code)
-        differing = [*missing, *reproduction.changed_code(code), *reproduction.differences(run, here)]
+        code, changes = reproduction.code_of(run), _changes(run, overrides)
+        differing = [*reproduction.changed_code(code), *reproduction.differences(run, reproduction.this_machine())]
         if "--check" in options:
             try:
-                unpack(run.folder.code_archive, Path(scratch, "code"))
+                reproduction.unpack(run.folder.code_archive, Path(scratch, "code"))
             except DataError as error:
                 differing.append(f"code: {error.happened}")
-        for title, lines in (("differs here", differing), ("changed for this run", changes), ("to know", [*_remarks(run)])):
-            print(*([f"{title}:", *lines] if lines else []), sep="\n    ", end="\n" if lines else "", flush=True)
-        if line := reproduction.install_line(run, here):
-            print(f"for the same packages: {line}", flush=True)
+        _print_list("differs here", differing)
+        _print_list("changed for this run", changes)
         if "--check" in options:
             print("nothing else differs here; whether the data does is known when it has been read")
             return FAILED if differing else DONE
+        for each in code:
+            _ = each.commit and reproduction.repository_of(each)
         if "--export" in options:
             return _export(run, Path(options["--export"]), Path(scratch))
         return _run_again(run, changes, differing)
 
 
+def _print_list(title: str, lines: Sequence[str]) -> None:
+    if lines:
+        print(f"{title}:", *lines, sep="\n    ", flush=True)
+
+
 def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
     """Return what is changed in the configuration: what was typed, the ranks and threads of the old run, and what ended it."""
-    words = [text for text in overrides if not text.startswith(_CUT)]
-    typed = {text.lstrip("~").partition("=")[0] for text in words}
-    if wrong := [key for key in typed if changes_results(key) and not PATH.search(key)]:
+    typed = {text.lstrip("~").partition("=")[0]: text for text in overrides}
+    cut = typed.pop(_CUT, "").partition("=")[2]
+    if wrong := next((key for key in typed if changes_results(key) and not PATH.search(key)), None):
         expected = "paths, cluster.*, and other keys that change no result"
-        raise ConfigError(
-            key=wrong[0], happened="would change what the run computes", expected=expected, fix="a new run, for other results"
-        )
+        raise ConfigError(key=wrong, happened="would change what the run computes", expected=expected, fix="a new run, for other results")
+    wanted: dict[str, Any] = dict.fromkeys(("after", "debug.resume_after_steps", "cluster.node_rank"))
+    wanted |= {"resume": AUTO, "debug.faults": []}
     cluster, ranks = run.config["cluster"], run.environment.get("ranks") or []
-    wanted: dict[str, Any] = {
-        "resume": AUTO,
-        "after": None,
-        "debug.resume_after_steps": None,
-        "debug.faults": [],
-        "cluster.node_rank": None,
-    }
     if cluster["launcher"] == "local" and cluster["nodes"] == 1 and ranks:
         device = str(ranks[0]["device"]).partition(" ")[0].partition(":")[0]
         wanted |= {"cluster.processes_per_node": len(ranks), "cluster.threads_per_process": ranks[0]["threads"], "cluster.device": device}
+    if cut and not cut.isdigit():
+        raise ConfigError(key=_CUT, happened=f"{cut} is no number of steps", expected="digits alone, such as 1000")
     is_whole = run.result is not None and run.result.status == Status.COMPLETED
-    cuts = [text.removeprefix(_CUT) for text in overrides if text.startswith(_CUT)]
-    if wrong := [text for text in cuts if not re.fullmatch(r"[0-9]+", text)]:
-        raise ConfigError(key="debug.max_steps", happened=f"{wrong[0]} is no number of steps", expected="digits alone, such as 1000")
-    steps = [int(text) for text in cuts]
-    if steps := steps or [row["step"] for row in run.metrics if not is_whole]:
+    if steps := int(cut) if cut else 0 if is_whole else max((row["step"] for row in run.metrics), default=0):
         # Of a shorter run records are more frequent: their means would be others.
-        wanted["debug.max_steps"] = max(*steps, 20 * run.config["trainer"]["log_every_steps"] - 19)
+        wanted[_CUT] = max(steps, 20 * run.config["trainer"]["log_every_steps"] - 19)
     present = dict(dotted_items(run.config))
-    return [*(f"{key}={text_of(value)}" for key, value in wanted.items() if key not in typed and present.get(key) != value), *words]
-
-
-def _remarks(run: ArchivedRun) -> Iterator[str]:
-    if weights := run.config.get("init_from"):
-        yield f"it begins with the weights in {weights}, as they are now"
-    for earlier in replaced_configs(run.root)[:1]:
-        if changed := differences(run.config, earlier):
-            yield f"it was resumed with other settings, which now hold from the start: {', '.join(changed)}"
+    kept = [f"{key}={text_of(value)}" for key, value in wanted.items() if key not in typed and present.get(key) != value]
+    return [*kept, *typed.values()]
 
 
 def _run_again(run: ArchivedRun, changes: Sequence[str], known: Sequence[str]) -> int:
@@ -154,14 +139,11 @@ def _run_again(run: ArchivedRun, changes: Sequence[str], known: Sequence[str]) -
         print(f"\nnot compared, as it is not done; later: ddp-train runs compare {run.folder.as_typed()} {new.as_typed()}", flush=True)
         return code or FAILED
     again = ArchivedRun(new.root)
-    lines = [
-        f"{each.name}: {each.values[0]} -> {each.values[1]}"
-        for each in compare([run, again]).differences["data"]
-        if None not in each.values
-    ]
-    lines += [line for line in reproduction.differences(run, again) if line not in known]
+    data = compare([run, again]).differences["data"]
+    found = [f"{each.name}: {each.values[0]} -> {each.values[1]}" for each in data if None not in each.values]
+    print()
+    _print_list("differed in this run", [*found, *(line for line in reproduction.differences(run, again) if line not in known)])
     is_same, text = reproduction.compare_losses(run, again)
-    print(*(["\ndiffered in this run:", *lines] if lines else []), sep="\n    ")
     print(text, flush=True)
     return DONE if is_same else FAILED
 
@@ -170,19 +152,11 @@ def _paths(run: ArchivedRun, changes: Sequence[str], code: Path) -> Iterator[str
     """Yield overrides for relative paths of the configuration that lie where the run was started, or here, and not in its code."""
     began, typed = Path(run.environment["working_directory"]), {text.partition("=")[0] for text in changes}
     for key, value in dotted_items(run.config):
-        if (
-            key in {*typed, "resume", "after"}
-            or not isinstance(value, str)
-            or value in ("", AUTO)
-            or not ("/" in value or PATH.search(key))
-        ):
+        is_path = isinstance(value, str) and value not in ("", AUTO) and ("/" in value or PATH.search(key))
+        if not is_path or key in typed or (code / value).is_file():
             continue
-        found = next((str((folder / value).absolute()) for folder in (began, Path.cwd()) if (folder / value).exists()), value)
-        if (code / value).is_file() or found == value:  # code, a path from the root, or none at all
-            if PATH.search(key) and not (code / value).exists():
-                print(f"{key}: {value} is not here; type {key}=PATH", flush=True)
-        else:
-            print(f"{key}: {value} is {found}", flush=True)
+        found = next((str((folder / value).absolute()) for folder in (began, Path.cwd()) if (folder / value).exists()), None)
+        if found not in (None, value):
             yield f"{key}={text_of(found)}"
 
 
@@ -190,23 +164,25 @@ def _export(run: ArchivedRun, file: Path, scratch: Path) -> int:
     """Write a bundle: a run folder without data, weights, hosts and the user's home, and with all of the code in its code.tar.gz."""
     if file.exists():
         raise ConfigError(key="--export", happened=f"{file} exists", expected="a new file; nothing is overwritten")
-    bundle, restored, code = RunFolder(scratch / "bundle"), scratch / "code", reproduction.code_of(run)
+    bundle, restored = RunFolder(scratch / "bundle"), scratch / "code"
     bundle.root.mkdir()
     reproduction.restore_code(run, restored)
-    code = [replace(folder, commit=None, origin="", deleted=[]) for folder in code]
+    folders = [replace(code, commit=None, changed=[], kept={}) for code in reproduction.code_of(run)]
     with tarfile.open(bundle.code_archive, "w:gz") as tar:
-        for folder in code:
-            names = (name for name in names_below(restored / folder.name) if name.split("/")[0] != ".git")
-            add_files(tar, folder, restored / folder.name, names, times=10)
-            ask_git(restored / folder.name, "worktree", "remove", "--force", ".")
+        for code in folders:
+            top = restored / code.name
+            add_files(tar, code, top, (name for name in names_below(top) if name.split("/")[0] != ".git"))
+            if (top / ".git").is_file():
+                reproduction.run_git(top, "worktree", "remove", "--force", ".")
+    write_json(bundle.code_list, {"folders": [asdict(code) for code in folders]})
     ranks = [{**rank, "host": ""} for rank in run.environment.get("ranks") or []]
-    environment = {**run.environment, "hosts": [], "ranks": ranks, "code": [asdict(folder) for folder in code]}
-    write_json(bundle.environment, environment)
-    for path in (run.folder.config, bundle.environment, run.folder.metrics, run.folder.result):
+    write_json(bundle.environment, {**run.environment, "hosts": [], "ranks": ranks})
+    for path in (run.folder.config, bundle.environment, bundle.code_list, run.folder.metrics, run.folder.result):
         if path.exists():
             (bundle.root / path.name).write_text(path.read_text().replace(f"{Path.home()}/", "~/"))
     with appears_whole(file.absolute()) as partial, tarfile.open(partial, "w:gz") as tar:
         for path in sorted(bundle.root.iterdir()):
             tar.add(path, path.name, filter=lambda member: member.replace(uid=0, gid=0, uname="", gname="", deep=False))
-    print(*reproduction.changed_code(code), f"{file}, {file.stat().st_size / 2**20:.1f} MiB: ddp-train reproduce {file.name}", sep="\n")
+    _print_list("in the bundle", [*reproduction.changed_code(folders)])
+    print(f"{file}, {file.stat().st_size / 2**20:.1f} MiB: ddp-train reproduce {file.name}")
     return DONE

@@ -119,7 +119,7 @@ def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool) -> None:
 def _show(arguments: list[str]) -> int:
     options, (path,) = parse_words(arguments, USAGE, {"--json": ""})
     run = _run(path)
-    environment, git = run.environment, run.environment.get("git") or {}
+    environment = run.environment
     if "--json" in options:
         names = ("status", "step", "headline", "last", "best", "config", "environment", "events", "notes", "problems")
         print(json.dumps({"run": str(run.root), **{name: getattr(run, name) for name in names}}, default=str))
@@ -127,7 +127,7 @@ def _show(arguments: list[str]) -> int:
     facts = {
         "began": f"{_age((time.time() - run.started) / 86400)} ago" if run.started is not None else "",
         "command": environment.get("command"),
-        "code": f"{git['commit']}{', with changes: code.diff' if git.get('dirty') else ''}" if git.get("commit") else "",
+        "code": run.commit,
         "ran on": f"{plural(environment.get('world_size', 0), 'rank')} on {', '.join(environment.get('hosts', []))}" if environment else "",
         "sweep": run.sweep,
         "saved": ", ".join(f"step {entry.step}" for entry in run.checkpoints),

@@ -113,9 +113,7 @@ def read_source(*, limit_mib: int) -> Source:
     here = Path.cwd().resolve()
     top, names, _ = source_names(here)
     files = {name: top / name for name in names}
-    imported = [here, *(Path(entry or ".").resolve() for entry in sys.path), FOLDER.parent]  # the folders that Python imports from now
-    copied = [folder for folder in imported if folder.is_dir() and folder.is_relative_to(top) and INSTALLED.isdisjoint(folder.parts)]
-    roots = [str(folder.relative_to(top)) for folder in copied]
+    roots = [str(folder.relative_to(top)) for folder in (here, *imported_folders()) if folder.is_relative_to(top)]
     conf = FOLDER.parent / "conf"
     has_ours = {FOLDER / "__init__.py", conf / "config.yaml"} <= set(files.values())
     if not has_ours and INSTALLED.isdisjoint(FOLDER.parts):
@@ -123,6 +121,16 @@ def read_source(*, limit_mib: int) -> Source:
         files |= {f"{OURS}/{FOLDER.name}/conf/{path.relative_to(conf)}": path for path in sorted(conf.rglob("*.yaml"))}
         roots = [OURS, *roots]
     return Source(files, tuple(dict.fromkeys(roots)), _require_size(files, top, limit_mib))
+
+
+def imported_folders() -> Iterator[Path]:
+    """Yield the folders that Python imports from now, first the current one, without those of installed packages."""
+    python = Path(os.__file__).resolve().parent  # its own modules
+    for folder in dict.fromkeys(Path(entry).resolve() for entry in (os.getcwd(), *filter(None, sys.path), str(FOLDER.parent))):
+        is_hidden = (folder / FOLDER.name / "__init__.py").exists() and folder != FOLDER.parent  # another checkout of ddp_train
+        is_installed = not INSTALLED.isdisjoint(folder.parts) or folder.is_relative_to(python)
+        if folder.is_dir() and folder != Path(sys.executable).parent and not is_installed and not is_hidden:
+            yield folder
 
 
 def source_names(here: Path) -> tuple[Path, Iterator[str], str]:

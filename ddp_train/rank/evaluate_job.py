@@ -24,7 +24,8 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.launch.job import Evaluation, Job
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.metrics.jsonl import read_records
-from ddp_train.rank import provenance, summary
+from ddp_train.rank import summary
+from ddp_train.rank.provenance import record_environment
 from ddp_train.run_folder.paths import COMPLETE, RunFolder, step_of
 from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
@@ -51,12 +52,12 @@ def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainSta
     `state` gets the step of the checkpoint at hand, so that a failure can be told with it.
     """
     started = time.monotonic()
-    with provenance.recorded(job, world):
-        if world.is_main:
-            print(summary.opening(job, world), flush=True)
-        answers = world.from_main(lambda: answers_of(Path(evaluation.run)))
-        meaning = world.from_main(lambda: known_meaning(Path(evaluation.run if evaluation.watches else evaluation.checkpoint)))
-        components = build_evaluation(job.config, world, answers, meaning)
+    record_environment(job, world)
+    if world.is_main:
+        print(summary.opening(job, world), flush=True)
+    answers = world.from_main(lambda: answers_of(Path(evaluation.run)))
+    meaning = world.from_main(lambda: known_meaning(Path(evaluation.run if evaluation.watches else evaluation.checkpoint)))
+    components = build_evaluation(job.config, world, answers, meaning)
     seen = {int(record["step"]) for record in read_records(job.run_folder.root)}  # by an attempt before this one
     last, metrics = max(seen, default=0), dict[str, float]()
     records: Records | None = None

@@ -1,4 +1,4 @@
-"""environment.json: what the run ran on and with, so that a result can be explained later."""
+"""environment.json and the code of the run: what it ran on and with, so that a result can be explained and had again later."""
 
 import os
 import platform
@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,26 +17,22 @@ from ddp_train import __version__
 from ddp_train.checkpoint import catalog
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError
-from ddp_train.launch.captured_code import ask_git, capture_code, software
+from ddp_train.launch.captured_code import capture_code, software
 from ddp_train.launch.job import Job
+from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.deadline import wait_until
-from ddp_train.system.files import write_atomic, write_json
-from ddp_train.system.redaction import redact_code
+from ddp_train.system.files import write_json
 
 _SHARED_WITHIN_S = 20  # until a network file system shows what another machine wrote
 
 
-@contextmanager
-def recorded(job: Job, world: World) -> Iterator[None]:
-    """Write environment.json (and the code that no commit has), after checking that all ranks agree. Collective.
-
-    Git and the disk take their time: the files are written beside the block, and are there when it is left, however that is. A resumed
-    run keeps the first ones.
+def record_environment(job: Job, world: World) -> None:
+    """Write environment.json, after checking that all ranks agree. A resumed run keeps the first one. Collective.
 
     Raises UserError: a rank runs other code or another config than rank 0.
     """
     device_name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
-    this_rank = {
+    this_rank: dict[str, Any] = {
         "host": socket.gethostname(),
         "sees_run_folder": wait_until(job.run_folder.config.exists, within_s=_SHARED_WITHIN_S, every_s=0.2),
         "device": f"{world.device} ({device_name})",
@@ -51,19 +45,8 @@ def recorded(job: Job, world: World) -> Iterator[None]:
     if (problem := world.from_main(lambda: _problem(ranks, job))) is not None:
         raise problem
     if not world.is_main or job.run_folder.environment.exists():
-        yield
         return
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        writing = thread.submit(_write, job, world, ranks)
-        yield
-    writing.result()
-
-
-def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
     saved_ids = (entry.run for entry in reversed(catalog.all_entries(job.run_folder.checkpoints)) if entry.run)
-    commit = ask_git(Path.cwd(), "rev-parse", "HEAD") or ""  # of the code that the user stands in; "" outside a checkout
-    if diff := ask_git(Path.cwd(), "diff", "HEAD") if commit else "":
-        write_atomic(job.run_folder.code_diff, redact_code(os.fsencode(diff).decode(errors="replace")))  # a file may be of another encoding
     environment = {
         **software(),
         "run": next(saved_ids, secrets.token_hex(8)),  # a run that has lost this file keeps the id in its newest checkpoint
@@ -73,8 +56,6 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
         "config_sha256": job.config.hash(),
         "batch": str(job.config.batch),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "git": {"commit": commit.strip() or None, "dirty": diff if diff is None else bool(diff)},
-        "code": [asdict(folder) for folder in capture_code(job.run_folder.code_archive, job.run_folder.spec)],
         "ddp_train": __version__,
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -85,6 +66,20 @@ def _write(job: Job, world: World, ranks: Sequence[Mapping[str, Any]]) -> None:
         "ranks": [{name: report[name] for name in ("host", "device", "threads")} for report in ranks],
     }
     write_json(job.run_folder.environment, environment)
+
+
+@contextmanager
+def code_captured(run_folder: RunFolder, world: World) -> Iterator[None]:
+    """Keep the code of the run beside the block, wait for that when it is left, and say what failed. A resumed run keeps the first one."""
+    if not world.is_main or run_folder.code_list.exists():
+        yield
+        return
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        capture = thread.submit(capture_code, run_folder)
+        yield
+    problems = [str(error)] if (error := capture.exception()) else [why for code in capture.result() if (why := code.differs.get("."))]
+    for problem in problems:
+        print(f"not all code of the run was kept: {problem}", flush=True)
 
 
 def _problem(ranks: Sequence[Mapping[str, Any]], job: Job) -> UserError | None:

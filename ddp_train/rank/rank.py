@@ -21,6 +21,7 @@ from ddp_train.rank import summary
 from ddp_train.rank.blame import report_failure, report_lost_rank
 from ddp_train.rank.log import rank_log
 from ddp_train.rank.peers import Peers
+from ddp_train.rank.provenance import code_captured
 from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
 from ddp_train.run_folder import restart_note
@@ -71,7 +72,8 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
             with stop.listening():
                 if world.is_main:
                     count_attempt(job.run_folder)
-                code = _train_or_evaluate(job, world, state, stop, phases)
+                with code_captured(job.run_folder, world):
+                    code = _train_or_evaluate(job, world, state, stop, phases)
                 end_compilers()
                 if watchdog is not None and watchdog.stdin is not None:
                     watchdog.stdin.close()

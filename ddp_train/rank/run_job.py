@@ -21,7 +21,8 @@ from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.launch.job import Job
 from ddp_train.loader.order import epochs
-from ddp_train.rank import provenance, summary
+from ddp_train.rank import summary
+from ddp_train.rank.provenance import record_environment
 from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import live_notes
@@ -112,11 +113,11 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
         config, folder = job.config, job.run_folder.root
         job = _with_answered_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
     sweep = _sweep_of(job.run_folder)
-    with provenance.recorded(job, world):
-        if world.is_main:
-            print(summary.opening(job, world), flush=True)
-        components = build(job.config, world, compile_cache=(sweep or job.run_folder.root) / job.run_folder.compiled.name)
-        require_alike(components.data_identity, world)
+    record_environment(job, world)
+    if world.is_main:
+        print(summary.opening(job, world), flush=True)
+    components = build(job.config, world, compile_cache=(sweep or job.run_folder.root) / job.run_folder.compiled.name)
+    require_alike(components.data_identity, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
     return _with_answered_micro_batch(job, components.answers), components

@@ -47,8 +47,8 @@ class RunFolder:
     def __post_init__(self) -> None:
         self.config = self.root / "config.yaml"
         self.environment = self.root / "environment.json"
-        self.code_diff = self.root / "code.diff"
-        self.code_archive = self.root / "code.tar.gz"  # files that no commit has (`launch.captured_code`)
+        self.code_list = self.root / "code.json"  # what Python imports (`launch.captured_code`)
+        self.code_archive = self.root / "code.tar.gz"  # files of it that no commit has
         self.metrics = self.root / "metrics.jsonl"
         self.events = self.root / "events.jsonl"  # non-finite losses, spikes, skipped steps and steps that were undone; a line each
         self.times = self.root / "times.jsonl"  # where the time went (`run_folder.times`)

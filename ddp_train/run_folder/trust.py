@@ -20,7 +20,7 @@ _NAMES_CODE = ("config.yaml", "sweep.json", "conf/**/*.yaml")  # a run or a swee
 
 _READ = (
     *_NAMES_CODE,
-    *("task.json", "environment.json", "code.tar.gz", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"),
+    *("task.json", "environment.json", "code.json", "code.tar.gz", ".hydra/*", "checkpoints", "checkpoints/*", "checkpoints/*/*"),
     *("compiled", "compiled/*", "compiled/*/*"),  # executed code
 )
 

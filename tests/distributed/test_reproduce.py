@@ -79,7 +79,7 @@ def test_a_run_from_a_dirty_tree_gives_the_same_losses_here_and_from_a_bundle_el
     checked = project.run("reproduce", str(run), "--check", env={"PYTHONPATH": str(fake.parent)})
     numpy = json.loads((run / "environment.json").read_text())["packages"]["numpy"]
     assert checked.returncode == 1 and f"package numpy: {numpy} -> 9.9.9" in checked.output
-    assert f"uv pip install numpy=={numpy}" in checked.output and "extra.py: *** in place of a secret, line 2, 3" in checked.output
+    assert "extra.py: *** in place of a secret, line 2, 3" in checked.output
     assert project.runs() == [run]
 
     again = project.run("reproduce", str(run), timeout=900)

@@ -25,6 +25,7 @@ FILES = [
     "checkpoints/step_00000004/COMPLETE",
     "checkpoints/step_00000004/manifest.json",
     "checkpoints/step_00000004/rank_*.safetensors",
+    "code.json",
     "code.tar.gz",
     "config.yaml",
     "environment.json",

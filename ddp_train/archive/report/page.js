@@ -1264,8 +1264,7 @@
           command(`ddp-train reproduce ${quoted}`),
         env.command ? [h("p", {}, "As it was typed", env.working_directory ? ` in ${env.working_directory}` : "", ":"),
           command(env.command.replace(/^\S*\/(?=ddp-train)/, ""))] : "",
-        env.git?.commit ? h("p", { class: "note" }, `Commit ${env.git.commit}`,
-          env.git.dirty ? ", with changes: code.diff in the run's folder." : ".") : ""));
+        env.commit ? h("p", { class: "note" }, `Commit ${env.commit}`) : ""));
     });
   }
 

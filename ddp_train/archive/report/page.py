@@ -98,7 +98,7 @@ def page(shown: Sequence[Shown], *, title: str, reload_s: int = 0) -> str:
         "keys": list(dict.fromkeys(key for each in shown for key in each.values)),
         "importance": importance_of([each.values for each in shown], metrics, goal=headline["goal"]),
         "config": [each.run.config for each in shown],  # one after the other, so that equal parts compress to nothing
-        "environment": [each.run.environment for each in shown],
+        "environment": [{**each.run.environment, "commit": each.run.commit} for each in shown],
         "runs": runs,
     }
     finite = json.loads(json.dumps(content, default=_as_text), parse_constant=str)  # JSON, and a browser, know no NaN

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -52,53 +51,40 @@ def test_a_value_that_a_resume_has_changed_is_told(tmp_path: Path) -> None:
 
 def test_what_differs_is_named_by_subject(tmp_path: Path) -> None:
     data = {"order": {"seed": 0}, "data": {"data.samples": 10}}
-    for name, rate, more in (("a", "0.1", {}), ("b", "0.2", {"packages": {"numpy": "2.1"}, "git": {"commit": "abc", "dirty": True}})):
+    for name, rate, more in (("a", "0.1", {}), ("b", "0.2", {"packages": {"numpy": "2.1"}})):
         run_folder = finished(tmp_path / name, 0.5 if name == "a" else 0.75, f"optimizer.lr={rate}", **more)
         saved(run_folder, identity=data if name == "a" else {**data, "order": {"seed": 1}})
     first, second = ArchivedRun(tmp_path / "a"), ArchivedRun(tmp_path / "b")
     found = first.compare(second)
     differing = {title: {item.name: item.values for item in items} for title, items in found.differences.items()}
     assert differing["config"] == {"optimizer.lr": [0.1, 0.2]} and found.differences["config"][0].origins == ["typed", "typed"]
-    assert differing["code"] == {"commit": [None, "abc"], "uncommitted changes": [None, True]}
     assert differing["data"] == {"order: seed": [0, 1]} and differing["environment"] == {"package numpy": ["2.0", "2.1"]}
     assert found.results["eval/accuracy"][1] == {"last": 0.75, "difference": 0.25, "best": 0.75, "best_step": 100}
     assert next(iter(found.results)) == "eval/accuracy"
     assert json.loads(json.dumps(asdict(found)))["differences"]["config"][0]["name"] == "optimizer.lr"
 
 
-def archived(run: Path, **files: str) -> None:
-    """Write the code.tar.gz of a run."""
-    with tarfile.open(run / "code.tar.gz", "w:gz") as tar:
-        for name, text in files.items():
-            info = tarfile.TarInfo(f"{run.name}/{name}.py")
-            info.size = len(text)
-            tar.addfile(info, io.BytesIO(text.encode()))
+def test_commits_and_the_files_that_no_commit_has_are_compared_and_all_files_of_an_engines_copy(tmp_path: Path) -> None:
+    def made(name: str, *commits: str | None, changed: tuple[str, ...] = (), **kept: str) -> ArchivedRun:
+        folders = [{"commit": commit, "changed": [], "kept": {}} for commit in commits]
+        folders[0] |= {"changed": [*changed], "kept": kept}
+        finished(tmp_path / name, 0.5).code_list.write_text(json.dumps({"folders": folders}))
+        return ArchivedRun(tmp_path / name)
 
+    def differing(left: ArchivedRun, right: ArchivedRun) -> dict[str, list[Any]]:
+        return {each.name: each.values for each in left.compare(right).differences["code"]}
 
-def test_code_that_no_commit_has_and_other_repositories_are_compared(tmp_path: Path) -> None:
-    code = {"git": {"commit": "abc"}, "code": [{"commit": "abc", "deleted": []}, {"commit": "1", "deleted": []}]}
-    other = {**code, "code": [{"commit": "abc", "deleted": []}, {"commit": "2", "deleted": []}]}
-    for name, text, facts in (("a", "1", code), ("same", "1", code), ("b", "2", code), ("c", "1", other)):
-        finished(tmp_path / name, 0.5, f"seed={len(text + name)}", **facts)
-        archived(tmp_path / name, untracked=text)
-    finished(tmp_path / "old", 0.5, git={"commit": "abc"})
-    a, same, b, c, old = (ArchivedRun(tmp_path / name) for name in ("a", "same", "b", "c", "old"))
-    assert a.compare(same).differences["code"] == a.compare(old).differences["code"] == []
-    [difference] = a.compare(b).differences["code"]
-    assert difference.name == "files that no commit has" and difference.values[0].startswith("untracked.py (")
-    assert [difference.values for difference in a.compare(c).differences["code"]] == [["1, abc", "2, abc"]]
-
-
-def test_an_engines_copy_of_all_files_is_compared_by_content(tmp_path: Path) -> None:
-    for name, text in (("a", "1"), ("same", "1"), ("b", "2")):
-        code = [{"commit": None, "deleted": [], "folder": f"/place/of/{name}"}]
-        finished(tmp_path / name, 0.5, git={"commit": "abc"}, code=code)
-        archived(tmp_path / name, train=text)
-    finished(tmp_path / "local", 0.5, git={"commit": "abc"}, code=[{"commit": "abc", "deleted": []}])
-    archived(tmp_path / "local", untracked="1")
-    a, same, b, local = (ArchivedRun(tmp_path / name) for name in ("a", "same", "b", "local"))
-    assert a.compare(same).differences["code"] == a.compare(local).differences["code"] == []
-    assert [difference.name for difference in a.compare(b).differences["code"]] == ["files"]
+    finished(tmp_path / "old", 0.5)
+    a = made("a", "abc", "1", mine="12")
+    assert differing(a, made("same", "abc", "1", mine="12")) == differing(a, ArchivedRun(tmp_path / "old")) == {}
+    assert differing(a, made("other", "abc", "2", mine="12")) == {"commits": ["1, abc", "2, abc"]}
+    for b in (made("b", "abc", "1", mine="13"), made("d", "abc", "1", changed=("gone",), mine="12")):
+        [(name, values)] = differing(a, b).items()
+        assert name == "files that no commit has" and values[0].startswith("mine (") and values[0] != values[1]
+    copied = made("copied", None, mine="12")
+    assert differing(copied, a) == {} and [*differing(copied, made("edited", None, mine="13"))] == ["files"]
+    a.code[0]["kept"] = 3  # another version, or a forged one
+    assert "files that no commit has" not in differing(a, b)
 
 
 def test_data_is_compared_where_both_tell_it(tmp_path: Path) -> None:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
-from dataclasses import asdict
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_train.archive import reproduction
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.reproduction import (
     changed_code,
     code_of,
     compare_losses,
     differences,
-    install_line,
-    missing_commits,
+    repository_of,
     restore_code,
     this_machine,
+    unpack,
 )
 from ddp_train.errors import ConfigError, DataError
 from ddp_train.launch.captured_code import capture_code
-from tests.unit.launch.test_captured_code import commit, git, project
+from tests.unit.launch.repository import commit, git, project
 
 __all__ = ["project"]
 
@@ -38,8 +41,8 @@ def run_with(folder: Path, **environment: Any) -> ArchivedRun:
 def begun(folder: Path) -> ArchivedRun:
     """Return a run that has begun in the current folder."""
     run = ArchivedRun(folder)
-    code = [asdict(each) for each in capture_code(run.folder.code_archive, run.folder.spec)]
-    run.environment = json.loads(json.dumps({"code": code, "working_directory": os.getcwd()}))
+    capture_code(run.folder)
+    run.environment = {"working_directory": os.getcwd()}
     return run
 
 
@@ -75,31 +78,91 @@ def test_the_code_comes_back_as_it_was(project: Path, tmp_path: Path, monkeypatc
     assert [*changed_code(code_of(run)[:1])] == [] and git(project, "status", "--porcelain") == ""
 
 
-def test_a_commit_that_is_gone_is_named_with_the_command_that_fetches_it(project: Path, tmp_path: Path) -> None:
+def test_a_commit_that_is_gone_is_named_with_what_helps(project: Path, tmp_path: Path) -> None:
     commit(project, a="1\n")
-    git(project, "remote", "add", "origin", "https://x.org/a")
     run = begun(tmp_path / "run")
-    run.environment["code"][0]["commit"] = "1" * 40
-    assert "git fetch https://x.org/a 1111" in missing_commits(code_of(run))[0]
+    run.code[0]["commit"] = "1" * 40
+    code = code_of(run)
+    assert next(changed_code(code)) == f"code project: commit {'1' * 40} is in no repository here"
+    with pytest.raises(ConfigError, match="git fetch REMOTE 1111"):
+        repository_of(code[0])
     with pytest.raises(ConfigError, match="in no repository here"):
         restore_code(run, tmp_path / "into")
 
 
-def test_names_in_a_forged_environment_lead_nowhere(project: Path, tmp_path: Path) -> None:
+def test_names_in_a_forged_list_lead_nowhere(project: Path, tmp_path: Path) -> None:
     commit(project, a="1\n")
     (tmp_path / "precious.py").write_text("1\n")
     run = begun(tmp_path / "run")
-    run.environment["code"][0]["deleted"] = ["../../precious.py"]
-    with pytest.raises(ConfigError, match="leads out"):
+    run.code[0]["changed"] = ["../../precious.py"]
+    with pytest.raises(ConfigError, match="outside repository"):
         restore_code(run, tmp_path / "into")
     assert (tmp_path / "precious.py").exists()
     for key, value in {"name": "../x", "commit": "--upload-pack=x", "unknown": 1}.items():
-        forged = run_with(tmp_path, code=[{**run.environment["code"][0], key: value}], working_directory="/")
+        forged = ArchivedRun(tmp_path)
+        forged.code = [{**run.code[0], key: value}]
         with pytest.raises(ConfigError, match="does not say which code"):
             code_of(forged)
-    run.folder.code_archive.write_text("cut")
-    with pytest.raises(DataError, match=r"code\.tar\.gz is not used"):
-        restore_code(run, tmp_path / "other")
+    with pytest.raises(ConfigError, match="does not say which code"):
+        code_of(ArchivedRun(tmp_path / "killed before its code was kept"))
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def write(path: Path, *members: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for info in members:
+            info.size = 3 if info.isreg() else 0
+            tar.addfile(info, io.BytesIO(b"abc"))
+    return path
+
+
+def test_files_folders_and_links_inside_come_out_of_an_archive(tmp_path: Path) -> None:
+    script = member("code/run.sh")
+    script.mode = 0o4777
+    archive = write(tmp_path / "a.tar.gz", member("code", tarfile.DIRTYPE), script, member("code/sub/link", tarfile.SYMTYPE, "../run.sh"))
+    unpack(archive, tmp_path / "into")
+    assert (tmp_path / "into/code/sub/link").read_text() == "abc"
+    assert (tmp_path / "into/code/run.sh").stat().st_mode & 0o7777 & ~0o755 == 0  # executable, neither setuid nor writable by others
+
+
+EVIL: dict[str, Callable[[], list[tarfile.TarInfo]]] = {
+    "up": lambda: [member("../out")],
+    "up within": lambda: [member("a/../../out")],
+    "link out": lambda: [member("a", tarfile.SYMTYPE, "../out")],
+    "absolute link": lambda: [member("a", tarfile.SYMTYPE, "/etc/passwd")],
+    "link that looks inside": lambda: [member("d/s", tarfile.SYMTYPE, ".."), member("d/x", tarfile.SYMTYPE, "s/../..")],
+    "through a link": lambda: [member("a", tarfile.SYMTYPE, "b"), member("a/out")],
+    "hard link": lambda: [member("a", tarfile.LNKTYPE, "/etc/passwd")],
+    "hard link inside": lambda: [member("a", tarfile.LNKTYPE, "good")],
+    "device": lambda: [member("a", tarfile.CHRTYPE)],
+    "pipe": lambda: [member("a", tarfile.FIFOTYPE)],
+}
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_an_archive_that_leads_out_of_its_folder_is_refused(evil: str, tmp_path: Path) -> None:
+    archive = write(tmp_path / "a.tar.gz", member("good"), *EVIL[evil]())
+    with pytest.raises(DataError, match=r"a\.tar\.gz is not used"):
+        unpack(archive, tmp_path / "into")
+    assert {*os.listdir(tmp_path)} <= {"a.tar.gz", "into"} and not (tmp_path / "into" / "d" / "x").is_symlink()
+
+
+def test_a_damaged_archive_and_one_that_is_too_large_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = write(tmp_path / "a.tar.gz", *(member(f"a{number}") for number in range(9)))
+    (tmp_path / "cut.tar.gz").write_bytes(archive.read_bytes()[:60])
+    (tmp_path / "text.tar.gz").write_text("hello")
+    for name in ("cut", "text"):
+        with pytest.raises(DataError, match=f"{name}.tar.gz is not used"):
+            unpack(tmp_path / f"{name}.tar.gz", tmp_path / "into")
+    monkeypatch.setattr(reproduction, "_MAX_BYTES", 20)
+    with pytest.raises(DataError, match="2 GiB"):
+        unpack(archive, tmp_path / "into")
+    assert not (tmp_path / "into").exists()
 
 
 def test_what_differs_has_a_name_and_what_one_does_not_say_is_not_compared() -> None:
@@ -107,25 +170,19 @@ def test_what_differs_has_a_name_and_what_one_does_not_say_is_not_compared() -> 
     facts: dict[str, Any] = {"torch": "2.1", "packages": {"numpy": "1", "old": "3"}, "cpu": {"model": "A"}, "variables": {"MKL_CBWR": "X"}}
     run = run_with(Path("a"), **facts, ranks=ranks, world_size=2)
     changed = {"torch": "2.2", "packages": {"numpy": "2", "new": "1"}, "cpu": {"model": "B"}, "variables": {}}
-    other = run_with(Path("b"), **changed, ranks=[{"device": "cpu"}])
+    other = run_with(Path("b"), **changed, ranks=[{"device": "cuda:0 (H100)"}])
     assert differences(run, run) == [] and set(differences(run, other)) == {
-        *("GPU: cuda (H100) -> none", "torch: 2.1 -> 2.2", "package numpy: 1 -> 2", "package old: 3 -> absent", "package new: absent -> 1"),
+        *(
+            "device: cuda:1 (H100) is absent",
+            "torch: 2.1 -> 2.2",
+            "package numpy: 1 -> 2",
+            "package old: 3 -> absent",
+            "package new: absent -> 1",
+        ),
         *("cpu model: A -> B", "variable MKL_CBWR: X -> absent"),
     }
     here = this_machine()
     assert differences(here, here) == [] and here.environment["python"] == sys.version.partition(" ")[0]
-
-
-def test_the_line_installs_what_is_absent_or_of_another_version() -> None:
-    sources = {"hub": "git+https://x.org/hub@abc", "mine": "editable file:///mine"}
-    versions = {"torch": "2.1+cpu", "hub": "1", "mine": "1", "same": "1"}
-    run, other = (
-        run_with(Path("a"), packages=versions, package_sources=sources),
-        run_with(Path("b"), packages={"torch": "2.2", "same": "1"}),
-    )
-    found = install_line(run, other)
-    assert found == "uv pip install --extra-index-url https://download.pytorch.org/whl/cpu torch==2.1+cpu 'hub @ git+https://x.org/hub@abc'"
-    assert install_line(run, run) == ""
 
 
 def test_curves_are_compared_by_their_values_and_not_by_their_times(tmp_path: Path) -> None:
@@ -140,9 +197,7 @@ def test_curves_are_compared_by_their_values_and_not_by_their_times(tmp_path: Pa
     first = recorded("first", 2.0, None, 1.0)
     assert compare_losses(first, recorded("again", 2.0, None)) == (True, "the same losses bit for bit: 2 records up to step 2")
     is_same, text = compare_losses(first, recorded("other", 2.0, None, 1.5))
-    assert not is_same and text == (
-        "the losses differ from step 3 on: train/loss 1.0 -> 1.5; at most by 0.5 of the value (train/loss, step 3); 3 records up to step 3"
-    )
+    assert not is_same and text == ("the losses differ from step 3 on: train/loss 1.0 -> 1.5; 3 records up to step 3")
     assert compare_losses(recorded("nan_alone", None), recorded("nan_again", None)) == (
         False,
         "not all could be compared: 1 record up to step 1; no finite train/loss is among them",

@@ -12,20 +12,11 @@ from ddp_train import FOLDER
 from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch import source_copy
 from ddp_train.launch.source_copy import Code
+from tests.unit.launch.repository import git, project
+
+__all__ = ["project"]
 
 INTO = Path("outputs/x/2026/launch/code")
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def git(*words: str) -> None:
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
 
 
 def write(path: str, text: str = "x = 1\n") -> Path:
@@ -47,12 +38,12 @@ def names(code: Code) -> set[str]:
 
 
 def test_it_has_what_is_tracked_changed_or_new_and_not_what_git_ignores(project: Path) -> None:
-    git("init")
+    git(project, "init")
     write(".gitignore", "*.log\n")
     for path in ("model.py", "gone.py", "data/words.txt"):
         write(path)
-    git("add", ".")
-    git("commit", "-m", "x")
+    git(project, "add", ".")
+    git(project, "commit", "-m", "x")
     write("model.py", "changed = 1\n")
     write("src/new.py")
     write("train.log")
@@ -68,7 +59,7 @@ def test_it_has_what_is_tracked_changed_or_new_and_not_what_git_ignores(project:
 
 
 def test_python_finds_there_what_it_finds_here(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    git("init")
+    git(project, "init")
     write("src/lib.py")
     write("experiments/mine.py")
     monkeypatch.chdir(project / "experiments")
@@ -96,8 +87,8 @@ def test_without_a_repository_it_is_the_python_below(project: Path) -> None:
 def test_a_submodule_and_links_come_along(project: Path) -> None:
     write("part/inner.py")
     for words in (("-C", "part", "init"), ("-C", "part", "add", "."), ("-C", "part", "commit", "-m", "x"), ("init",)):
-        git(*words)
-    git("add", "part")
+        git(project, *words)
+    git(project, "add", "part")
     write("real.py", "real = 1\n")
     Path("link.py").symlink_to("real.py")
     Path("data").symlink_to("../elsewhere")
@@ -127,7 +118,7 @@ def test_a_machine_that_does_not_see_it_says_so(project: Path, tmp_path: Path) -
 
 
 def test_too_much_is_refused_with_the_largest_files(project: Path) -> None:
-    git("init")
+    git(project, "init")
     write("data.bin", "x" * (2 << 20))
     write("mine.py")
     with pytest.raises(ConfigError, match=r"data\.bin \(2\.0 MiB\)") as refused:
