@@ -28,7 +28,10 @@ class Scheduler(Protocol):
 
 
 class MetricWriter(Protocol):
-    """Where numbers go. Exists on global rank 0 only."""
+    """Where numbers go. Exists on global rank 0 only.
+
+    An argument that is `auto` in the configuration gets what rank 0 knows of its run: `WriterFacts` (config/targets/facts.py).
+    """
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Take one line of metrics.jsonl: `split`, `step`, `epoch`, `samples`, `time` and the values."""

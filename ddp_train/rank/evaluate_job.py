@@ -17,7 +17,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.verify import problem_of
 from ddp_train.config.saved import answers_of
-from ddp_train.config.targets.target import WriterFacts
+from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter

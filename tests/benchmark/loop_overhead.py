@@ -42,7 +42,7 @@ from torch.profiler import profile, supported_activities
 from ddp_train import CONF
 from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.targets.target import WriterFacts
+from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, alone, open_world
 from ddp_train.interfaces import Batch, Indices

@@ -3,8 +3,6 @@
 A node's schema is its class's signature, so third-party classes are checked like ours, before any process starts.
 """
 
-from __future__ import annotations
-
 import collections.abc
 import difflib
 import inspect
@@ -13,50 +11,20 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
 from ddp_train.config.spelling import did_you_mean, instead_of, override, removal, without_secrets
+from ddp_train.config.targets.facts import FACTS
 from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, parameters_of, takes
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
 from ddp_train.traits import Constants, constants_of
 
-if TYPE_CHECKING:
-    from ddp_train.system.phase import Phases
-
 AUTO: Final = "auto"  # a value that only the data or the run knows (auto.py)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriterFacts:
-    """What rank 0 knows of its run, for the metric writers: an argument that is `auto` gets the fact of its name."""
-
-    run_dir: str
-    config: Mapping[str, Any]
-    hyper_parameters: Mapping[str, Any]  # typed or swept
-    run_name: str = ""  # in a sweep: the values that differ between its jobs
-    step: int  # after which this attempt begins
-    total_steps: int
-    phases: Phases  # the phase of rank 0
-    epoch: float | None = None  # where this attempt begins; None: there are no epochs, or nothing is trained
-    steps_per_epoch: int | None = None
-    notes: Callable[[], Sequence[str]] = tuple  # returns lines about the run, for a terminal
-
-
-_OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
-FACTS = {
-    "model": _OF_DATA,
-    "objective": (*_OF_DATA, "ignore_index", "bytes_per_token"),
-    "evaluation": (*_OF_DATA, "ignore_index"),
-    "scheduler": ("total_steps", "steps_per_epoch"),
-    "metrics": tuple(WriterFacts.__annotations__),
-}
-"""Facts that can answer an `auto`, by section. A data set may have more."""
 
 COMPLETED = ("optimizer", "scheduler")  # nodes whose first argument the run adds later: parameters or the model, the optimizer
 

@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 from ddp_train.config import auto
 from ddp_train.config.schema import EVENTS
+from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import WriterFacts, own_keys
+from ddp_train.config.targets.target import own_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Callback, Goal, MetricWriter, Scheduler, Strategy
 from ddp_train.interfaces.run import implements

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.config.targets.target import WriterFacts
+from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Run, Strategy
