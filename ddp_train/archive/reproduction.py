@@ -64,25 +64,28 @@ def differences(run: ArchivedRun, other: ArchivedRun) -> list[str]:
 
 
 def code_of(run: ArchivedRun) -> list[CodeFolder]:
-    """Return the folders with the code of a run. Raises ConfigError: they are not known."""
+    """Return the folders with the code of a run. Raises ConfigError: they, or where and how it ran, are not known."""
     try:
-        folders = [CodeFolder(**folder) for folder in run.code]
+        folders, blank = [CodeFolder(**folder) for folder in run.code], vars(CodeFolder(name="", folder="", commit=""))
+        _ = run.environment["working_directory"], [(rank["device"], rank["threads"]) for rank in run.environment.get("ranks", [])]
+        is_known = all(isinstance(value, type(blank[key])) for code in folders for key, value in vars(code).items() if value is not None)
         # A name with a slash would lead out of the folder, and a commit that begins with a dash is an option of git's.
-        if folders and all(
-            Path(code.name).name == code.name and re.fullmatch(r"[0-9a-f]{40,64}|None", str(code.commit)) for code in folders
-        ):
+        is_safe = all(Path(code.name).name == code.name and re.fullmatch("[0-9a-f]{40,64}|None", str(code.commit)) for code in folders)
+        if folders and is_known and is_safe:
             return folders
-    except TypeError:
+    except (KeyError, TypeError):
         pass
-    happened = f"{run.folder.as_typed()}/code.json does not say which code was used"
-    raise ConfigError(key="RUN", happened=happened, expected="a run of this version of ddp_train that lasted until its code was kept")
+    another = "environment.json or code.json is damaged, or of another version of ddp_train"
+    why = another if run.folder.code_list.exists() else "the run ended before its code was kept"
+    raise ConfigError(key="RUN", happened=f"{run.folder.as_typed()} cannot be reproduced: {why}", expected="a run with a code.json")
 
 
 def changed_code(folders: list[CodeFolder]) -> Iterator[str]:
     """Say where the code that can be put back here is not what the run used."""
     for code in folders:
         try:
-            _ = code.commit and repository_of(code)
+            if code.commit:
+                repository_of(code)
         except ConfigError as error:
             yield f"code {code.name}: {error.happened}"
         yield from (f"code {Path(code.name, name)}: {how}" for name, how in code.differs.items())

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ def reproduce(arguments: list[str], runner: JobRunner) -> int:
         if "--check" in options:
             print("nothing else differs here; whether the data does is known when it has been read")
             return FAILED if differing else DONE
-        for each in code:
-            _ = each.commit and reproduction.repository_of(each)
+        for each in filter(attrgetter("commit"), code):
+            reproduction.repository_of(each)  # before anything is begun
         if "--export" in options:
             return _export(run, Path(options["--export"]), Path(scratch))
         return _run_again(run, changes, differing)
@@ -104,7 +105,7 @@ def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
     if cluster["launcher"] == "local" and cluster["nodes"] == 1 and ranks:
         device = str(ranks[0]["device"]).partition(" ")[0].partition(":")[0]
         wanted |= {"cluster.processes_per_node": len(ranks), "cluster.threads_per_process": ranks[0]["threads"], "cluster.device": device}
-    if cut and not cut.isdigit():
+    if cut and not cut.isdecimal():
         raise ConfigError(key=_CUT, happened=f"{cut} is no number of steps", expected="digits alone, such as 1000")
     is_whole = run.result is not None and run.result.status == Status.COMPLETED
     if steps := int(cut) if cut else 0 if is_whole else max((row["step"] for row in run.metrics), default=0):

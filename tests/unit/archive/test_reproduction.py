@@ -98,12 +98,12 @@ def test_names_in_a_forged_list_lead_nowhere(project: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="outside repository"):
         restore_code(run, tmp_path / "into")
     assert (tmp_path / "precious.py").exists()
-    for key, value in {"name": "../x", "commit": "--upload-pack=x", "unknown": 1}.items():
+    for key, value in {"name": "../x", "commit": "--upload-pack=x", "unknown": 1, "differs": [3]}.items():
         forged = ArchivedRun(tmp_path)
         forged.code = [{**run.code[0], key: value}]
-        with pytest.raises(ConfigError, match="does not say which code"):
+        with pytest.raises(ConfigError, match="cannot be reproduced"):
             code_of(forged)
-    with pytest.raises(ConfigError, match="does not say which code"):
+    with pytest.raises(ConfigError, match="ended before its code was kept"):
         code_of(ArchivedRun(tmp_path / "killed before its code was kept"))
 
 
