@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_train.archive.archived_run import ArchivedRun, size_of
-from ddp_train.archive.index import FILE, Index
+from ddp_train.archive.index import COLUMNS, FILE, Index
 from ddp_train.config.schema import SECTIONS
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.launch.submit import require_ended
@@ -75,19 +75,23 @@ def _is_run_alone(root: Path, given: Iterable[Path]) -> bool:
 
 
 def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
-    """Return those of `runs` that a run which stays has begun from or waits for, each with that one; a run that is used stays, too."""
+    """Return those of `runs` that a run which stays has a path into, in its configuration, each with that one; what is used stays, too."""
     real = {Path(os.path.realpath(run)): run for run in runs}
     above = [place for root in roots for place in (root.absolute(), *root.absolute().parents)]
     starts = [Path.cwd(), *above]  # paths are relative to one of them, also when all has moved
     outputs = [place for place in (*reversed(above), Path("outputs")) if place.name == "outputs" and place.is_dir()]
     users: dict[Path, set[Path]] = {run: set() for run in real}
+    users_of = defaultdict[str, set[Path]](set)  # by a text in their configurations
     for row in Index(*outputs[:1], *roots).rows():
-        user, after = Path(os.path.realpath(row["folder"])), row.get("after")
-        pointers = [row.get("init_from"), row.get("resume"), *(after if isinstance(after, list) else [after])]
-        texts = [text for text in pointers if isinstance(text, str) and text.isprintable() and text not in ("auto", "never")]
-        paths = [Path(os.path.realpath(start / text)) for text in texts for start in starts]
-        for used in {place for path in paths for place in (path, *path.parents)} & real.keys() - {user}:
-            users[used].add(user)
+        user = Path(os.path.realpath(row["folder"]))
+        for value in (value for key, value in row.items() if key not in COLUMNS):
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and text.isprintable():
+                    users_of[text].add(user)
+    for text, named_by in users_of.items():
+        paths = [Path(os.path.realpath(start / text)) for start in starts]
+        for used in {place for path in paths for place in (path, *path.parents)} & real.keys():
+            users[used] |= named_by - {used}
     leaving = set(real)
     while staying := {run for run in leaving if users[run] - leaving}:
         leaving -= staying

@@ -112,7 +112,7 @@ def test_users_are_found_in_lists_through_others_and_in_other_folders(tmp_path: 
     monkeypatch.chdir(tmp_path)
     for name in "abcd":
         finished(tmp_path / "outputs/pretrain" / name, 0.5, f"name={name}")
-    pointers = {"a": "init_from: outputs/pretrain/b/checkpoints/best", "b": "after: [outputs/pretrain/c, outputs/x]"}
+    pointers = {"a": "teacher: {weights: [outputs/pretrain/b/checkpoints/best]}", "b": "after: [outputs/pretrain/c, outputs/x]"}
     for name, text in pointers.items():
         config = tmp_path / "outputs/pretrain" / name / "config.yaml"
         key = text.partition(":")[0]
