@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.long]
 SLOW = """
 import hashlib, os, time
 from pathlib import Path
-from ddp_train.interfaces import local_rows
+from ddp_train.interfaces.strategy import local_rows
 from ddp_train.model.mlp import MLP
 
 class Slow(MLP):
