@@ -36,7 +36,7 @@ class Webhook(Callback):
         self._posts_reports, self._min_goodput = slow_ranks, min_goodput
 
     def step(self, run: Run) -> None:
-        if self._posts_reports and len(run.reports) > self._num_reports and not (self._thread and self._thread.is_alive()):
+        if self._posts_reports and len(run.reports) > self._num_reports and not self._is_busy():
             report = run.reports[self._num_reports]  # one a step: the others wait for its thread
             self._num_reports += 1
             self._post(run, str(report["kind"]), f"{run.folder.name} step {report.get('step', run.step)}: {report['text']}")
@@ -47,11 +47,11 @@ class Webhook(Callback):
     def evaluation(self, run: Run, metrics: Mapping[str, float]) -> None:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         event = "evaluation"
-        if self._min_goodput is not None and run.rank == 0 and (goodput := run.goodput()) is not None and goodput < self._min_goodput:
-            event = "goodput"
+        goodput = run.goodput() if self._min_goodput is not None and run.rank == 0 and not self._is_busy() else None
+        if goodput is not None and goodput < (self._min_goodput or 0.0):
+            event, self._min_goodput = "goodput", None
             numbers += f"; only {goodput:.1%} of the time goes into steps"
-        if self._post(run, event, f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics) and event == "goodput":
-            self._min_goodput = None
+        self._post(run, event, f"{run.folder.name} step {run.step}/{run.total_steps}: {numbers}", metrics)
 
     def end(self, run: Run) -> None:
         if self._thread is not None:
@@ -64,18 +64,19 @@ class Webhook(Callback):
         if self._num_lost:
             print(f"webhook: {self._num_lost} messages did not reach the server", flush=True)
 
-    def _post(self, run: Run, event: str, text: str, metrics: Mapping[str, float] | None = None) -> bool:
-        """Begin to post on rank 0; return whether it is begun."""
+    def _post(self, run: Run, event: str, text: str, metrics: Mapping[str, float] | None = None) -> None:
         if run.rank != 0:
-            return False
-        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._is_busy():
             self._num_lost += 1
-            return False
+            return
         content: dict[str, Any] = {"text": text, "content": text, "event": event, "run": str(run.folder), "status": run.status}
         content |= {"step": run.step, "total_steps": run.total_steps, "metrics": dict(metrics or {})}
         self._thread = Thread(target=self._send, args=(content,), name="webhook", daemon=True)
         self._thread.start()
-        return True
+
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _send(self, content: Mapping[str, Any]) -> None:
         try:

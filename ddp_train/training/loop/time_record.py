@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from socket import gethostname
@@ -75,11 +75,11 @@ class DeviceClock(HostClock):
 
 
 class TimeSplit:
-    """Sums this rank's seconds in each part."""
+    """Sums this rank's seconds in each part; those that are `not_split` are other ones."""
 
-    def __init__(self, clock: HostClock) -> None:
+    def __init__(self, clock: HostClock, not_split: Collection[str] = ()) -> None:
         self._clock = clock
-        self._contexts = {name: _Part(self, part) for part, name in enumerate(PARTS)}
+        self._contexts = {name: _Part(self, OTHER if name in not_split else part) for part, name in enumerate(PARTS)}
         self.begin()
 
     def begin(self) -> None:
@@ -138,11 +138,11 @@ class TimeRecord:
         self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
         self._hosts = self._world.gather(gethostname())  # of each rank
         self._first_ranks = {self._hosts.index(host) for host in self._hosts}  # of each machine
-        self.split = TimeSplit(DeviceClock() if self._world.device.type == "cuda" else HostClock())
         self._modules = [turn.module for turn in trainer.components.turns.values()] or [trainer.components.module]
         self._not_split = why_not_split(trainer.components.strategy, self._modules, self._world)
+        self.split = TimeSplit(DeviceClock() if self._world.device.type == "cuda" else HostClock(), self._not_split)
         self._watches: list[RemovableHandle] = []
-        self._slow_ranks = SlowRanks(self._hosts, is_split=not self._not_split)
+        self._slow_ranks = SlowRanks(self._hosts, trainer.state.steps_run, is_split=not self._not_split)
         self._way = 0.0  # seconds of a message to the ranks' store and back; 0: not known
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
         self._written_step, self._written_totals = 0, np.zeros(())
@@ -214,11 +214,7 @@ class TimeRecord:
     def _rows_of(self, sums: dict[str, list[float]]) -> tuple[Table, list[float]]:
         """Return the seconds of all ranks in each part since the first step, and those of their ways."""
         table = np.array(sums["time"]).reshape(self._world.size, -1)
-        totals = table[:, :-1]
-        if self._not_split:  # there is that of records alone
-            totals[:, OTHER] += totals[:, COMMUNICATION]
-            totals[:, COMMUNICATION] = 0.0
-        return totals, table[:, -1].tolist()
+        return table[:, :-1], table[:, -1].tolist()
 
     def _write_rest(self, step: int) -> None:
         """Write what no line has yet. Collective."""
@@ -232,7 +228,8 @@ class TimeRecord:
             [None if part in self._not_split else float(f"{seconds:.4g}") for part, seconds in zip(PARTS, row, strict=True)]
             for row in totals - self._written_totals
         ]
-        line: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "seconds": round(self._taken - self._written, 6)}
+        taken = time.time() - (time.monotonic() - self._taken)
+        line: dict[str, Any] = {"step": step, "time": round(taken, 3), "seconds": round(self._taken - self._written, 6)}
         line |= {"steps": step - self._written_step, "ranks": rows}
         self._services.records.write_times(line)
         self._written, self._written_step, self._written_totals = self._taken, step, totals

@@ -6,6 +6,7 @@ machine makes single steps slow; several looks in a row are needed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,15 +53,15 @@ class Streak:
 class SlowRanks:
     """Takes the seconds of all ranks at each record, and reports what is new.
 
-    `hosts`: of each rank. `is_split`: whether the time in which a rank waits for others is known.
+    `hosts`: of each rank. `step`: that the looks begin after. `is_split`: whether the time in which a rank waits for others is known.
     """
 
-    def __init__(self, hosts: Sequence[str], *, is_split: bool = True) -> None:
+    def __init__(self, hosts: Sequence[str], step: int, *, is_split: bool = True) -> None:
         self._hosts, self._is_split = hosts, is_split
         self._slow = [Streak() for _ in hosts]
         self._data, self._network = Streak(), Streak()
         self._far: dict[int, str] = {}  # first ranks of machines whose network is slow, and how far they are
-        self._totals, self._step = np.zeros(()), 0  # up to the last look
+        self._totals, self._step = np.zeros(()), step  # up to the last look
         self.measures_ways = False  # the ways to the machines are to be measured now
 
     def look(self, totals: Table, step: int, ways: Mapping[int, float]) -> Iterator[Event]:
@@ -89,9 +90,10 @@ class SlowRanks:
             rank = max(slow, key=own.__getitem__)
             cause = "data" if data[rank] - _usual(data) > over[rank] / 2 else "compute"
             ratio, others = float(own[rank] / (_usual(own) or own[rank])), len(slow) - 1
-            why = f"its own time in a step is {ratio:.3g} times the others'"
-            yield self._report(rank, cause, why, others=others, ratio=round(ratio, 3))
-        yield from (self._over(rank, "it is as fast as the others again") for rank in changed if not self._slow[rank].holds)
+            more = f" (and {others} more ranks)" if others else ""
+            text = f"{more} by its {cause}: its own time in a step is {ratio:.3g} times the others'; {_FIXES[cause]}"
+            yield self._event("slow_rank", rank, text, cause=cause, ratio=round(ratio, 3), others=others)
+        yield from (self._event("slow_rank_over", rank, " is as fast as the others again") for rank in changed if rank not in slow)
         if self._is_split and not is_slow.any():
             yield from self._look_at_network(_usual(waits) > _SHARE * _usual(in_steps), ways)
 
@@ -102,19 +104,16 @@ class SlowRanks:
         if self._network.holds and (self.measures_ways or not ways):
             return
         far = far_machines(ways) if self._network.holds else {}
-        yield from (self._report(rank, "network", f"all wait for messages; {far[rank]}") for rank in far if rank not in self._far)
-        yield from (self._over(rank, "its network is as fast as the others' again") for rank in self._far if rank not in far)
+        for rank in far.keys() - self._far.keys():
+            text = f" by its network: all wait for messages; {far[rank]}; {_FIXES['network']}"
+            yield self._event("slow_rank", rank, text, cause="network")
+        for rank in self._far.keys() - far.keys():
+            yield self._event("slow_rank_over", rank, " has a network as fast as the others' again", cause="network")
         self._far = far
 
-    def _report(self, rank: int, cause: str, why: str, *, others: int = 0, **facts: float) -> Event:
-        more = f" (and {others} more ranks)" if others else ""
+    def _event(self, kind: str, rank: int, text: str, **facts: Any) -> Event:
         host = self._hosts[rank]
-        text = f"rank {rank} on {host}{more} by its {cause}: {why}; {_FIXES[cause]}"
-        return {"kind": "slow_rank", "rank": rank, "host": host, "cause": cause, "others": others, **facts, "text": text}
-
-    def _over(self, rank: int, text: str) -> Event:
-        host = self._hosts[rank]
-        return {"kind": "slow_rank_over", "rank": rank, "host": host, "text": f"rank {rank} on {host}: {text}"}
+        return {"kind": kind, "rank": rank, "host": host, **facts, "text": f"rank {rank} on {host}{text}"}
 
 
 def _usual(seconds: Table) -> float:

@@ -27,7 +27,7 @@ class Looks:
     """Ranks that are looked at again and again."""
 
     def __init__(self, ranks: int = 4, **settings: Any) -> None:
-        self.judge = SlowRanks([f"node{rank // 2}" for rank in range(ranks)], **settings)
+        self.judge = SlowRanks([f"node{rank // 2}" for rank in range(ranks)], 0, **settings)
         self.totals, self.step = np.zeros((ranks, len(PARTS))), 0
 
     def look(self, table: Table, steps: int = 30, ways: Mapping[int, float] = {}) -> list[Event]:
@@ -49,7 +49,7 @@ def test_the_slow_rank_is_named_once_with_its_cause_and_once_more_when_that_is_o
         f"rank 1 on node0 by its {cause}: its own time in a step is 1.8"
     )
     over = [event["text"] for _ in range(LOOKS_TO_END) for event in looks.look(rows({}, ranks))]
-    assert over == ["rank 1 on node0: it is as fast as the others again"]
+    assert over == ["rank 1 on node0 is as fast as the others again"]
 
 
 def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
