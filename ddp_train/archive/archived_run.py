@@ -20,7 +20,7 @@ from ddp_train.checkpoint.manifest import Ranking, rank_file
 from ddp_train.config.run_config import ANSWERED
 from ddp_train.config.schema import SECTIONS
 from ddp_train.errors import ConfigError, UserError, one_line
-from ddp_train.launch.engine.engine import Stage, Submission
+from ddp_train.launch.engine.engine import Stage, State, submitted_state
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.sweep import Sweep, sweep_of
@@ -63,7 +63,7 @@ class ArchivedRun:
             tree = yaml.load(self.folder.config.read_text(), Loader=_YAML)
             json.dumps(tree, default=str)  # ValueError: an alias of what it is in
         except BAD_FILE as error:
-            return self._note("config.yaml", _why(error))
+            return self._note("config.yaml", error)
         if not isinstance(tree, dict):
             return self._note("config.yaml", "holds no configuration")
         if missing := [section for section in SECTIONS if section not in tree]:
@@ -227,13 +227,16 @@ class ArchivedRun:
         except FileNotFoundError:
             return {}
         except BAD_FILE as error:
-            return self._note(name, _why(error))
+            return self._note(name, error)
         if not isinstance(content, dict):
             return self._note(name, "holds no JSON object")
         wrong = [key for key, kind in _FORMS.items() if content.get(key) is not None and not isinstance(content[key], kind)]
         return self._note(name, f"has something else as {wrong[0]} than a run writes") if wrong else content
 
-    def _note(self, file: str, why: str) -> dict[str, Any]:
+    def _note(self, file: str, why: str | Exception) -> dict[str, Any]:
+        if isinstance(why, Exception):
+            reason = why.strerror if isinstance(why, OSError) else one_line(str(why), 100)
+            why = "is missing" if isinstance(why, FileNotFoundError) else f"cannot be read: {reason}"
         self._damaged[file] = why
         return {}
 
@@ -244,11 +247,10 @@ def live_status(run_folder: RunFolder, recorded: str, *, in_sweep: str | None) -
         return Status.RUNNING
     if in_sweep in (Status.QUEUED, Status.RUNNING):
         return in_sweep
-    if recorded in (Status.QUEUED, Status.INTERRUPTED) and run_folder.submitted.exists():
-        with suppress(UserError, TypeError, OSError):  # an engine that does not answer
-            submission = Submission.read(run_folder)
-            if submission is not None and (stage := submission.state(run_folder).stage) is not Stage.ENDED:
-                return Status(stage)
+    if recorded in (Status.QUEUED, Status.INTERRUPTED):
+        with suppress(UserError, TypeError, OSError):  # a damaged file of a submission
+            state = submitted_state(run_folder)
+            return Status(state.stage) if isinstance(state, State) and state.stage is not Stage.ENDED else recorded
     return recorded
 
 
@@ -288,9 +290,3 @@ def _lines(path: Path) -> list[dict[str, Any]]:
                 with suppress(ValueError):
                     rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "is missing"
-    return f"cannot be read: {error.strerror if isinstance(error, OSError) else one_line(str(error), 100)}"

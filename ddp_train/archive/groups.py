@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 from typing import Any
 
@@ -45,10 +46,8 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
     first = [next(iter(group.values())) for group in members.values()]
     names = [name for name in dict.fromkeys(name for row in first for name in row) if name not in COLUMNS and _is_setting(name)]
     differing = [name for name in names if len({str(row.get(name)) for row in first}) > 1]
-    words = [[word for word in shlex.split(row["typed"]) if _is_setting(word.partition("=")[0].lstrip("+~"))] for row in first]
-    common = set(words[0]).intersection(*words) if len(words) > 1 else set()
     groups = []
-    for row, typed, group in zip(first, words, members.values(), strict=True):
+    for row, typed, group in zip(first, distinct_words(first, _is_setting), members.values(), strict=True):
         ranked = sorted(group.values(), key=lambda row: row["last"], reverse=row["goal"] == "max")
         values = [row["last"] for row in ranked]
         deviation = stdev(values) if len(values) > 1 else None
@@ -57,7 +56,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
                 metric=row["metric"],
                 goal=row["goal"],
                 settings={name: row.get(name) for name in differing},
-                typed=" ".join(word for word in typed if word not in common),
+                typed=typed,
                 folders=[row["folder"] for row in ranked],
                 n=len(values),
                 mean=fmean(values),
@@ -66,6 +65,13 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
             )
         )
     return sorted(groups, key=lambda group: (group.metric, -group.mean if group.goal == "max" else group.mean))
+
+
+def distinct_words(rows: Sequence[dict[str, Any]], counts: Callable[[str], bool]) -> list[str]:
+    """Return the overrides of each row, as typed, without those that all rows have; `counts` tells which keys count."""
+    words = [[word for word in shlex.split(row["typed"] or "") if counts(word.partition("=")[0].lstrip("+~"))] for row in rows]
+    common = set(words[0]).intersection(*words) if len(words) > 1 else set()
+    return [" ".join(word for word in typed if word not in common) for typed in words]
 
 
 def remarks(rows: Sequence[dict[str, Any]], groups: Sequence[Group]) -> list[str]:
@@ -98,6 +104,7 @@ def welch(left: Group, right: Group) -> float | None:
     return t_quantile(freedom) * math.sqrt(a + b)
 
 
+@cache
 def t_quantile(freedom: float) -> float:
     """Return the value that Student's |t| exceeds with probability 1 - `CONFIDENCE`.
 

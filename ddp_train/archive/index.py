@@ -72,21 +72,16 @@ class Index:
         return int(self._database.execute("SELECT count(*) FROM runs").fetchone()[0])
 
     def rows(self, *, where: str = "", sort: str = "", limit: int = 0) -> list[dict[str, Any]]:
-        """Return runs as rows, the newest first; each has the columns, the keys of its configuration and its metrics by name.
+        """Return runs as rows, each with the columns, the keys of its configuration and its metrics by name.
 
-        Args:
-            where: SQL over all these.
-            sort: one of these; `best` and `last` have the better run first; `-` before it reverses.
-            limit: the largest number of rows; 0: all.
-
-        Raises ConfigError: where or sort cannot be understood.
+        The arguments are those of `runs`. Raises ConfigError: where or sort cannot be understood.
         """
         key, down = sort.removeprefix("-"), "DESC" if sort.startswith("-") else ""
         by = f"CASE goal WHEN 'max' THEN -{key} ELSE {key} END" if key in ("best", "last") else self._sql(key, "--sort") or "NULL"
         condition, order = self._sql(where, "--where") or "1", f"({by}) IS NULL, ({by}) {down}, started DESC, folder"
         try:
-            found = self._database.execute(f"SELECT named, facts FROM runs WHERE ({condition}) ORDER BY {order} LIMIT {limit or -1}")
-            return [json.loads(named) | json.loads(facts) for named, facts in found]
+            found = self._database.execute(f"SELECT facts, named FROM runs WHERE ({condition}) ORDER BY {order} LIMIT {limit or -1}")
+            return [(columns := json.loads(facts)) | json.loads(named) | columns for facts, named in found]
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise self._refusal(str(error), "--where" if where else "--sort", str(error).rpartition(": ")[2]) from None
 
@@ -228,18 +223,20 @@ def _stamp(folder: str, entries: Mapping[str, os.DirEntry[str]]) -> str:
 
 def _read(path: Path) -> tuple[str, str]:
     """Return the columns of a run that its files tell, and the keys of its configuration with its metrics, as JSON."""
+    facts, named = {**dict.fromkeys(COLUMNS), "size": size_of(path)}, dict[str, Any]()
     try:
-        facts, named = _facts(ArchivedRun(path))
+        facts |= _facts(run := ArchivedRun(path))
+        named = {**dict(leaves(run.config)), **run.last}
     except BAD_FILE as error:  # JSON of another form than a run's
         why = f"its files are not those of a run of this version ({type(error).__name__}: {error})"
-        facts, named = {"status": BROKEN, "problem": why}, {}
-    return _as_json(dict.fromkeys(COLUMNS) | facts | {"size": size_of(path)}), _as_json(named)
+        facts |= {"status": BROKEN, "problem": why}
+    return _as_json(facts), _as_json(named)
 
 
-def _facts(run: ArchivedRun) -> tuple[dict[str, Any], dict[str, Any]]:
-    metric, environment, flat = run.headline["metric"], run.environment, dict(leaves(run.config))
+def _facts(run: ArchivedRun) -> dict[str, Any]:
+    metric, environment = run.headline["metric"], run.environment
     best = run.best.get(metric) or {}
-    facts = {
+    return {
         "name": run.config.get("name"),
         "status": run.recorded_status,
         **run.headline,
@@ -255,9 +252,8 @@ def _facts(run: ArchivedRun) -> tuple[dict[str, Any], dict[str, Any]]:
         "note": run.notes.get("note"),
         "typed": shlex.join(run.overrides),
         "problem": "; ".join(run.problems),
-        "settings": identity({key: value for key, value in flat.items() if key.rpartition(".")[2] not in REPEATS}),
+        "settings": identity({key: value for key, value in leaves(run.config) if key.rpartition(".")[2] not in REPEATS}),
     }
-    return facts, {**flat, **run.last}
 
 
 def _as_json(values: Mapping[str, Any]) -> str:

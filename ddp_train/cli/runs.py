@@ -1,7 +1,6 @@
 """`ddp-train runs`: list, show, compare, tag and clean what runs have left. Starts nothing."""
 
 import json
-import shlex
 import shutil
 import sys
 import time
@@ -17,10 +16,11 @@ from rich.filesize import decimal
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.clean import carry_out, removals
 from ddp_train.archive.compare import compare
-from ddp_train.archive.groups import grouped, remarks
+from ddp_train.archive.groups import distinct_words, grouped, remarks
 from ddp_train.archive.index import Index
 from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.cli.status import show_run
+from ddp_train.config.tree import changes_results
 from ddp_train.errors import DONE, FAILED, ConfigError, one_line, plural, printable
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import is_sweep
@@ -56,7 +56,6 @@ _SHOWN = 40  # characters of a value
 _WIDTH, _HEIGHT = 64, 8  # characters of a curve's frame
 _PROBLEMS = 10  # lines
 _PROGRESS_EVERY = 200  # runs
-_ELSEWHERE = ("name=", "cluster", "metrics", "hydra")  # the beginning of overrides that are no setting of the training
 
 
 def runs(arguments: list[str], runner: JobRunner) -> int:
@@ -90,14 +89,11 @@ def _index(folders: Sequence[str]) -> Index:
 
 
 def _print_rows(rows: Sequence[dict[str, Any]], count: str) -> None:
-    typed = [[word for word in shlex.split(row["typed"] or "") if not word.startswith(_ELSEWHERE)] for row in rows]
-    common = set(typed[0]).intersection(*typed[1:]) if len(rows) > 1 else set()
-    columns = ["run", "status", "age", "metric", "best", "last", "steps", "hosts", "size", "tags", "typed"]
-    table = [columns]
-    for row, words in zip(rows, typed, strict=True):
+    table = [["run", "status", "age", "metric", "best", "last", "steps", "hosts", "size", "tags", "typed"]]
+    for row, typed in zip(rows, distinct_words(rows, changes_results), strict=True):
         facts = [row["folder"], row["status"] + (" !" if row["problem"] else ""), _age(row["age_days"]), row["metric"] or ""]
         numbers = [number(row[name]) for name in ("best", "last", "steps", "hosts")]
-        table.append([*facts, *numbers, decimal(row["size"]), row["tags"] or "", " ".join(word for word in words if word not in common)])
+        table.append([*facts, *numbers, decimal(row["size"]), row["tags"] or "", typed])
     _print(aligned(table, right=(2, *range(4, 9)), width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 0))
     damaged = [row for row in rows if row["problem"]]
     _print(f"! {row['folder']}: {one_line(row['problem'], 200)}" for row in damaged[:_PROBLEMS])
