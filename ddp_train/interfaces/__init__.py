@@ -19,6 +19,7 @@ from ddp_train.interfaces.objective import (
     HasUnit,
     Joint,
     Objective,
+    Scored,
     SupportsBindModel,
     SupportsCompare,
     SupportsInfer,

@@ -6,7 +6,7 @@ Shapes: B samples, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,14 @@ from torch import Tensor, nn
 from ddp_train.interfaces.batch import Batch
 
 Goal = Literal["min", "max"]
+
+
+class Scored(NamedTuple):
+    """What evaluation takes from one forward of a batch. A plain tuple will do, too."""
+
+    sums: dict[str, Tensor]  # what `score` returns
+    rows: Mapping[str, Tensor] = {}  # one for each sample: name -> [B, ...], alike in every batch
+    compared: tuple[Any, Any] | None = None  # for `evaluation.metrics`: predictions as torchmetrics takes them (probabilities), targets
 
 
 class BaseObjective(Protocol):
@@ -91,22 +99,16 @@ class HasUnit(Protocol):
 class SupportsPredict(Protocol):
     """An objective that can also say what it scored, sample by sample: for `evaluation.save_predictions=true`."""
 
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return what `score` returns, and from the same forward one row per sample: name -> [B, ...], alike in every batch.
-
-        Each name becomes a file NAME.npy with one row for each evaluation sample, in the data set's order.
-        """
+    def predict(self, model: nn.Module, batch: Batch) -> Scored:
+        """Return sums and rows. Each name becomes a file NAME.npy with one row for each evaluation sample, in the data set's order."""
 
 
 @runtime_checkable
 class SupportsCompare(Protocol):
     """An objective that can also say what its metrics compare: for `evaluation.metrics`."""
 
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]:
-        """Return what `score` returns, and from the same forward the rows of `predict` ({} without) and predictions with their targets.
-
-        Predictions are what torchmetrics takes (probabilities, not logits), one row for each sample; targets have a length.
-        """
+    def compare(self, model: nn.Module, batch: Batch) -> Scored:
+        """Return sums, the rows of `predict` ({} without), and predictions, one row for each sample, with targets, which have a length."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces import Batch, Goal, Scored
 from ddp_train.interfaces.batch import describe
 from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
 
@@ -45,11 +45,11 @@ class Contrastive(ByCompare):
         ways = (F.cross_entropy(logits, targets_B, reduction="sum") for logits in (similarity_BB, similarity_BB.T))
         return sum(ways, start=similarity_BB.new_zeros(())) / 2
 
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
+    def compare(self, model: nn.Module, batch: Batch) -> Scored:
         """Return the count `samples`, the `embedding` and `other_embedding` of each sample, float32 [B, D], and both for metrics."""
         left_BD, right_BD = self._embeddings(model, batch)
         rows = {"embedding": left_BD.float(), "other_embedding": right_BD.float()}
-        return {"samples": count(len(left_BD), left_BD)}, rows, (left_BD, right_BD)
+        return Scored({"samples": count(len(left_BD), left_BD)}, rows, (left_BD, right_BD))
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, float]:
         return {}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces import Batch, Goal, Scored
 from ddp_train.interfaces.batch import batch_size
 from ddp_train.interfaces.parameters import plain_name
 from ddp_train.objective.supervised import CountsTargets, at_least_float32, count, unwrap, weighed
@@ -79,7 +79,7 @@ class LanguageModeling(CountsTargets):
         """Return `loss` (sum in nats, float64) and the counts `tokens` and `samples`; each of shape []."""
         return self._totals(self._losses(model, batch, reduction="none")[0], batch)
 
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
+    def compare(self, model: nn.Module, batch: Batch) -> Scored:
         """Return the totals of `score`, for each sample `loss` (sum in nats over its targets that count, float32 [B]) and `tokens` (their
         number, int64 [B]), and the logits, [B, T, V], with the next tokens: too large to be gathered, fine to be summed.
         """
@@ -88,7 +88,7 @@ class LanguageModeling(CountsTargets):
         losses_BT = self._cross_entropy(logits_BTV, targets_BT, reduction="none").view_as(targets_BT)
         counts_BT = targets_BT != self._ignored
         rows = {"loss": losses_BT.sum(dim=1, dtype=torch.float64).float(), "tokens": counts_BT.sum(dim=1)}
-        return self._totals(losses_BT, batch), rows, (logits_BTV, targets_BT)
+        return Scored(self._totals(losses_BT, batch), rows, (logits_BTV, targets_BT))
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Return `loss` (mean nats per token), `perplexity` (its exponential) and, where the bytes are known, `bits_per_byte`."""

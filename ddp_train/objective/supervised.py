@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import AnyObjective, Batch, Goal, Objective
+from ddp_train.interfaces import AnyObjective, Batch, Goal, Objective, Scored
 from ddp_train.interfaces.batch import batch_size, describe
 from ddp_train.traits import ObjectiveConstants, require_members
 
@@ -38,7 +38,7 @@ class ByCompare(ObjectiveConstants):
 
     needs_labels = True
 
-    compare: Callable[..., tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]]
+    compare: Callable[..., Scored]
 
     def weight(self, batch: Batch) -> int | Tensor:
         return batch_size(batch)
@@ -46,9 +46,8 @@ class ByCompare(ObjectiveConstants):
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return self.compare(model, batch)[0]
 
-    def predict(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        totals, rows, _ = self.compare(model, batch)
-        return totals, rows
+    def predict(self, model: nn.Module, batch: Batch) -> Scored:
+        return Scored(*self.compare(model, batch)[:2])
 
 
 class CountsTargets(ByCompare):
@@ -122,11 +121,11 @@ class Supervised(ByCompare, ABC):
         model_outputs, targets = outputs_and_targets(model, batch)
         return self.measure(at_least_float32(unwrap(model_outputs)[0]), targets)[0]
 
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Any]]:
+    def compare(self, model: nn.Module, batch: Batch) -> Scored:
         model_outputs, targets = outputs_and_targets(model, batch)
         outputs = at_least_float32(unwrap(model_outputs)[0])
         totals, rows = self.measure(outputs, targets)
-        return totals, {**self.predictions(outputs), **rows}, self.metric_inputs(outputs, targets)
+        return Scored(totals, {**self.predictions(outputs), **rows}, self.metric_inputs(outputs, targets))
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
         """Return the predictions for inputs without targets: a tensor, a tuple or a dict of the model's arguments."""
@@ -153,11 +152,11 @@ class LossObjective(nn.Module, ByCompare):
         """Return the mean loss times the number of samples, shape []; a loss function that gives another shape is a ValueError."""
         return self._loss(model, batch)[0]
 
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Any, Any]]:
+    def compare(self, model: nn.Module, batch: Batch) -> Scored:
         """Return the sums `loss` (float64) and `samples`, the model's `output` for each sample, and it with the targets for metrics."""
         loss, outputs = self._loss(model, batch)
         totals = {"loss": loss.double(), "samples": count(batch_size(batch), loss)}
-        return totals, {"output": outputs}, (outputs, split(batch)[1])
+        return Scored(totals, {"output": outputs}, (outputs, split(batch)[1]))
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
         return {"output": _bare(call_model(model, inputs))}

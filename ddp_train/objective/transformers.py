@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Batch, Goal
+from ddp_train.interfaces import Batch, Goal, Scored
 from ddp_train.interfaces.batch import batch_size, describe
 from ddp_train.objective.supervised import ByCompare, at_least_float32, count, unwrap
 from ddp_train.traits import loss_unit
@@ -49,7 +49,7 @@ class Transformers(ByCompare):
         """Return the model's mean loss times the number of units, shape []."""
         return self._loss(model, batch)[0]
 
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Tensor]]:
+    def compare(self, model: nn.Module, batch: Batch) -> Scored:
         """Return the sums `loss` (float64), `units`, `samples`, and `correct` where each sample has one label out of K classes; for each
         sample what `infer` does; and for metrics: probabilities [B, K] and labels [B]; else the model's logits and labels, those of
         next tokens one place apart.
@@ -65,8 +65,8 @@ class Transformers(ByCompare):
         rows = self._predictions(logits) | {"target": labels}
         if logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1 and not labels.is_floating_point():
             totals["correct"] = (logits.argmax(dim=1) == labels).sum()
-            return totals, rows, (logits.softmax(dim=1), labels)
-        return totals, rows, (logits[:, :-1], labels[:, 1:]) if self.unit == "next_token" else (logits, labels)
+            return Scored(totals, rows, (logits.softmax(dim=1), labels))
+        return Scored(totals, rows, (logits[:, :-1], labels[:, 1:]) if self.unit == "next_token" else (logits, labels))
 
     def infer(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
         return self._predictions(at_least_float32(unwrap(model(**inputs))[0]))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from ddp_train.interfaces import (
     Goal,
     Joint,
     Scheduler,
+    Scored,
     Strategy,
     SupportsCompare,
     SupportsPredict,
@@ -98,14 +99,6 @@ def make_turns(trained: nn.Module, objective: AnyObjective, strategy: Strategy, 
     return turns
 
 
-class Scored(NamedTuple):
-    """What evaluation takes from one forward."""
-
-    sums: Mapping[str, Tensor]  # added up over all samples
-    rows: Mapping[str, Tensor] = {}  # saved for each sample
-    compared: tuple[Any, Any] | None = None  # predictions and targets, for the metrics
-
-
 @dataclass(kw_only=True)
 class EvaluationComponents:
     """What evaluation works with, also where nothing is trained."""
@@ -149,11 +142,9 @@ class EvaluationComponents:
         if self.compiled is not None:
             self.compiled.begin_batch()
         if self.metrics:
-            sums, rows, compared = cast(SupportsCompare, self.objective).compare(self.model, batch)
-            return Scored(sums, rows, compared)
+            return Scored(*cast(SupportsCompare, self.objective).compare(self.model, batch))  # a tuple of a user's class
         if predicts:
-            sums, rows = cast(SupportsPredict, self.objective).predict(self.model, batch)
-            return Scored(sums, rows)
+            return Scored(*cast(SupportsPredict, self.objective).predict(self.model, batch))
         return Scored(self.objective.score(self.model, batch))
 
 

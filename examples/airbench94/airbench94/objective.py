@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ddp_train.interfaces import Batch
+from ddp_train.interfaces import Batch, Scored
 from ddp_train.objective.classification import Classification
 
 Views = Literal["mirror", "mirror_translate"]
@@ -38,7 +38,7 @@ class SeveralViews(Classification):
         """Return what evaluation adds up over all samples."""
         return super().score(MeanOverViews(model, self.test_views), batch)
 
-    def compare(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Tensor, Any]]:
+    def compare(self, model: nn.Module, batch: Batch) -> Scored:
         """Return what `predict` returns, and predictions and targets for metrics."""
         return super().compare(MeanOverViews(model, self.test_views), batch)
 

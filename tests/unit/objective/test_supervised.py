@@ -51,7 +51,7 @@ def test_something_beside_the_output_is_not_dropped_in_silence(objective: Any) -
 
 def test_what_is_found_needs_no_targets_and_is_what_is_saved() -> None:
     inputs, labels = image_batch()
-    _, rows = Classification().predict(IDENTITY, (inputs, labels))
+    rows = Classification().predict(IDENTITY, (inputs, labels)).rows
     found = Classification().infer(IDENTITY, inputs)
     assert found.keys() < rows.keys()
     assert all(torch.equal(found[name], rows[name]) for name in found)
