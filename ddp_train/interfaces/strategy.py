@@ -9,7 +9,7 @@ Imports nothing of DTensor's, which takes its time, unless there is one.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,6 +78,7 @@ class Strategy(StrategyConstants, ABC):
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
     local_weights: LocalWeights | None = None  # each rank steps its own; None: after a step all are the same
+    _mark_exchange: Callable[[], AbstractContextManager[object]] = nullcontext  # around each exchange outside backward
 
     @abstractmethod
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -110,6 +111,10 @@ class Strategy(StrategyConstants, ABC):
             state: what `state_dict` gave when the checkpoint was saved; {}: there is none, or each rank's own of another number of ranks.
             weights_are_equal: all ranks have the same weights; False with `local_weights` alone.
         """
+
+    def time_exchanges(self, mark: Callable[[], AbstractContextManager[object]]) -> None:
+        """Let each exchange outside backward be within `mark()` from now on, by which the loop times it."""
+        self._mark_exchange = mark
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Return a context for forward and backward of all micro-batches of a step but the last: gradients need not be exchanged there."""

@@ -32,7 +32,6 @@ class DDP(Strategy):
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
-    mark_exchange: Callable[[], AbstractContextManager[object]] = nullcontext  # around an exchange outside backward; the loop times it
     has_buckets = True
     refuses_accumulation = ("static_graph",)  # pytorch issue 143580
     gradients_stay_with: ClassVar = {"gradient_as_bucket_view": True, "find_unused_parameters": False}
@@ -70,7 +69,7 @@ class DDP(Strategy):
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
         )
-        module.mark_exchange = lambda: self.mark_exchange()  # as it is then
+        module.mark_exchange = lambda: self._mark_exchange()  # as it is then
         if (hook := self._hook()) is not None:
             module.register_comm_hook(None, hook)
         return module

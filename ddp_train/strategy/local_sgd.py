@@ -1,7 +1,7 @@
 """Ranks that take steps of their own, and put their weights together after every so many."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -30,7 +30,6 @@ class LocalSGD(Strategy):
     Source: Stich 2018, arXiv:1805.09767; with an outer optimizer Douillard et al. 2023, arXiv:2311.08105.
     """
 
-    mark_exchange: Callable[[], AbstractContextManager[object]] = nullcontext  # around a synchronisation; the loop times it
     refuses_loss_scale = "with strategy=local_sgd each rank would skip steps by its own loss scale"
     period_argument = "every_steps"
     argument_ranges: ClassVar = {"every_steps": {"min": 1}, "outer_lr": {"above": 0}, "outer_momentum": {"min": 0, "below": 1}}
@@ -66,7 +65,7 @@ class LocalSGD(Strategy):
         is_time = step % self._every_steps == 0
         self.weights_are_equal = is_time or self._size == 1
         if is_time and self._synchronises:
-            with self.mark_exchange():
+            with self._mark_exchange():
                 self._synchronise()
 
     @contextmanager

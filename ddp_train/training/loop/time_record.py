@@ -155,8 +155,7 @@ class TimeRecord:
             exchange = partial(self.split.switch, COMMUNICATION)
             modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
             self._watches = [call_after_gradients(module, exchange) for module in modules]
-        if hasattr(own := getattr(strategy, "own", strategy), "mark_exchange"):
-            own.mark_exchange = partial(self.split.mark, PARTS[COMMUNICATION])
+        strategy.time_exchanges(partial(self.split.mark, PARTS[COMMUNICATION]))
         self._services.phases.listen(self.split.enter_phase)  # before faults, whose time is that of the phase
         hooks.when_steps_begin.insert(0, self.begin)
         hooks.add_to_reduction.append(self.add_to)
