@@ -53,13 +53,6 @@ class DataSource(DataConstants, ABC):
         """
         return batch
 
-    def augment_each(self, batch: Batch, keys: NDArray[np.uint64], indices: Indices) -> Batch:
-        """Return what `augment` does of a batch of the samples at `indices`; in a mixture each source changes its own."""
-        return self.augment(batch, keys)
-
-    def seed_reads(self, keys_of: Callable[[Indices], NDArray[np.uint64]]) -> None:
-        """Let code that draws at random while it reads sample i begin at `keys_of(i)` from now on; most sources have none."""
-
     def where(self, index: int) -> str:
         """Return the file of one sample, or the file and the place in it, for messages; "": not known."""
         return ""
@@ -98,6 +91,15 @@ class DataSource(DataConstants, ABC):
 
     def give_pixels(self) -> None:
         """Let batches of images be `Pixels` from now on, where they can: bytes, which a GPU normalises. Called before the first batch."""
+
+    # For sources made of other sources or of a dataset (loader/mixture.py, loader/dataset_adapter.py); any other has no use for them.
+
+    def augment_each(self, batch: Batch, keys: NDArray[np.uint64], indices: Indices) -> Batch:
+        """Return what `augment` does of a batch of the samples at `indices`; in a mixture each source changes its own."""
+        return self.augment(batch, keys)
+
+    def seed_reads(self, keys_of: Callable[[Indices], NDArray[np.uint64]]) -> None:
+        """Let code that draws at random while it reads sample i begin at `keys_of(i)` from now on; most sources have none."""
 
 
 class Sampler(Protocol):
