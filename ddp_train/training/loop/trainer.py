@@ -197,7 +197,7 @@ class Trainer:
             stops = stops or not self.evaluate()
             state.evaluation_pending = stops
             self.window.exclude_since(started)
-        if stops or self.services.checkpoints.decide_save(state.step, is_agreed=is_save_agreed) or self._is_over():
+        if stops or self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed) or self._is_over():
             if not is_judged:  # weights that are lost must not replace good ones
                 self._judge(self.window.read(Reduction(self.world)))
             self._save()

@@ -72,9 +72,6 @@ class Checkpoints:
         )
         self.records.listen(self.schedule.note)
 
-    def decide_save(self, step: int, *, is_agreed: bool) -> bool:
-        return self.schedule.decide(step, is_agreed=is_agreed)
-
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
         self._saver.finish()  # before the collective: the store reports a lost rank at once
