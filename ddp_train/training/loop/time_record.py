@@ -166,7 +166,8 @@ class TimeRecord:
         """Called before the first step, and after a rewind."""
         state = self._trainer.state
         if self._began:
-            self._write_rest(state.jumps[-1].from_step)
+            is_rewind = bool(state.jumps) and state.jumps[-1].to_step == state.step  # else a stopped trainer goes on
+            self._write_rest(state.jumps[-1].from_step if is_rewind else state.step)
             self._written_step = state.step
             return
         self.split.begin()
