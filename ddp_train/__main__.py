@@ -3,7 +3,7 @@
    `_run_command` -> `cli.main` -> `cli.compose` -> `launch.local`: the typed command; `ddp-train node` is one, too
 => `system.fork_server`: imports torch meanwhile, and forks what is asked of it (`run_request`): a check, an agent, a rank
 => `launch.agent.main`: the agent of this machine
-=> `rank.main` -> `rank.rank` -> `rank.run_job` -> `Trainer.train`: one for each device; torchrun starts such a process itself
+=> `rank.main` -> `rank.rank` -> `rank.train_job` -> `Trainer.train`: one for each device; torchrun starts such a process itself
 """
 
 import atexit

@@ -18,20 +18,20 @@ from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.verify import problem_of
 from ddp_train.config.saved import answers_of
 from ddp_train.config.targets.facts import WriterFacts
-from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter
-from ddp_train.launch.job import Evaluation, Job
+from ddp_train.launch.job import Evaluation
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.metrics.jsonl import read_records
 from ddp_train.rank import summary
 from ddp_train.rank.provenance import record_environment
+from ddp_train.rank.train_job import RankRun
 from ddp_train.run_folder.paths import COMPLETE, RunFolder, step_of
 from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.verdict import Outcome, verdict_of
-from ddp_train.system.phase import Phase, Phases
+from ddp_train.system.phase import Phase
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.predict import predict
@@ -40,18 +40,17 @@ from ddp_train.training.parts.components import EvaluationComponents
 from ddp_train.training.record.records import Records
 from ddp_train.training.state.data_identity import known_meaning
 from ddp_train.training.state.weights import put_weights, read_weights
-from ddp_train.training.train_state import TrainState
 
 _POLL_S = 2.0
 _PRINT_EVERY_S = 300.0
 
 
-def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainState, phases: Phases) -> int:
+def evaluate_job(run: RankRun, evaluation: Evaluation) -> int:
     """Evaluate a run that has saved, or predict with it, and return the exit code; result.json has what came of it. Collective.
 
-    `state` gets the step of the checkpoint at hand, so that a failure can be told with it.
+    The state gets the step of the checkpoint at hand, so that a failure can be told with it.
     """
-    started = time.monotonic()
+    job, world, state = run.job, run.world, run.state
     record_environment(job, world)
     if world.is_main:
         print(summary.opening(job, world), flush=True)
@@ -61,31 +60,31 @@ def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainSta
     seen = {int(record["step"]) for record in read_records(job.run_folder.root)}  # by an attempt before this one
     last, metrics = max(seen, default=0), dict[str, float]()
     records: Records | None = None
-    for checkpoint in _checkpoints(evaluation, seen, world, phases):
+    for checkpoint in _checkpoints(run, evaluation, seen):
         state.step = step_of(checkpoint)
-        phases.enter(Phase.START, state.step)
-        if problem := _load(checkpoint, components, state, world, phases, is_verified=not evaluation.watches):
+        run.phases.enter(Phase.START, state.step)
+        if problem := _load(run, checkpoint, components, is_verified=not evaluation.watches):
             if not evaluation.watches:
                 raise UserError(key="RUN", happened=f"{checkpoint}: {problem}", expected="a checkpoint that is complete and undamaged")
             world.print(f"checkpoint {checkpoint.name} is left out: {problem}")
             continue
         world.print(f"weights  of {checkpoint}")
-        metrics = _infer(job, evaluation.predicts, components, state, world, phases)
+        metrics = _infer(run, components, predicts=evaluation.predicts)
         if not metrics:
             continue
         is_back, last = state.step <= last, state.step
         if records is None:
-            records = Records(job.run_folder, world, partial(_writers, job, state, phases) if world.is_main else list)
+            records = Records(job.run_folder, world, partial(_writers, run) if world.is_main else list)
         elif is_back:  # the run went back: what came after this step goes
             records.reopen()
         records.write({"split": "eval", "step": state.step, "epoch": None, "samples": state.samples, "time": time.time(), **metrics})
-    phases.enter(Phase.END, state.step)
+    run.phases.enter(Phase.END, state.step)
     world.barrier()
     if world.is_main:
         if records is not None:
             records.close()
         values = {"last": {f"eval/{name}": value for name, value in metrics.items()}, "best": {}}
-        seconds = round(time.monotonic() - started, 3)
+        seconds = round(time.monotonic() - run.started_monotonic, 3)
         result = Result(status=Status.COMPLETED, step=state.step, samples=state.samples, metrics=values, seconds=seconds)
         result.write(job.run_folder.result)
         end_attempt(job.run_folder)
@@ -95,8 +94,9 @@ def evaluate_job(job: Job, evaluation: Evaluation, world: World, state: TrainSta
     return DONE
 
 
-def _infer(job: Job, predicts: bool, components: EvaluationComponents, state: TrainState, world: World, phases: Phases) -> dict[str, float]:
+def _infer(run: RankRun, components: EvaluationComponents, *, predicts: bool) -> dict[str, float]:
     """Score or predict with the weights that are loaded, and return the metrics. Collective."""
+    job, world, state = run.job, run.world, run.state
     folder_of = partial(job.run_folder.predictions_of, state.step)
     loaders = components.eval_loaders.values()
     counts = [len(loader) for loader in loaders if isinstance(loader, PositionedEvaluationLoader)]
@@ -104,7 +104,7 @@ def _infer(job: Job, predicts: bool, components: EvaluationComponents, state: Tr
     note_batch = batch_notes(job.run_folder, step=state.step, num_batches=num_batches) if world.is_main else lambda: None
 
     def begins_batch() -> None:
-        phases.enter(Phase.EVALUATION, state.step)
+        run.phases.enter(Phase.EVALUATION, state.step)
         note_batch()
 
     if predicts:
@@ -119,19 +119,19 @@ def _infer(job: Job, predicts: bool, components: EvaluationComponents, state: Tr
     return metrics
 
 
-def _load(checkpoint: Path, components: EvaluationComponents, state: TrainState, world: World, phases: Phases, *, is_verified: bool) -> str:
+def _load(run: RankRun, checkpoint: Path, components: EvaluationComponents, *, is_verified: bool) -> str:
     """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or "". Collective.
 
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
     Of a model that is sharded among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
-    modules = components.modules
-    if not is_verified and (problem := problem_of(checkpoint, world, on_progress=phases.report_progress)):
+    world, modules = run.world, components.modules
+    if not is_verified and (problem := problem_of(checkpoint, world, on_progress=run.phases.report_progress)):
         return problem
 
     def put(weights: Mapping[str, Any]) -> None:
         put_weights(checkpoint, weights, modules)
-        state.samples = int(weights["state"]["samples"])
+        run.state.samples = int(weights["state"]["samples"])
 
     def put_whole() -> str:
         try:
@@ -156,17 +156,16 @@ def _load(checkpoint: Path, components: EvaluationComponents, state: TrainState,
     return ""
 
 
-def _checkpoints(evaluation: Evaluation, seen: Collection[int], world: World, phases: Phases) -> Iterator[Path]:
+def _checkpoints(run: RankRun, evaluation: Evaluation, seen: Collection[int]) -> Iterator[Path]:
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
     if not evaluation.watches:
-        yield world.from_main(
-            lambda: catalog.find(Path(evaluation.checkpoint), partial(problem_of, on_progress=phases.report_progress), key="RUN")
-        )
+        find_problem = partial(problem_of, on_progress=run.phases.report_progress)
+        yield run.world.from_main(lambda: catalog.find(Path(evaluation.checkpoint), find_problem, key="RUN"))
         return
     watch = new_checkpoints(RunFolder(Path(evaluation.run)), seen=seen)
     while True:
-        phases.report_progress()
-        checkpoint = world.from_main(lambda: next(watch, ""))
+        run.phases.report_progress()
+        checkpoint = run.world.from_main(lambda: next(watch, ""))
         if isinstance(checkpoint, str):  # no more will come
             return
         if checkpoint is not None:
@@ -206,14 +205,15 @@ def _mark(checkpoint: Path) -> str:
     return ""
 
 
-def _writers(job: Job, state: TrainState, phases: Phases) -> list[MetricWriter]:
+def _writers(run: RankRun) -> list[MetricWriter]:
     """Return the run's kinds of metric writers, in the evaluation's own folder (rank 0)."""
+    job, state = run.job, run.state
     facts = WriterFacts(
         run_dir=str(job.run_folder.root),
         config=job.config.tree,
         hyper_parameters=job.hyper_parameters(),
         step=state.step - 1,  # what was written of this step and later ones is of before
         total_steps=max(state.step, job.config.trainer.max_steps or 0),
-        phases=phases,
+        phases=run.phases,
     )
     return make_writers(job.config.metrics, facts)

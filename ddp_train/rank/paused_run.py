@@ -1,15 +1,15 @@
 """A run that is saved after `debug.resume_after_steps`, built anew and resumed, as after a stop."""
 
+import time
 from dataclasses import dataclass, replace
 
-from ddp_train.distributed.world import World
 from ddp_train.errors import DONE
-from ddp_train.launch.job import Job, Training
-from ddp_train.rank.run_job import end_training, finish_run, not_saved, prepare_run, run_job, train
+from ddp_train.launch.job import Training
 from ddp_train.rank.stop import Stop
+from ddp_train.rank.train_job import RankRun, build_components, end_training, finish_run, not_saved, prepare_trainer, train, train_job
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import count_attempt, end_attempt
-from ddp_train.system.phase import Phase, Phases
+from ddp_train.system.phase import Phase
 from ddp_train.training.loop.trainer import Agreed, StopLine
 from ddp_train.training.train_state import TrainState
 
@@ -30,25 +30,27 @@ class StopAfter(StopLine):
         return self.stop.is_asked()
 
 
-def run_with_pause(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
-    """Run one job as `run_job` does, with that pause where its step is still to come. Collective."""
-    run, last_step = prepare_run(job, world, state, stop, phases), job.config.debug.resume_after_steps
-    if run is None:
+def train_with_pause(run: RankRun) -> int:
+    """Train as `train_job` does, with that pause where its step is still to come. Collective."""
+    built, components = build_components(run)
+    trainer, last_step = prepare_trainer(built, components), run.job.config.debug.resume_after_steps
+    if trainer is None:
         return DONE
+    state, stop, services = run.state, run.stop, trainer.services
     pauses = last_step is not None and state.step < last_step
     if pauses:  # there, `train` ends as at a stop
-        run.trainer.services = replace(run.trainer.services, stop=StopAfter(stop, state, last_step))
-    is_done = train(run, stop)
+        trainer.services = replace(services, stop=StopAfter(stop, state, last_step))
+    is_done = train(built, trainer)
     if not pauses or is_done or state.step != last_step or stop.is_last(state.steps_run):
-        return finish_run(run, stop, is_done=is_done)
-    if unsaved := run.checkpoints.finish():
+        return finish_run(built, trainer, is_done=is_done)
+    if unsaved := services.checkpoints.finish():
         raise not_saved("half of the", unsaved)
-    end_training(run, Status.PREEMPTED)
-    if world.is_main:
-        run.records.close()
-        end_attempt(job.run_folder)
-        count_attempt(job.run_folder)
-    world.barrier()
+    end_training(built, trainer, Status.PREEMPTED)
+    if run.world.is_main:
+        services.records.close()
+        end_attempt(run.job.run_folder)
+        count_attempt(run.job.run_folder)
+    run.world.barrier()
     state.reset()
-    phases.enter(Phase.START, 0)
-    return run_job(replace(job, work=Training()), world, state, stop, phases)
+    run.phases.enter(Phase.START, 0)
+    return train_job(replace(run, job=replace(run.job, work=Training()), started_monotonic=time.monotonic()))

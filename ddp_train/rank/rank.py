@@ -13,7 +13,7 @@ from torch.distributed import Store
 
 from ddp_train.config import cluster
 from ddp_train.config.targets.locate import locate
-from ddp_train.distributed.store import Attempt, wait_for
+from ddp_train.distributed.store import MEET_WITHIN_S, Attempt, wait_for
 from ddp_train.distributed.world import World, open_world
 from ddp_train.errors import UserError
 from ddp_train.launch.job import Evaluation, Job, Program, stops_at
@@ -22,8 +22,8 @@ from ddp_train.rank.blame import report_failure, report_lost_rank
 from ddp_train.rank.log import rank_log
 from ddp_train.rank.peers import Peers
 from ddp_train.rank.provenance import code_captured
-from ddp_train.rank.run_job import run_job
 from ddp_train.rank.stop import Stop
+from ddp_train.rank.train_job import RankRun, train_job
 from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, status_of
@@ -39,18 +39,16 @@ from ddp_train.watchdog.client import FlightRecorder, WatchRequest, collective_t
 
 logger = logging.getLogger(__name__)
 
-_MEET_WITHIN_S = 300.0
-
 
 def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> int:
     """Train as one of a job's ranks, or do what it does in the place of training; return the exit code."""
     if isinstance(job.work, Program):
         return int(locate(job.work.function)(attempt, job))
     restart_note.remember_run(job.begins_at)
-    return run_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
+    return work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
 
 
-def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> int:
+def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> int:
     """Run a job as one of its ranks and return the exit code. Whatever goes wrong is recorded, shown once, and ends this process.
 
     Args:
@@ -73,7 +71,7 @@ def run_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bo
                 if world.is_main:
                     count_attempt(job.run_folder)
                 with code_captured(job.run_folder, world):
-                    code = _train_or_evaluate(job, world, state, stop, phases)
+                    code = _train_or_evaluate(RankRun(job=job, world=world, state=state, stop=stop, phases=phases))
                 end_compilers()
                 if watchdog is not None and watchdog.stdin is not None:
                     watchdog.stdin.close()
@@ -94,7 +92,7 @@ def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: Text
     if process_env.local_rank() != 0 or not HAS_SHARED_MEMORY:  # else a process cannot see what another one does
         return None
     ranks = range(rank, rank + process_env.local_world_size())  # torchrun counts a machine's ranks one after another
-    deadline = time.monotonic() + _MEET_WITHIN_S
+    deadline = time.monotonic() + MEET_WITHIN_S
     settings = job.config.cluster
     request = WatchRequest(
         run_folder=str(job.run_folder.root),
@@ -153,17 +151,17 @@ def _record_untrained_stop(run_folder: RunFolder, number: signal.Signals) -> Non
     print(summary.stopped(run_folder, None), flush=True)
 
 
-def _train_or_evaluate(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
+def _train_or_evaluate(run: RankRun) -> int:
     """Do the work of a job; a plain run imports that of no other."""
-    if isinstance(job.work, Evaluation):
+    if isinstance(run.job.work, Evaluation):
         from ddp_train.rank.evaluate_job import evaluate_job
 
-        return evaluate_job(job, job.work, world, state, phases)  # it asks for no stop, which ends the ranks at once
-    if job.config.debug.resume_after_steps is not None:
-        from ddp_train.rank.paused_run import run_with_pause
+        return evaluate_job(run, run.job.work)  # it asks for no stop, which ends the ranks at once
+    if run.job.config.debug.resume_after_steps is not None:
+        from ddp_train.rank.paused_run import train_with_pause
 
-        return run_with_pause(job, world, state, stop, phases)
-    return run_job(job, world, state, stop, phases)
+        return train_with_pause(run)
+    return train_job(run)
 
 
 def end_compilers() -> None:

@@ -23,7 +23,7 @@ from ddp_train.distributed.store import Attempt, join_store_again, wait_for
 from ddp_train.errors import DONE, FAILED, PREEMPTED
 from ddp_train.launch.job import Job
 from ddp_train.rank.forked import has_used_gpu
-from ddp_train.rank.rank import run_rank
+from ddp_train.rank.rank import work_as_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
@@ -186,7 +186,7 @@ def replace_forked_rank() -> NoReturn:
 def _be_rank_of_job(member: connection.Connection, place: str, *, remark: str | None = None) -> NoReturn:
     """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
     job = Job.from_json(member.recv_bytes().decode())
-    code = run_rank(job, join_store_again(place), process_env.rank(), process_env.world_size(), remark=remark)
+    code = work_as_rank(job, join_store_again(place), process_env.rank(), process_env.world_size(), remark=remark)
     member.send_bytes(str(code).encode())
     with suppress(EOFError):
         member.recv_bytes()

@@ -10,5 +10,5 @@
     record/         what a run records: losses, rates, events
     instantiate     one `_target_` node         seeding     random streams         train_state     how far a run is
 
-The loop itself writes no files but predictions, and knows no config and no signals: `ddp_train/rank/run_job.py` puts it all together.
+The loop itself writes no files but predictions, and knows no config and no signals: `ddp_train/rank/train_job.py` puts it all together.
 """

@@ -108,6 +108,10 @@ class TrainState:
         """All steps that were run, also those that a rewind has undone: unlike `step` it only grows."""
         return self.step + sum(jump.from_step - jump.to_step for jump in self.jumps) if self.jumps else self.step
 
+    def is_over(self, total_steps: int) -> bool:
+        """Tell whether there is no step left to take."""
+        return self.step >= total_steps or self.early_end is not None
+
     def reset(self) -> None:
         """Go back to the start of a run, in place."""
         vars(self).update(vars(TrainState()))

@@ -20,6 +20,8 @@ from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import ProfileConfig
 from ddp_train.distributed.world import World, alone
+from ddp_train.launch.job import Job
+from ddp_train.rank.train_job import RankRun
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phases
 from ddp_train.training.build.build import build
@@ -129,6 +131,12 @@ def services(
         checkpoints=PassedSaves(save, decide_save),
         stop=stop or ChosenStop(),
     )
+
+
+def rank_run(job: Job, state: TrainState) -> RankRun:
+    """Return what one rank that is alone has of a job; nobody stops it."""
+    no_stop: Any = None
+    return RankRun(job=job, world=alone(), state=state, stop=no_stop, phases=Phases())
 
 
 def trainer(

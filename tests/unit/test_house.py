@@ -47,7 +47,7 @@ SHOWN_BY = {
     "rank/paused_run.py": "tests/distributed/test_mixture.py",
     "rank/main.py": "tests/distributed/test_run.py, tests/distributed/test_restart.py",
     "rank/sweep_member.py": "tests/distributed/test_sweep.py, tests/distributed/test_sweep_stop.py",
-    "rank/run_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
+    "rank/train_job.py": "tests/unit/cli/test_saved_run.py, tests/distributed/test_run.py",
     "rank/rank.py": "tests/distributed/test_run.py, tests/distributed/test_restart.py",
     "run_folder/trust.py": "tests/config/test_security.py",
     "strategy/means.py": "tests/unit/strategy/test_local_sgd.py, tests/unit/strategy/test_power_sgd.py",

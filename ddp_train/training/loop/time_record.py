@@ -173,7 +173,7 @@ class TimeRecord:
         self.split.begin()
         self._began = self._written = time.monotonic()
         self._written_step = state.step
-        line = {"started": round(self._services.started, 3), "restart": process_env.restart_count() > 0}
+        line = {"started": round(self._services.started_at, 3), "restart": process_env.restart_count() > 0}
         line |= {"queued": self._services.run_folder.submitted.exists(), "step": state.step}
         self._services.records.write_times({**line, "hosts": self._hosts, "parts": PARTS, "not_split": self._not_split})
 

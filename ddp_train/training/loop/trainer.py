@@ -87,7 +87,7 @@ class RunServices:
     records: Records
     checkpoints: Checkpoints
     stop: StopLine
-    started: float = field(default_factory=time.time)  # this attempt, in seconds since the epoch
+    started_at: float = field(default_factory=time.time)  # this attempt, in seconds since the epoch
 
 
 @dataclass(kw_only=True)
@@ -169,7 +169,7 @@ class Trainer:
         self.logged.go_on_from(state.window)
         if not self._finish_what_was_pending():
             return False
-        while not self._is_over():
+        while not state.is_over(components.total_steps):
             if hooks.before_step:
                 started = time.perf_counter()
                 for before_step in [*hooks.before_step]:
@@ -190,14 +190,14 @@ class Trainer:
 
     def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
         """Evaluate where that is due, then save: the evaluation may be one of the best. False: all stop after this step. Collective."""
-        state = self.state
+        state, total_steps = self.state, self.components.total_steps
         stops, is_save_agreed = self.services.stop.begin_next_step(state.steps_run)
-        if self._is_over() or self._is_evaluation_due(batch):
+        if state.is_over(total_steps) or self._is_evaluation_due(batch):
             started = time.perf_counter()
             stops = stops or not self.evaluate()
             state.evaluation_pending = stops
             self.window.exclude_since(started)
-        if stops or self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed) or self._is_over():
+        if stops or self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed) or state.is_over(total_steps):
             if not is_judged:  # weights that are lost must not replace good ones
                 self._judge(self.window.read(Reduction(self.world)))
             self._save()
@@ -213,7 +213,7 @@ class Trainer:
         state, had_ended = self.state, self.state.early_end is not None
         for start in self.hooks.when_steps_begin:
             start()
-        if state.evaluation_pending or self._is_over():
+        if state.evaluation_pending or state.is_over(self.components.total_steps):
             if not self.evaluate():
                 return False  # the checkpoint has it pending, too
             state.evaluation_pending = False
@@ -229,10 +229,6 @@ class Trainer:
     def window(self) -> LogWindow:
         """The steps since the last record."""
         return self.train_step.window
-
-    def _is_over(self) -> bool:
-        """Tell whether there is no step left to take."""
-        return self.state.step >= self.components.total_steps or self.state.early_end is not None
 
     def _is_evaluation_due(self, batch: GlobalBatch) -> bool:
         """Tell whether a period of evaluation ends with the step that has taken this global batch."""

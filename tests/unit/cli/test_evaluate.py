@@ -21,13 +21,12 @@ from ddp_train.launch.job import Evaluation, Job
 from ddp_train.rank.evaluate_job import evaluate_job
 from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.system.phase import Phases
 from ddp_train.training.loop import evaluation
 from ddp_train.training.parts.components import Components
 from ddp_train.training.train_state import TrainState
 from tests.conftest import metrics
 from tests.fake_runner import FakeRunner
-from tests.unit.parts import saved
+from tests.unit.parts import rank_run, saved
 from tests.unit.training.finished import finished
 
 
@@ -51,7 +50,7 @@ def work_of(job: Job) -> Evaluation:
 
 
 def run(job: Job) -> int:
-    return evaluate_job(job, work_of(job), alone(), TrainState(), Phases())
+    return evaluate_job(rank_run(job, TrainState()), work_of(job))
 
 
 def done(command: Any, *words: str) -> Job:

@@ -21,7 +21,7 @@ with rank_log(RunFolder(Path("run")), rank, shows=shows) as terminal:
     logging.info("root info")
     logging.getLogger("theirs").info("their info")
     logging.getLogger("theirs").warning("their warning with %s", "s3cr3t_of_mine")
-    logging.getLogger("ddp_train.rank.run_job").warning("our warning")
+    logging.getLogger("ddp_train.rank.train_job").warning("our warning")
     print("screen", file=terminal)
 print("after")
 """

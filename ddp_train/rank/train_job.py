@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,66 +49,28 @@ from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
 
 
-def run_job(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> int:
-    """Run one job to its end or to a stop, and return the exit code; result.json has what came of it. Collective.
-
-    `state` is advanced in place, so that a caller can say how far a failed run got.
-    """
-    run = prepare_run(job, world, state, stop, phases)
-    return DONE if run is None else finish_run(run, stop, is_done=train(run, stop))
-
-
 @dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-    """A run that is built, and is where it begins or goes on."""
+class RankRun:
+    """One job, as one rank works on it in an open process group: what all that the rank does for the job needs."""
 
     job: Job
-    trainer: Trainer
-    checkpoints: Checkpoints
-    records: Records
-    started: float  # by the monotonic clock
+    world: World
+    state: TrainState  # advanced in place, so that whoever reports a failure can say how far the run got
+    stop: Stop
+    phases: Phases
+    started_monotonic: float = field(default_factory=time.monotonic)
 
 
-def prepare_run(job: Job, world: World, state: TrainState, stop: Stop, phases: Phases) -> PreparedRun | None:
-    """Build a job, and go to where it begins or goes on; None: it has been completed before. Collective."""
-    started = time.monotonic()
-    job, components = _build(job, world)
-    keep = retention(job.config.checkpoint, components)
-    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=phases.report_progress)
-    data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
-    if world.is_main:
-        discard_later(job.run_folder, checkpoint, world)
-    _restore_or_begin(checkpoint, job.config, components, state, world, phases)
-    _note_resumed(job, world)
-    if world.is_main:
-        print(summary.plan(job, components, state), flush=True)
-    is_over = state.step >= components.total_steps or state.early_end is not None
-    if is_over and world.from_main(job.run_folder.is_completed):
-        _make_up_for_predictions(job, components, state, world, phases)
-        if world.is_main:
-            end_attempt(job.run_folder)
-            print(summary.over(job, state), flush=True)
-        return None
-    records = _open_records(job, components, state, world, phases, keep=keep, data_changes=data_changes)
-    checkpoints = Checkpoints(
-        config=job.config,
-        run_folder=job.run_folder,
-        components=components,
-        state=state,
-        world=world,
-        keep=keep,
-        records=records,
-        phases=phases,
-        ask_to_save=stop.ask_to_save,
-    )
-    began = time.time() - (time.monotonic() - started)
-    services = RunServices(run_folder=job.run_folder, phases=phases, started=began, records=records, checkpoints=checkpoints, stop=stop)
-    trainer = build_trainer(job.config, components, state, world, services)
-    return PreparedRun(job=job, trainer=trainer, checkpoints=checkpoints, records=records, started=started)
+def train_job(run: RankRun) -> int:
+    """Train to the end or to a stop, and return the exit code; result.json has what came of it. Collective."""
+    run, components = build_components(run)
+    trainer = prepare_trainer(run, components)
+    return DONE if trainer is None else finish_run(run, trainer, is_done=train(run, trainer))
 
 
-def _build(job: Job, world: World) -> tuple[Job, Components]:
+def build_components(run: RankRun) -> tuple[RankRun, Components]:
     """Say what begins, and build what it is made of; the job then has the micro-batch that was found, if that was asked. Collective."""
+    job, world = run.job, run.world
     if job.config.batch.is_open:
         config, folder = job.config, job.run_folder.root
         job = _with_answered_micro_batch(job, world.from_main(lambda: answers_before(config, folder)))
@@ -120,7 +82,50 @@ def _build(job: Job, world: World) -> tuple[Job, Components]:
     require_alike(components.data_identity, world)
     if world.is_main:
         record_answers(job.run_folder.config, job.config, components.answers)
-    return _with_answered_micro_batch(job, components.answers), components
+    return replace(run, job=_with_answered_micro_batch(job, components.answers)), components
+
+
+def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
+    """Go to where the run begins or goes on, and return what trains it; None: it has been completed before. Collective."""
+    job, world, state = run.job, run.world, run.state
+    keep = retention(job.config.checkpoint, components)
+    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=run.phases.report_progress)
+    data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
+    if world.is_main:
+        discard_later(job.run_folder, checkpoint, world)
+    _restore_or_begin(run, checkpoint, components)
+    _note_resumed(run)
+    if world.is_main:
+        print(summary.plan(job, components, state), flush=True)
+    if state.is_over(components.total_steps) and world.from_main(job.run_folder.is_completed):
+        _make_up_for_predictions(run, components)
+        if world.is_main:
+            end_attempt(job.run_folder)
+            print(summary.over(job, state), flush=True)
+        return None
+    if world.is_main:
+        _clear_for_attempt(run, components, keep)
+    records = _open_records(run, components, data_changes)
+    checkpoints = Checkpoints(
+        config=job.config,
+        run_folder=job.run_folder,
+        components=components,
+        state=state,
+        world=world,
+        keep=keep,
+        records=records,
+        phases=run.phases,
+        ask_to_save=run.stop.ask_to_save,
+    )
+    services = RunServices(
+        run_folder=job.run_folder,
+        phases=run.phases,
+        records=records,
+        checkpoints=checkpoints,
+        stop=run.stop,
+        started_at=time.time() - (time.monotonic() - run.started_monotonic),
+    )
+    return build_trainer(job.config, components, state, world, services)
 
 
 def _sweep_of(run_folder: RunFolder) -> Path | None:
@@ -139,26 +144,26 @@ def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
     return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
 
 
-def _restore_or_begin(
-    checkpoint: Path | None, config: RunConfig, components: Components, state: TrainState, world: World, phases: Phases
-) -> None:
+def _restore_or_begin(run: RankRun, checkpoint: Path | None, components: Components) -> None:
     """Put the components and the state where the checkpoint was saved, or load the weights that the run begins with. Collective."""
+    config, world, state = run.job.config, run.world, run.state
     if checkpoint is not None:
         rebuild_buckets(components, world)
     elif config.init_from is not None:
         _load_initial_weights(config, Path(config.init_from), components, world)
-    if not start_from(checkpoint, components, state, world, on_progress=phases.report_progress):
+    if not start_from(checkpoint, components, state, world, on_progress=run.phases.report_progress):
         seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
     if state.early_end is not None and not state.early_end.holds(config.callbacks):
         state.early_end = None  # asked of a callback that is not there any more, or not as it was
 
 
-def _note_resumed(job: Job, world: World) -> None:
+def _note_resumed(run: RankRun) -> None:
     """Note that a checkpoint that was named has been loaded: from now on the newest one counts."""
-    if job.checkpoint is not None:
-        remember_run(job.run_folder.root)
-        if world.is_main and job.run_folder.launch.is_dir():  # also for the next start of what was submitted
-            job.run_folder.continued.touch()
+    run_folder = run.job.run_folder
+    if run.job.checkpoint is not None:
+        remember_run(run_folder.root)
+        if run.world.is_main and run_folder.launch.is_dir():  # also for the next start of what was submitted
+            run_folder.continued.touch()
 
 
 def _load_initial_weights(config: RunConfig, weights: Path, components: Components, world: World) -> None:
@@ -172,37 +177,40 @@ def _load_initial_weights(config: RunConfig, weights: Path, components: Componen
     world.print(*load_initial_weights(weights, components.model, world, renames=config.init_from_keys, is_strict=config.init_from_strict))
 
 
-def _make_up_for_predictions(job: Job, components: Components, state: TrainState, world: World, phases: Phases) -> None:
+def _make_up_for_predictions(run: RankRun, components: Components) -> None:
     """Save the predictions of a run that is done, where they are asked for and not there. Its metrics are recorded already. Collective."""
+    job, world, state = run.job, run.world, run.state
     folder_of = partial(job.run_folder.predictions_of, state.step)
     is_there = world.from_main(lambda: all(folder_of(name).exists() for name in components.eval_loaders))
     if not job.config.evaluation.save_predictions or is_there:
         return
     with weights_to_evaluate(components):
-        metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: phases.enter(Phase.EVALUATION, state.step))
+        metrics = evaluate(components, world, predictions=folder_of, begins_batch=lambda: run.phases.enter(Phase.EVALUATION, state.step))
     assert metrics is not None  # a stop before the first step ends the process
     if world.is_main:
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         print(f"evaluated after step {state.step}: {shown}; the predictions are in {job.run_folder.as_typed()}/predictions", flush=True)
 
 
-def _open_records(
-    job: Job, components: Components, state: TrainState, world: World, phases: Phases, *, keep: Retention, data_changes: list[str]
-) -> Records:
-    """Make the folder ready for what this attempt writes, and open its records; `data_changes`: those that were accepted. Collective."""
-    run_folder = job.run_folder
-    if world.is_main:
-        require_room_for_run(run_folder, components, keep, world)  # the other ranks wait for it at the next collective
-        run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
-        predictions.forget_after(run_folder.predictions, state.step)
-    records = Records(run_folder, world, partial(_writers, job, components, state, phases) if world.is_main else list)
+def _clear_for_attempt(run: RankRun, components: Components, keep: Retention) -> None:
+    """Make sure that the disk has room, and remove what this attempt writes again (rank 0; the others wait at the next collective)."""
+    run_folder = run.job.run_folder
+    require_room_for_run(run_folder, components, keep, run.world)
+    run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
+    predictions.forget_after(run_folder.predictions, run.state.step)
+
+
+def _open_records(run: RankRun, components: Components, data_changes: list[str]) -> Records:
+    """Open the run's records; `data_changes`: those that were accepted. Collective."""
+    records = Records(run.job.run_folder, run.world, partial(_writers, run, components) if run.world.is_main else list)
     if data_changes:
-        records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": data_changes}, "")
+        records.log_event({"time": time.time(), "kind": "data_changed", "step": run.state.step, "changes": data_changes}, "")
     return records
 
 
-def _writers(job: Job, components: Components, state: TrainState, phases: Phases) -> list[MetricWriter]:
+def _writers(run: RankRun, components: Components) -> list[MetricWriter]:
     """Return where the numbers go from this step on (rank 0)."""
+    job, state = run.job, run.state
     config, run_name = job.config, ""
     if (sweep := _sweep_of(job.run_folder)) is not None:
         from ddp_train.run_folder.sweep import Sweep
@@ -215,7 +223,7 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
         run_name=run_name,
         step=state.step,
         total_steps=components.total_steps,
-        phases=phases,
+        phases=run.phases,
         epoch=epochs(components.train_loader.order, state.samples),
         steps_per_epoch=components.train_loader.order.steps_per_epoch,
         notes=lambda: live_notes(
@@ -225,16 +233,15 @@ def _writers(job: Job, components: Components, state: TrainState, phases: Phases
     return make_writers(config.metrics, facts)
 
 
-def train(run: PreparedRun, stop: Stop) -> bool:
-    """Train until all steps are done (True), or to a stop; the last save is finished, and `run.checkpoints` knows how. Collective."""
-    trainer = run.trainer
+def train(run: RankRun, trainer: Trainer) -> bool:
+    """Train until all steps are done (True), or to a stop; the last save is finished, and its checkpoints know how. Collective."""
     if faults := run.job.config.debug.faults:
         from ddp_train.rank.fault_injection import inject
 
-        inject(faults, trainer.services.phases, trainer.components, trainer.world, run.job.run_folder)
-    stop.begin_training(trainer.state.steps_run)
+        inject(faults, run.phases, trainer.components, run.world, run.job.run_folder)
+    run.stop.begin_training(run.state.steps_run)
     is_done = trainer.train()
-    if (unsaved := run.checkpoints.finish()) and is_done:  # before `end`, which writes a profile: a stop leaves little time to save
+    if (unsaved := trainer.services.checkpoints.finish()) and is_done:  # before `end`, which writes a profile: a stop leaves little time
         raise not_saved("all", unsaved)
     return is_done
 
@@ -246,28 +253,27 @@ def not_saved(steps: str, unsaved: str) -> RunError:
     return RunError(key="checkpoint", happened=happened, expected="the state of the last step on disk", fix=fix)
 
 
-def end_training(run: PreparedRun, status: Status) -> None:
+def end_training(run: RankRun, trainer: Trainer, status: Status) -> None:
     """Let what hangs on the loop end in good order. Collective."""
-    run.trainer.services.phases.enter(Phase.END, run.trainer.state.step)
-    run.trainer.world.barrier()  # every rank is through: only now it is completed
-    run.trainer.end(status)
+    run.phases.enter(Phase.END, run.state.step)
+    run.world.barrier()  # every rank is through: only now it is completed
+    trainer.end(status)
 
 
-def finish_run(run: PreparedRun, stop: Stop, *, is_done: bool) -> int:
+def finish_run(run: RankRun, trainer: Trainer, *, is_done: bool) -> int:
     """Write result.json, say how the run ended, and return the exit code. Collective."""
-    status, world = Status.COMPLETED if is_done else status_of(stop.cause()), run.trainer.world
-    unsaved = run.checkpoints.finish()  # as in `train`: there is no later save
-    end_training(run, status)
-    if world.is_main:
-        _write_result(run, stop, status, unsaved=unsaved)
-    world.barrier()  # no rank leaves before it is written: a signal then would look like one after a failure
+    status = Status.COMPLETED if is_done else status_of(run.stop.cause())
+    unsaved = trainer.services.checkpoints.finish()  # as in `train`: there is no later save
+    end_training(run, trainer, status)
+    if run.world.is_main:
+        _write_result(run, trainer, status, unsaved=unsaved)
+    run.world.barrier()  # no rank leaves before it is written: a signal then would look like one after a failure
     return EXIT_CODE_OF_STOP.get(status, DONE)
 
 
-def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str) -> None:
+def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str) -> None:
     """Write result.json, and say how the run ended (rank 0)."""
-    job, trainer, is_done = run.job, run.trainer, status == Status.COMPLETED
-    state, run_folder = trainer.state, job.run_folder
+    job, state, run_folder, is_done = run.job, run.state, run.job.run_folder, status == Status.COMPLETED
     result = Result(
         status=status,
         step=state.step,
@@ -275,11 +281,11 @@ def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str)
         samples=state.samples,
         metrics={"last": trainer.last, "best": {metric: asdict(best) for metric, best in state.best.items()}},
         headline=asdict(ranking_of(trainer.components)),
-        seconds=round(time.monotonic() - run.started, 3),
+        seconds=round(time.monotonic() - run.started_monotonic, 3),
         early_end=str(state.early_end) if state.early_end is not None and is_done else None,
     )
     try:
-        run.records.close()
+        trainer.services.records.close()
         result = replace(result, goodput=read_goodput(run_folder))
         result.write(run_folder.result)
         end_attempt(run_folder, is_saved=not unsaved)
@@ -293,6 +299,6 @@ def _write_result(run: PreparedRun, stop: Stop, status: Status, *, unsaved: str)
     if is_done:
         print(summary.closing(job, state, result), flush=True)
     else:
-        if stop.cause() is WALLTIME:
+        if run.stop.cause() is WALLTIME:
             print(f"the walltime ends in cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
         print(summary.stopped(run_folder, result.step, unsaved=run_folder.continues() if unsaved else ""), flush=True)
