@@ -3,7 +3,7 @@
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
 from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, run_agent
 from ddp_train.launch.job import Job
-from ddp_train.run_folder.starts import NoProgress, close_if_unfinished
+from ddp_train.run_folder.starts import close_attempt
 from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import process_env
 
@@ -15,17 +15,10 @@ def run_on_this_machine(job: Job) -> int:
     """
     if not job.is_run:
         return _start_and_wait(job)
-    if no_progress := close_earlier_attempt(job):
+    if no_progress := close_attempt(job.run_folder, counts_anew=job.checkpoint is not None):
         return no_progress.show(job.run_folder)
     before = job.run_folder.read_result()
     return exit_code_after_agent(job.run_folder, _start_and_wait(job), before=before)
-
-
-def close_earlier_attempt(job: Job) -> NoProgress | None:
-    """Close an attempt that was cut off, or count anew where a person has chosen the checkpoint; return why the run cannot start, if so."""
-    if job.checkpoint is not None:
-        job.run_folder.starts.unlink(missing_ok=True)
-    return close_if_unfinished(job.run_folder)
 
 
 def arguments_for(job: Job) -> list[str]:

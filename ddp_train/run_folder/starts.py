@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 
 from ddp_train.errors import FINAL, NO_PROGRESS
 from ddp_train.run_folder import failure
@@ -21,7 +22,15 @@ from ddp_train.system.files import write_json
 MAX_STARTS_WITHOUT_CHECKPOINT = 4
 NO_PROGRESS_ERROR = "NoProgress"  # the error in result.json begins so after the last of them
 _SHOWN = 100  # characters of an error
-_ENGINE, _RANKS_OF_ENGINE, _RANKS = "engine", "ranks of an engine", "ranks"  # who has counted an attempt (`_Starts.open`)
+
+
+class _CountedBy(StrEnum):
+    """Who has counted the attempt that has not ended yet."""
+
+    NOBODY = ""  # there is none
+    ENGINE = "engine"
+    RANKS_OF_ENGINE = "ranks of an engine"  # the engine's program first
+    RANKS = "ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,22 +61,13 @@ class _Starts:
 
     checkpoint: int = 0  # step of the newest one
     began: list[float] = field(default_factory=list)  # times of the attempts without a newer one, in seconds since the epoch
-    open: str = ""  # who has counted the attempt that has not ended yet; "": there is none
+    open: str = _CountedBy.NOBODY
 
     def write(self, run_folder: RunFolder) -> None:
         if self.began:
             write_json(run_folder.starts, asdict(self))
         else:
             run_folder.starts.unlink(missing_ok=True)
-
-    def close(self, reports: Sequence[failure.Failure], *, has_failed: bool) -> None:
-        """Count the attempt that has failed, unless a person has to fix something before the next one."""
-        last = reports[-1] if reports and (not self.began or reports[-1].time >= self.began[-1]) else None
-        if has_failed and not self.open:  # it failed before rank 0 could count
-            self.began.append(last.time if last else time.time())
-        self.open = ""
-        if last is not None and last.exit_code in FINAL and self.began:
-            self.began.pop()
 
     def judge(self, reports: Sequence[failure.Failure]) -> NoProgress | None:
         """Return why the run is not to be started again, where its attempts were too many."""
@@ -90,11 +90,11 @@ def count_attempt(run_folder: RunFolder, *, by_engine: bool = False) -> None:
     if by_engine:
         run_folder.archive_failure()
     starts = _load(run_folder)
-    if not by_engine and starts.open == _ENGINE:
-        starts.open = _RANKS_OF_ENGINE
+    if not by_engine and starts.open == _CountedBy.ENGINE:
+        starts.open = _CountedBy.RANKS_OF_ENGINE
     else:
         starts.began.append(time.time())
-        starts.open = _ENGINE if by_engine else _RANKS
+        starts.open = _CountedBy.ENGINE if by_engine else _CountedBy.RANKS
     with nullcontext() if by_engine else suppress(OSError):  # a full disk: the run will say so itself
         starts.write(run_folder)
 
@@ -104,36 +104,37 @@ def end_attempt(run_folder: RunFolder, *, is_saved: bool = True) -> None:
     starts = _load(run_folder)
     if is_saved:
         starts.began.clear()
-    elif starts.open == _RANKS:
+    elif starts.open == _CountedBy.RANKS:
         starts.began.pop()
-    starts.open = ""
+    starts.open = _CountedBy.NOBODY
     starts.write(run_folder)
 
 
-def close_if_unfinished(run_folder: RunFolder) -> NoProgress | None:
-    """Record that the last attempt has failed if no process has recorded its end, and not one that an engine's program has counted.
+def close_attempt(
+    run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False, counts_anew: bool = False
+) -> NoProgress | None:
+    """Record that the last attempt has failed, if no process has recorded its end; return why the run is not to be started again, if so.
 
-    As the two below it returns why the run is not to be started again, if so. The reason comes once, with `failed` in result.json; then the
-    count begins anew, for a person who has fixed the cause.
+    That reason comes once, with `failed` in result.json. Then the count begins anew, for a person who has fixed the cause.
+
+    Args:
+        has_failed: the caller knows that it has failed: it counts, even where that was before a process could count it.
+        by_engine: the program that is about to start the machines asks. Else an attempt that it alone has counted is about to begin.
+        counts_anew: a person has chosen the checkpoint: earlier attempts do not count.
     """
+    if counts_anew:
+        run_folder.starts.unlink(missing_ok=True)
     starts = _load(run_folder)
-    return None if starts.open in ("", _ENGINE) else _close(run_folder, starts, has_failed=False)
-
-
-def close_before_launch(run_folder: RunFolder) -> NoProgress | None:
-    """Record that the last attempt is over, also one that an engine's program has counted: it asks before it starts the machines."""
-    return _close(run_folder, _load(run_folder), has_failed=False)
-
-
-def close_failed(run_folder: RunFolder) -> NoProgress | None:
-    """Record that the last attempt has failed, as the caller knows."""
-    return _close(run_folder, _load(run_folder), has_failed=True)
-
-
-def _close(run_folder: RunFolder, starts: _Starts, *, has_failed: bool) -> NoProgress | None:
+    if not has_failed and not by_engine and starts.open in (_CountedBy.NOBODY, _CountedBy.ENGINE):
+        return None
     files = run_folder.root.glob("failure*.json")  # reports of all attempts: failure.json, failure.1.json ...
     reports = sorted(filter(None, map(failure.load_report, files)), key=lambda report: report.time)
-    starts.close(reports, has_failed=has_failed)
+    last = reports[-1] if reports and (not starts.began or reports[-1].time >= starts.began[-1]) else None
+    if has_failed and starts.open == _CountedBy.NOBODY:  # it failed before rank 0 could count
+        starts.began.append(last.time if last else time.time())
+    starts.open = _CountedBy.NOBODY
+    if last is not None and last.exit_code in FINAL and starts.began:  # a person has to fix something before the next one
+        starts.began.pop()
     if (no_progress := starts.judge(reports)) is None:
         with suppress(OSError):  # a full disk
             starts.write(run_folder)

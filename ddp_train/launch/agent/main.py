@@ -23,7 +23,7 @@ from ddp_train.launch.agent.ranks import Ranks, loads_alike
 from ddp_train.launch.agent_process import AgentOptions, AgentRequest
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.starts import NoProgress, close_failed
+from ddp_train.run_folder.starts import NoProgress, close_attempt
 from ddp_train.system import process_env, torch_internals
 from ddp_train.system.fork_server import RequestHandler
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
@@ -117,7 +117,7 @@ class Failures:
         self._shows = is_last_attempt or not options.is_one_attempt
         self._began, self._kills_before = time.monotonic(), oom_kills()
         self._before = None if options.run_folder is None else options.run_folder.read_result()
-        self._is_closed = False  # the newest attempt is recorded as ended (`close_failed`)
+        self._is_closed = False  # the newest attempt is recorded as ended (`close_attempt`)
         self._no_progress: NoProgress | None = None  # why a restart would get no further
         self._has_recorded = False  # in an attempt on several machines: it was this agent that wrote failure.json
 
@@ -171,7 +171,7 @@ class Failures:
             self._no_progress.show(run_folder)
 
     def _close(self, run_folder: RunFolder) -> None:
-        self._no_progress = close_failed(run_folder)
+        self._no_progress = close_attempt(run_folder, has_failed=True)
         self._is_closed = True
 
     def _has_ended(self) -> bool:
