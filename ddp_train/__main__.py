@@ -51,9 +51,9 @@ def run_request(request: AgentRequest | RankRequest | CheckRequest, *, loaded_wi
     """
     match request:
         case AgentRequest():
-            from ddp_train.launch.agent.main import run_requested_agent
+            from ddp_train.launch.agent.main import become_agent
 
-            return run_requested_agent(request, loaded_with=loaded_with, become_rank=_become_forked_rank)
+            return become_agent(request, loaded_with=loaded_with, become_rank=_become_forked_rank)
         case RankRequest():
             return _become_forked_rank(request)
         case CheckRequest():

@@ -110,8 +110,8 @@ def request_check(files: Sequence[int]) -> Child:
     return start_fork_server().start(CheckRequest(files=files, imports=["torch"]))
 
 
-def run_agent(options: AgentOptions, arguments: list[str], *, environment: Mapping[str, str], uses_compiler: bool = True) -> int:
-    """Run an agent to its end and return its exit code; 130 after Ctrl-C, 143 after another stop signal.
+def start_agent_and_wait(options: AgentOptions, arguments: list[str], *, environment: Mapping[str, str], uses_compiler: bool = True) -> int:
+    """Start an agent, wait for its end and return its exit code; 130 after Ctrl-C, 143 after another stop signal.
 
     A stop signal is passed on; a second Ctrl-C or SIGQUIT kills the agent, and with it its ranks. For the arguments see `start_agent`.
     """
@@ -136,7 +136,7 @@ def start_agent(
     is_last: bool = False,
     uses_compiler: bool = True,
 ) -> Child:
-    """Start an agent (`agent.main.run_requested_agent`), which has this process's environment and the locks of its folders.
+    """Start an agent (`agent.main.become_agent`), which has this process's environment and the locks of its folders.
 
     Args:
         arguments: torchrun's.

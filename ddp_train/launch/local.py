@@ -1,7 +1,7 @@
 """This machine: one agent, one process per GPU, or two on CPU."""
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
-from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, run_agent
+from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, start_agent_and_wait
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.starts import close_attempt
 from ddp_train.run_folder.verdict import exit_code_after_agent
@@ -14,11 +14,11 @@ def run_on_this_machine(job: Job) -> int:
     The agent finds a free port itself: any number of runs share a machine.
     """
     if not job.is_run:
-        return _start_and_wait(job)
+        return _start_ranks_and_wait(job)
     if no_progress := close_attempt(job.run_folder, counts_anew=job.checkpoint is not None):
         return no_progress.show(job.run_folder)
     before = job.run_folder.read_result()
-    return exit_code_after_agent(job.run_folder, _start_and_wait(job), before=before)
+    return exit_code_after_agent(job.run_folder, _start_ranks_and_wait(job), before=before)
 
 
 def arguments_for(job: Job) -> list[str]:
@@ -27,10 +27,10 @@ def arguments_for(job: Job) -> list[str]:
     return agent_arguments(processes_of_nodes(cluster)[0], max_restarts=max_restarts(cluster, {}) if job.is_run else 0)
 
 
-def _start_and_wait(job: Job) -> int:
+def _start_ranks_and_wait(job: Job) -> int:
     config, cluster = job.config, job.config.cluster
     environment = rank_environment(processes_of_nodes(cluster)[0], cluster.threads_per_process) | environment_of(cluster.env)
     run_folder, uses_torch_agent = job.run_folder if job.is_run else None, cluster.agent == "torch"
     options = AgentOptions(grace_s=cluster.grace_s, run_folder=run_folder, uses_torch_agent=uses_torch_agent)
     environment = {**environment, process_env.JOB: job.to_json()}
-    return run_agent(options, arguments_for(job), environment=environment, uses_compiler=config.uses_compiler)
+    return start_agent_and_wait(options, arguments_for(job), environment=environment, uses_compiler=config.uses_compiler)

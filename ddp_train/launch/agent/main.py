@@ -36,7 +36,7 @@ _TORCH_AGENT = (
 _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 
 
-def run_requested_agent(request: AgentRequest, *, loaded_with: Mapping[str, str], become_rank: RequestHandler) -> int:
+def become_agent(request: AgentRequest, *, loaded_with: Mapping[str, str], become_rank: RequestHandler) -> int:
     """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
 
     Args:
@@ -64,7 +64,8 @@ def run_torchrun(options: AgentOptions, arguments: list[str], ranks: Ranks) -> i
     node_rank = next((int(part.removeprefix("rank=")) for part in torchrun_args.rdzv_conf.split(",") if part.startswith("rank=")), 0)
     _quieten(options.log or (options.run_folder.agent_log(node_rank) if options.run_folder is not None else None))
     elastic.register_rendezvous()
-    failures = Failures(options, is_last_attempt=options.restarts == torchrun_args.max_restarts)
+    is_last = options.restarts == torchrun_args.max_restarts
+    failures = FailuresOfAttempt(options, is_last=is_last) if options.is_one_attempt else Failures(options)
     if uses_torch_agent and options.is_one_attempt:
         print(f"\n{UserError(key='cluster', happened=lacks[0], fix='torchrun --nnodes=N -m ddp_train on each machine')}", file=sys.stderr)
         return ENVIRONMENT_REFUSES
@@ -107,44 +108,33 @@ def _quieten(log: Path | None) -> None:
 
 
 class Failures:
-    """Records and shows failures of one agent's ranks, and decides on restarts. Made before the ranks are started.
+    """Records and shows failures of the ranks of an agent that is alone, and decides on restarts. Made before the ranks are started."""
 
-    `is_last_attempt`: on several machines, no attempt follows this one.
-    """
-
-    def __init__(self, options: AgentOptions, *, is_last_attempt: bool) -> None:
-        self._options = options
-        self._shows = is_last_attempt or not options.is_one_attempt
+    def __init__(self, options: AgentOptions) -> None:
+        self._group, self._run_folder = options.group, options.run_folder
         self._began, self._kills_before = time.monotonic(), oom_kills()
         self._before = None if options.run_folder is None else options.run_folder.read_result()
-        self._is_closed = False  # the newest attempt is recorded as ended (`close_attempt`)
         self._no_progress: NoProgress | None = None  # why a restart would get no further
-        self._has_recorded = False  # in an attempt on several machines: it was this agent that wrote failure.json
 
     def should_restart(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
         """Tell whether the ranks are started again (`elastic.ShouldRestart`)."""
-        self._is_closed = False
-        run_folder = self._options.run_folder
-        if self._has_ended():
+        if self._has_ended() or restarts_left == 0:
             return False
-        if self._options.is_one_attempt:
-            if run_folder is not None:  # at once: ranks of other machines wait for it, and would name this one's neighbours otherwise
-                self._has_recorded = _record_first(failures, run_folder)
+        if self._run_folder is not None:
+            _record_first(failures, self._run_folder)
+        if _code(failures) in FINAL:
             return False
-        if restarts_left == 0:
-            return False
-        if run_folder is not None:
-            _record_first(failures, run_folder)
-            self._close(run_folder)
-        return self._no_progress is None and _code(failures) not in FINAL
+        if self._run_folder is not None:
+            self._no_progress = close_attempt(self._run_folder, has_failed=True)
+        return self._no_progress is None
 
     def end(self, error: ChildFailedError) -> int:
         """Say that the ranks have failed and are not started again, and return the exit code of the run."""
         rank, first = error.get_first_failure()
-        run_folder, ran_oom = self._options.run_folder, ran_out(self._kills_before)
+        run_folder, ran_oom = self._run_folder, ran_out(self._kills_before)
         report = failure.from_exit(rank=rank, pid=first.pid, exit_code=first.exitcode, run_folder=run_folder, was_out_of_memory=ran_oom)
-        if self._options.group is not None:  # the launcher shows why the group of the job at hand is gone
-            job = self._options.group / "run_folder"
+        if self._group is not None:  # the launcher shows why the group of the job at hand is gone
+            job = self._group / "run_folder"
             if not (folder_of_job := RunFolder(Path(job.read_text()))).is_completed():
                 report.record(folder_of_job, seconds=time.time() - job.stat().st_mtime)
         elif self._has_ended():
@@ -159,25 +149,41 @@ class Failures:
         return _code(error.failures)
 
     def _end_run(self, run_folder: RunFolder, report: failure.Failure) -> None:
-        """Record and show the failure of a run, and why it gets nowhere, if so (of several machines the first finds that out)."""
-        is_first = self._has_recorded
-        if not is_first and self._no_progress is None:
-            is_first = report.record(run_folder, seconds=time.monotonic() - self._began)
-        if is_first and self._shows and os.path.exists(run_folder.failure):  # else the disk is full, and the rank has shown its screen
-            print(report.screen(run_folder), file=sys.stderr, flush=True)
-        if not self._is_closed and not self._options.is_one_attempt:
-            self._close(run_folder)
+        """Record and show the failure of a run, and why it gets nowhere, if so."""
+        if self._no_progress is None:
+            if report.record(run_folder, seconds=time.monotonic() - self._began):
+                _show(report, run_folder)
+            self._no_progress = close_attempt(run_folder, has_failed=True)
         if self._no_progress is not None:
             self._no_progress.show(run_folder)
 
-    def _close(self, run_folder: RunFolder) -> None:
-        self._no_progress = close_attempt(run_folder, has_failed=True)
-        self._is_closed = True
-
     def _has_ended(self) -> bool:
         """Tell whether the run was completed or stopped since this agent was made: a rank that dies after that changes nothing."""
-        run_folder = self._options.run_folder
-        return run_folder is not None and run_folder.has_ended_since(self._before)
+        return self._run_folder is not None and self._run_folder.has_ended_since(self._before)
+
+
+class FailuresOfAttempt(Failures):
+    """Those of an agent for one attempt on several machines, of which the first decides what follows; `is_last`: nothing does."""
+
+    def __init__(self, options: AgentOptions, *, is_last: bool) -> None:
+        super().__init__(options)
+        self._is_last = is_last
+        self._has_recorded = False  # it was this agent that wrote failure.json
+
+    def should_restart(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
+        """Record at once why the ranks have ended: those of other machines wait for it, and would name this one's neighbours otherwise."""
+        if self._run_folder is not None and not self._has_ended():
+            self._has_recorded = _record_first(failures, self._run_folder)
+        return False
+
+    def _end_run(self, run_folder: RunFolder, report: failure.Failure) -> None:
+        if (self._has_recorded or report.record(run_folder, seconds=time.monotonic() - self._began)) and self._is_last:
+            _show(report, run_folder)
+
+
+def _show(report: failure.Failure, run_folder: RunFolder) -> None:
+    if run_folder.failure.exists():  # else the disk is full, and the rank has shown its screen
+        print(report.screen(run_folder), file=sys.stderr, flush=True)
 
 
 def _record_first(failures: Mapping[int, ProcessFailure], run_folder: RunFolder) -> bool:
