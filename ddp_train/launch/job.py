@@ -6,7 +6,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ class Job:
     def begins_at(self) -> Path:
         """The checkpoint that it continues from, or its run folder."""
         return Path(self.checkpoint or self.run_folder.root)
+
+    def resumed_at(self, begins_at: Path) -> Job:
+        """Return the job of a later attempt, which begins there; an evaluation knows itself how far it is."""
+        checkpoint = str(begins_at) if begins_at != self.run_folder.root else None
+        return replace(self, work=Training(checkpoint=checkpoint)) if isinstance(self.work, Training) else self
 
     def hyper_parameters(self) -> dict[str, bool | int | float | str]:
         """Return what was typed for this run, a sweep's values too: key -> what the config has for it, or for a group the option's name."""

@@ -9,13 +9,12 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_train.distributed.store import LEAVE_WITHIN_S, Attempt, agree_on_attempt, join_store, leave
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
-from ddp_train.launch.job import Job, Training
+from ddp_train.launch.job import Job
 from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import final_code_before, make_way
 from ddp_train.run_folder import restart_note
@@ -49,8 +48,7 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
     if job is not None:
-        if attempt.begins_at is not None and isinstance(job.work, Training):  # an attempt came before this one
-            job = replace(job, work=Training(checkpoint=str(attempt.begins_at) if attempt.begins_at != job.run_folder.root else None))
+        job = job if attempt.begins_at is None else job.resumed_at(attempt.begins_at)
         code = serve_job(job, attempt)
     elif process_env.GROUP in os.environ:
         from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without

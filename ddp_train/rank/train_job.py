@@ -105,7 +105,9 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
         return None
     if world.is_main:
         _clear_for_attempt(run, components, keep)
-    records = _open_records(run, components, data_changes)
+    records = Records(job.run_folder, world, partial(_writers, run, components) if world.is_main else list)
+    if data_changes:  # that were accepted
+        records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": data_changes}, "")
     checkpoints = Checkpoints(
         config=job.config,
         run_folder=job.run_folder,
@@ -198,14 +200,6 @@ def _clear_for_attempt(run: RankRun, components: Components, keep: Retention) ->
     require_room_for_run(run_folder, components, keep, run.world)
     run_folder.result.unlink(missing_ok=True)  # of an attempt with fewer steps: a run that looks done must be done
     predictions.forget_after(run_folder.predictions, run.state.step)
-
-
-def _open_records(run: RankRun, components: Components, data_changes: list[str]) -> Records:
-    """Open the run's records; `data_changes`: those that were accepted. Collective."""
-    records = Records(run.job.run_folder, run.world, partial(_writers, run, components) if run.world.is_main else list)
-    if data_changes:
-        records.log_event({"time": time.time(), "kind": "data_changed", "step": run.state.step, "changes": data_changes}, "")
-    return records
 
 
 def _writers(run: RankRun, components: Components) -> list[MetricWriter]:

@@ -34,7 +34,7 @@ def test_a_job_arrives_as_it_was_sent(work: Training | Evaluation | Program, tmp
     received = Job.from_json(job.to_json())
     assert (received.work, received.is_run) == (work, not isinstance(work, Program))
     assert received.begins_at == (Path("a") if isinstance(work, Training) else tmp_path)
-    assert received.to_json() == job.to_json()
+    assert received.to_json() == job.to_json() == received.resumed_at(received.begins_at).to_json()
 
 
 OWN = cluster_with(walltime="00:10:00", grace_s=30)
