@@ -29,7 +29,7 @@ class Loader(ABC):
 
     order: BatchOrder
     grad_accum_steps: int  # micro-batches of a step, at most
-    skips = False  # samples that cannot be read
+    skips_bad_samples = False  # samples that cannot be read
     source: DataSource | None = None  # of data with positions
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Loader(ABC):
 class EvaluationLoader(ABC):
     """The evaluation data of one rank: iterated over once for each evaluation; at least one micro-batch."""
 
-    skips = False  # samples that cannot be read
+    skips_bad_samples = False  # samples that cannot be read
     source: DataSource | None = None  # of data with positions
 
     @abstractmethod
@@ -98,7 +98,7 @@ class TrainLoader(Loader):
         num_micro_batches_of: micro-batches of a step by the size of its global batch, where that changes; None: always `grad_accum_steps`.
         num_workers: processes that read ahead; 0 reads in this one. What they read ahead is not counted as trained on.
         pin_memory: copy batches to page-locked memory, for faster transfer to a GPU.
-        skips: replace samples that cannot be read, instead of raising what they raise.
+        skips_bad_samples: replace samples that cannot be read, instead of raising what they raise.
         used: returns how many of the samples before a position are of each source of a mixture; None: the data is none.
         blend: makes one sample of two (mixup, CutMix).
     """
@@ -113,15 +113,15 @@ class TrainLoader(Loader):
         grad_accum_steps: int,
         num_workers: int,
         pin_memory: bool,
-        skips: bool = False,
+        skips_bad_samples: bool = False,
         num_micro_batches_of: Callable[[int], int] | None = None,
         used: Callable[[int], dict[str, int]] | None = None,
         blend: Blend | None = None,
     ) -> None:
-        self.source, self.order, self._used, self.skips = source, order, used, skips
+        self.source, self.order, self._used, self.skips_bad_samples = source, order, used, skips_bad_samples
         self._rank, self._world_size, self.grad_accum_steps = rank, world_size, grad_accum_steps
         self._num_micro_batches = cache(num_micro_batches_of or (lambda size: grad_accum_steps))  # by the size of the global batch
-        self._reader = TrainReader(source, order, skips=skips, blend=blend)
+        self._reader = TrainReader(source, order, skips_bad_samples=skips_bad_samples, blend=blend)
         self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
 
     def micro_batches(self, position: int) -> Iterator[MicroBatch]:
@@ -167,7 +167,7 @@ class OneBatch(Loader):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self.order, self.source = loader.order, loader.source
-        self.grad_accum_steps, self.skips = loader.grad_accum_steps, loader.skips
+        self.grad_accum_steps, self.skips_bad_samples = loader.grad_accum_steps, loader.skips_bad_samples
 
     def micro_batches(self, position: int) -> Iterator[MicroBatch]:
         first = list(islice(self._loader.micro_batches(0), self.grad_accum_steps))
@@ -205,13 +205,13 @@ class PositionedEvaluationLoader(EvaluationLoader):
         batch_size: int,
         num_workers: int = 0,
         pin_memory: bool = False,
-        skips: bool = False,
+        skips_bad_samples: bool = False,
         max_samples: int | None = None,
     ) -> None:
-        self.source, self.skips, self._batch_size = source, skips, batch_size
+        self.source, self.skips_bad_samples, self._batch_size = source, skips_bad_samples, batch_size
         self.num_samples = len(source) if max_samples is None else min(max_samples, len(source))
         self.first, self._stop = share(0, self.num_samples, rank, world_size)  # this rank's samples
-        self._reader = EvalReader(source, skips=skips)
+        self._reader = EvalReader(source, skips_bad_samples=skips_bad_samples)
         self._fetcher = _Fetcher(self._reader, num_workers=num_workers, pin_memory=pin_memory)
 
     def __len__(self) -> int:
@@ -253,7 +253,7 @@ class _Fetcher:
     def fetch_all(self, requests: Iterator[ReadRequest]) -> Iterator[MicroBatch]:
         micro_batches = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(self.fetch_here, requests)
         for micro_batch in micro_batches:
-            for bad in micro_batch.skipped:
+            for bad in micro_batch.bad_samples:
                 if bad.sample not in self._known_bad:
                     self._known_bad.add(bad.sample)
                     logger.warning("sample %d is skipped: %s", bad.sample, bad.why)

@@ -35,7 +35,7 @@ class MicroBatch(NamedTuple):
 
     batch: Batch
     is_stand_in: bool = False
-    skipped: tuple[BadSample, ...] = ()
+    bad_samples: tuple[BadSample, ...] = ()
     on_device: Batch | None = None  # the same batch there, where it was copied ahead
     pieces: int = 1  # rows of the batch that are one sample: windows of tokens may be cut (`LengthPlan`)
     num_samples: int | None = None  # None: its first tensor has a row for each
@@ -44,12 +44,12 @@ class MicroBatch(NamedTuple):
         return self._replace(batch=pin_memory(self.batch))
 
 
-def as_micro_batch(batch: Batch | Counted, num_asked: int, *, is_stand_in: bool = False, skipped: tuple[BadSample, ...] = ()) -> MicroBatch:
+def as_micro_batch(batch: Batch | Counted, num_asked: int, *, is_stand_in: bool = False, bad: tuple[BadSample, ...] = ()) -> MicroBatch:
     """Return a batch with its number of samples: as many as were asked for, unless its collate says another."""
     batch, num_samples = batch if isinstance(batch, Counted) else (batch, num_asked)
     first = next((tensor for tensor in tensors_of(batch) if tensor.ndim), None)
-    tells = first is not None and len(first) == num_samples
-    return MicroBatch(batch, is_stand_in, skipped, num_samples=None if tells else num_samples)
+    has_row_per_sample = first is not None and len(first) == num_samples
+    return MicroBatch(batch, is_stand_in, bad, num_samples=None if has_row_per_sample else num_samples)
 
 
 class TrainRequest(NamedTuple):
@@ -79,9 +79,9 @@ class TrainReader:
     Which one is a function of (seed, epoch, index of the bad sample) alone, like everything else about the order.
     """
 
-    def __init__(self, source: DataSource, order: SampleOrder, *, skips: bool, blend: Blend | None = None) -> None:
+    def __init__(self, source: DataSource, order: SampleOrder, *, skips_bad_samples: bool, blend: Blend | None = None) -> None:
         self.reader, self._augments = SampleReader(source), source.augments
-        self._order, self._skips, self._blend = order, skips, blend
+        self._order, self._skips_bad_samples, self._blend = order, skips_bad_samples, blend
 
     def indices(self, request: TrainRequest) -> Indices:
         return self._order.indices(request.epoch, request.start, request.stop)
@@ -92,7 +92,7 @@ class TrainReader:
         if self._blend is not None:
             others, _, _ = self._read(request.epoch, *self._order.partners(request.epoch, positions))
             batch = self._blend(batch, others, self._order.sample_keys(request.epoch, wanted, positions=positions))
-        return as_micro_batch(batch, len(wanted), is_stand_in=request.is_stand_in, skipped=() if request.is_stand_in else skipped)
+        return as_micro_batch(batch, len(wanted), is_stand_in=request.is_stand_in, bad=() if request.is_stand_in else skipped)
 
     def of_size(self, size: int) -> MicroBatch:
         lengths = self.reader.source.lengths
@@ -106,7 +106,7 @@ class TrainReader:
         source = self.reader.source
         source.seed_reads(partial(self._order.sample_keys, epoch))
         skipped: tuple[BadSample, ...] = ()
-        if self._skips:
+        if self._skips_bad_samples:
             batch, wanted, skipped = self.reader.read_good(wanted, partial(self._order.others, epoch, count=_TRIES))
         else:
             batch = self.reader.read(wanted)
@@ -119,22 +119,22 @@ class TrainReader:
 class EvalReader:
     """Reads the evaluation split. A sample that is skipped is left out of the sums."""
 
-    def __init__(self, source: DataSource, *, skips: bool) -> None:
-        self.reader, self._skips = SampleReader(source), skips
+    def __init__(self, source: DataSource, *, skips_bad_samples: bool) -> None:
+        self.reader, self._skips_bad_samples = SampleReader(source), skips_bad_samples
 
     def indices(self, request: EvalRequest) -> Indices:
         return np.arange(request.start, request.stop)
 
     def __call__(self, request: EvalRequest) -> MicroBatch:
-        if not self._skips:
+        if not self._skips_bad_samples:
             is_empty = request.start == request.stop
             indices = np.zeros(1, np.int64) if is_empty else self.indices(request)
             return as_micro_batch(self.reader.read(indices), len(indices), is_stand_in=is_empty)
         batch, taken, skipped = self.reader.read_good(self.indices(request))
         if batch is not None:
-            return as_micro_batch(batch, len(taken), skipped=skipped)
+            return as_micro_batch(batch, len(taken), bad=skipped)
         stand_in, _, _ = self.reader.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.reader.source))))
-        return as_micro_batch(stand_in, 1, is_stand_in=True, skipped=skipped)
+        return as_micro_batch(stand_in, 1, is_stand_in=True, bad=skipped)
 
 
 class SampleReader:

@@ -23,13 +23,13 @@ _IOLBF = 1  # stdio.h
 
 
 @contextmanager
-def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextIO]:
+def rank_log(run_folder: RunFolder, rank: int, *, is_shown: bool) -> Iterator[TextIO]:
     """Send this process's output to its rank's log, and give the terminal, for the one screen that a failure shows.
 
     File descriptors are redirected, not only Python's streams, so that a segfault's last words and C++ warnings are kept. What C writes
     to its own stdout, as NCCL does, is there line by line: a rank that is killed, aborted or left has no time to empty a buffer.
 
-    `shows`: let Python's own `print` and warnings of loggers on global rank 0 reach the terminal.
+    `is_shown`: let Python's own `print` and warnings of loggers on global rank 0 reach the terminal.
     """
     run_folder.logs.mkdir(parents=True, exist_ok=True)
     _flush()
@@ -46,7 +46,7 @@ def rank_log(run_folder: RunFolder, rank: int, *, shows: bool) -> Iterator[TextI
     file_handler.setFormatter(Redacting(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [file_handler]
     screens: list[Terminal] = []
-    if rank == 0 and shows:
+    if rank == 0 and is_shown:
         screens = [Terminal(terminal.fileno(), owns=False, log=descriptor) for descriptor, terminal in zip((1, 2), terminals, strict=True)]
         sys.stdout, sys.stderr = screens
         handlers.append(_Screen(screens[1]))

@@ -24,7 +24,7 @@ class StopAfter(StopLine):
 
     def begin_next_step(self, steps_run: int, /) -> Agreed:
         agreed = self.stop.begin_next_step(steps_run)
-        return agreed._replace(stops=agreed.stops or self.state.step == self.last_step)
+        return agreed._replace(is_last_step=agreed.is_last_step or self.state.step == self.last_step)
 
     def is_asked(self) -> bool:
         return self.stop.is_asked()

@@ -59,7 +59,7 @@ def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent
     started, state, phases = time.monotonic(), TrainState(), Phases()
     write_heartbeats(phases)
     peers: Peers | None = None
-    with rank_log(job.run_folder, rank, shows=not job.in_sweep) as terminal:
+    with rank_log(job.run_folder, rank, is_shown=not job.in_sweep) as terminal:
         if remark is not None:
             logger.warning("%s", remark)
         try:
@@ -101,7 +101,7 @@ def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: Text
         start_timeout_s=settings.start_timeout_s,
         step_timeout_s=settings.step_timeout_s,
         uses_device=resolve_device(settings.device) == "cuda",
-        shows=not job.in_sweep,
+        is_shown=not job.in_sweep,
     )
     return start_watchdog(request, terminal)
 

@@ -228,12 +228,12 @@ class Stop(StopLine):
         `steps_run`: those that a rewind has undone count: the number never falls.
         """
         with self._step_gate:
-            if not (stops := self.is_last(steps_run)):
+            if not (is_last_step := self.is_last(steps_run)):
                 self._newest_begun_step = steps_run + 1
-        if saves := bool(self._saves) and steps_run >= self._saves[0]:
+        if is_save_agreed := bool(self._saves) and steps_run >= self._saves[0]:
             self._saves.popleft()
             self._has_asked_to_save = False
-        return Agreed(stops, saves)
+        return Agreed(is_last_step, is_save_agreed)
 
     def is_last(self, steps_run: int) -> bool:
         """Tell whether all ranks stop after this step; the same on every rank once each has asked to begin the next one."""

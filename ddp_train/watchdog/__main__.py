@@ -158,7 +158,7 @@ class _WatchedRanks:
                 files = f"{self._run_folder.logs.name}/stacks_*.txt"
                 hang = replace(hang, stacks=f"{files}, flight_recorder_rank_*" if has_records else files)
         is_first = hang.record(self._run_folder, seconds=time.monotonic() - self._began)
-        if is_first and self._request.shows and is_last_attempt():
+        if is_first and self._request.is_shown and is_last_attempt():
             with suppress(OSError):  # the terminal is closed
                 print(hang.screen(self._run_folder), file=sys.stderr, flush=True)
 

@@ -63,7 +63,7 @@ class WatchRequest:
     start_timeout_s: float | None  # without a heartbeat, until a rank has taken its first step; None: no limit
     step_timeout_s: float | None  # the same, after the first step
     uses_device: bool  # a GPU
-    shows: bool  # a report goes to the terminal too
+    is_shown: bool  # a report goes to the terminal too
 
 
 def start_watchdog(request: WatchRequest, terminal: TextIO) -> subprocess.Popen[bytes]:

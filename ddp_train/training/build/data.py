@@ -137,7 +137,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         grad_accum_steps=grad_accum_steps,
         num_workers=loader.num_workers,
         pin_memory=_pins_memory(loader, world),
-        skips=loader.on_bad_sample == "skip",
+        skips_bad_samples=loader.on_bad_sample == "skip",
         num_micro_batches_of=num_micro_batches_of,
         # Within a window of batches the samples of each source are not counted.
         used=mixture.used if mixture is not None and loader.bucket_batches is None else None,
@@ -150,8 +150,8 @@ def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | Non
     if not trainer.length_schedule:
         return None
     whole = source.facts.get("context_length")
-    differ = not isinstance(source, Stream) and source.lengths is not None  # as those of documents do
-    if not isinstance(whole, int) or differ:
+    has_lengths = not isinstance(source, Stream) and source.lengths is not None  # which differ, as those of documents do
+    if not isinstance(whole, int) or has_lengths:
         expected = "data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null"
         raise conflict("trainer.length_schedule", "is given, and the data is not made of windows of one length", "null", expected=expected)
     if uneven := [change.value for change in trainer.length_schedule if whole % change.value]:
@@ -178,7 +178,7 @@ def make_eval_loader(source: Source, config: RunConfig, world: World, *, key: st
         batch_size=batch_size,
         num_workers=loader.num_workers,
         pin_memory=_pins_memory(loader, world),
-        skips=loader.on_bad_sample == "skip",
+        skips_bad_samples=loader.on_bad_sample == "skip",
         max_samples=max_samples,
     )
 

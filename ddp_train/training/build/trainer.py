@@ -111,7 +111,7 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
 def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:
     """Let the first micro-batch serve for all that comes before the first step."""
     components, state, world = trainer.components, trainer.state, trainer.world
-    hooks, predicts = trainer.hooks.before_first_step, trainer.saves_predictions
+    hooks, with_predictions = trainer.hooks.before_first_step, trainer.saves_predictions
     throughput, lengths = components.throughput, components.length_plan
 
     def rehearse(first: MicroBatch) -> None:
@@ -130,7 +130,7 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:
     if throughput.wants_batch:
         hooks.append(see_shapes)
     if sanity_check:
-        hooks.append(lambda first: try_first_batches(components, first, world, samples=state.samples, predicts=predicts))
+        hooks.append(lambda first: try_first_batches(components, first, world, samples=state.samples, with_predictions=with_predictions))
     has_lasting_buckets = components.strategy.has_buckets and (components.turns or components.zeroes_gradients_in_place())
     if state.step == 0 and world.size > 1 and has_lasting_buckets:
         hooks.append(rehearse)
@@ -152,7 +152,7 @@ def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed
             with as_evaluated(components), batch_on(world.device, evaluated) as batch, components.amp.autocast(world.device):
-                components.evaluate_batch(batch, predicts=trainer.saves_predictions)
+                components.evaluate_batch(batch, with_predictions=trainer.saves_predictions)
     compiled.end_warm_up()
 
 
@@ -173,7 +173,7 @@ def _add_to_record(trainer: Trainer) -> None:
     def add(values: dict[str, float], reading: Reading) -> None:
         values |= {f"samples/{name}": count for name, count in loader.used(state.samples).items()}
         values |= components.compiled.values() if components.compiled else {}
-        if loader.skips:
+        if loader.skips_bad_samples:
             values["skipped_samples"] = reading.skipped
         if guard.needs_norm:
             values["skipped_steps"] = trainer.window.skipped_steps

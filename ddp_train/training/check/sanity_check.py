@@ -64,16 +64,16 @@ class _Trial:
         return finished(self.micro_batch.batch)
 
 
-def try_first_batches(components: Components, first: MicroBatch, world: World, *, samples: int, predicts: bool) -> None:
+def try_first_batches(components: Components, first: MicroBatch, world: World, *, samples: int, with_predictions: bool) -> None:
     """Try the first micro-batch of training and the first of each evaluation set; rank 0 prints a line for each.
 
-    The data is at `samples`; `predicts`: the evaluation is to save predictions. Raises ConfigError: data, model and objective do not fit.
+    The data is at `samples`; `with_predictions`: evaluations save predictions. Raises ConfigError: data, model and objective do not fit.
     DataError: a label is out of range.
     """
     lines = []
     with untouched(components, world.device), without_compiling():  # hooks on a forward would be compiled into it
         for trial in _trials(components, first, samples):
-            lines.append(_try(components, trial, world, predicts=predicts))
+            lines.append(_try(components, trial, world, with_predictions=with_predictions))
             _refuse_means(components, trial, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # steps need blocks of other sizes
@@ -92,10 +92,10 @@ def _trials(components: Components, first: MicroBatch, samples: int) -> Iterator
 def try_training(components: Components, micro_batch: MicroBatch, world: World) -> None:
     """Try a micro-batch of training alone, and print nothing; raises as `try_first_batches` does."""
     with untouched(components, world.device), without_compiling():
-        _try(components, _Trial("the first training batch", True, micro_batch), world, predicts=False)
+        _try(components, _Trial("the first training batch", True, micro_batch), world, with_predictions=False)
 
 
-def _try(components: Components, trial: _Trial, world: World, *, predicts: bool) -> str:
+def _try(components: Components, trial: _Trial, world: World, *, with_predictions: bool) -> str:
     """Run one batch as training or evaluation does, and return its line for the screen. No backward: that of the first step comes soon."""
     model, objective, micro_batch, forward = components.model, components.objective, trial.micro_batch, _ForwardShapes()
     model.train(trial.trains)
@@ -113,7 +113,7 @@ def _try(components: Components, trial: _Trial, world: World, *, predicts: bool)
                 loss_text = f", loss {loss.item() / num_units:.4g}" if num_units else ""
             else:
                 with torch.no_grad():
-                    scored = components.evaluate_batch(batch, predicts=predicts)
+                    scored = components.evaluate_batch(batch, with_predictions=with_predictions)
                 _require_scores(objective, scored.sums, world, is_stand_in=micro_batch.is_stand_in)
                 if scored.compared is not None and not micro_batch.is_stand_in:
                     metric.update(components.metrics, scored.compared)
@@ -189,8 +189,9 @@ def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Tri
     if len(shape) != 2 or not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != shape[:1]:
         return
     size, num_classes = shape
-    is_whole = not trial.micro_batch.skipped and trial.micro_batch.num_samples is None and trial.ids is not None and len(trial.ids) == size
-    ids = trial.ids if is_whole else None  # no sample is missing in the batch
+    batch, ids = trial.micro_batch, trial.ids
+    is_whole = not batch.bad_samples and batch.num_samples is None and ids is not None and len(ids) == size  # no sample is missing
+    ids = ids if is_whole else None
     ignored, batch_labels = getattr(objective if says_so else loss, "ignore_index", None), labels.cpu().numpy()
     _refuse_out_of_range(batch_labels, ids, num_classes, ignored=ignored, name=trial.name)
     source_labels = None if ids is None else getattr(trial.source, "labels", None)

@@ -37,7 +37,7 @@ def predict(components: EvaluationComponents, world: World, folder: Path, *, beg
         for micro_batch in in_lockstep(batches, world) if components.forward_is_collective else batches:
             with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
                 rows = infer(components.objective, model, inputs_of(batch))
-            skips = [bad.sample for bad in micro_batch.skipped]
+            skips = [bad.sample for bad in micro_batch.bad_samples]
             files.add({name: row[:0] for name, row in rows.items()} if micro_batch.is_stand_in else rows, skips=skips)
             begins_batch()
     files.close(keep=True)

@@ -89,13 +89,13 @@ def _evaluate_set(
         batches, is_stopping = in_lockstep(batches, world), on_any_rank(is_stopping, world)
     for micro_batch in batches:
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device):
-            scored = components.evaluate_batch(batch, predicts=files is not None)
+            scored = components.evaluate_batch(batch, with_predictions=files is not None)
         if files is not None:
-            skips = [bad.sample for bad in micro_batch.skipped]
+            skips = [bad.sample for bad in micro_batch.bad_samples]
             files.add({name: row[:0] for name, row in scored.rows.items()} if micro_batch.is_stand_in else scored.rows, skips=skips)
         if scored.compared is not None and not micro_batch.is_stand_in:
             metric.update(components.metrics, scored.compared)
-        num_skipped += len(micro_batch.skipped)
+        num_skipped += len(micro_batch.bad_samples)
         for name, value in scored.sums.items():
             value = value.to(torch.float64 if value.is_floating_point() else torch.int64)
             totals[name] = totals.get(name, torch.zeros_like(value)) + (0 if micro_batch.is_stand_in else value)
@@ -109,7 +109,7 @@ def _evaluate_set(
     if num_giving_up:
         return None
     metrics = objective.metrics(sums) | metric.results(components.metrics, world)
-    return metrics | ({"skipped_samples": num_skipped} if loader.skips else {})
+    return metrics | ({"skipped_samples": num_skipped} if loader.skips_bad_samples else {})
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def in_lockstep(batches: Iterator[MicroBatch], world: World) -> Iterator[MicroBa
     while _is_any((batch := next(batches, None)) is not None, world):
         if batch is None:
             assert newest is not None  # each rank has at least one
-            batch = newest._replace(is_stand_in=True, skipped=())
+            batch = newest._replace(is_stand_in=True, bad_samples=())
         newest = batch
         yield batch
 

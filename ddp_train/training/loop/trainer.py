@@ -66,8 +66,8 @@ class Hooks:
 class Agreed(NamedTuple):
     """What the ranks have agreed on one step: the same on all of them."""
 
-    stops: bool  # all stop after it
-    saves: bool  # all save a checkpoint after it, as one was asked for by the clock
+    is_last_step: bool  # all stop after it
+    is_save_agreed: bool  # all save a checkpoint after it, as one was asked for by the clock
 
 
 class StopLine(Protocol):
@@ -191,17 +191,17 @@ class Trainer:
     def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
         """Evaluate where that is due, then save: the evaluation may be one of the best. False: all stop after this step. Collective."""
         state, total_steps = self.state, self.components.total_steps
-        stops, is_save_agreed = self.services.stop.begin_next_step(state.steps_run)
+        is_last_step, is_save_agreed = self.services.stop.begin_next_step(state.steps_run)
         if state.is_over(total_steps) or self._is_evaluation_due(batch):
             started = time.perf_counter()
-            stops = stops or not self.evaluate()
-            state.evaluation_pending = stops
+            is_last_step = is_last_step or not self.evaluate()
+            state.evaluation_pending = is_last_step
             self.window.exclude_since(started)
-        if stops or self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed) or state.is_over(total_steps):
+        if is_last_step or self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed) or state.is_over(total_steps):
             if not is_judged:  # weights that are lost must not replace good ones
                 self._judge(self.window.read(Reduction(self.world)))
             self._save()
-        return not stops
+        return not is_last_step
 
     def _finish_what_was_pending(self) -> bool:
         """Start, and do what is left of the step that the state comes from; False: a stop came before that was done. Collective.
@@ -261,8 +261,8 @@ class Trainer:
                     fix="look for a StopIteration that the data set raises",
                 )
             window.data_wait_s += time.perf_counter() - started
-            if micro_batch.skipped:
-                window.skipped += len(micro_batch.skipped)
+            if micro_batch.bad_samples:
+                window.skipped += len(micro_batch.bad_samples)
             phases.enter(Phase.STEP, step)
             yield micro_batch
 

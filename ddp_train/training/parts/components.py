@@ -137,13 +137,13 @@ class EvaluationComponents:
         """What reads the evaluation data without a name, or the first set where there is none; None: nothing is evaluated."""
         return next(iter(self.eval_loaders.values()), None)
 
-    def evaluate_batch(self, batch: Batch, *, predicts: bool) -> Scored:
-        """Score a batch in one forward: with predictions and targets where there are metrics for them, with rows where it `predicts`."""
+    def evaluate_batch(self, batch: Batch, *, with_predictions: bool) -> Scored:
+        """Score a batch in one forward; where there are metrics, with what they compare; else with rows to save if `with_predictions`."""
         if self.compiled is not None:
             self.compiled.begin_batch()
         if self.metrics:
             return Scored(*cast(SupportsCompare, self.objective).compare(self.model, batch))  # a tuple of a user's class
-        if predicts:
+        if with_predictions:
             return Scored(*cast(SupportsPredict, self.objective).predict(self.model, batch))
         return Scored(self.objective.score(self.model, batch))
 

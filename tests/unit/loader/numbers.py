@@ -54,13 +54,22 @@ class Damaged(Numbers):
         return super().batch(indices)
 
 
-def read(source: Numbers, *, workers: int, skips: bool = False, world_size: int = 1, parts: int = 1, epochs: int = 1) -> list[MicroBatch]:
+def read(
+    source: Numbers, *, workers: int, skips_bad_samples: bool = False, world_size: int = 1, parts: int = 1, epochs: int = 1
+) -> list[MicroBatch]:
     """Return the micro-batches of all ranks, of whole epochs."""
     found = []
     for rank in range(world_size):
         order = SampleOrder(Shuffled(len(source), seed=0), global_batch_size=8, drop_last=False)
         loader = TrainLoader(
-            source, order, rank=rank, world_size=world_size, grad_accum_steps=parts, num_workers=workers, pin_memory=False, skips=skips
+            source,
+            order,
+            rank=rank,
+            world_size=world_size,
+            grad_accum_steps=parts,
+            num_workers=workers,
+            pin_memory=False,
+            skips_bad_samples=skips_bad_samples,
         )
         found += list(islice(loader.micro_batches(0), order.steps_per_epoch * epochs * parts))
     return found

@@ -110,10 +110,12 @@ def test_evaluation_reads_every_sample_once(world_size: int) -> None:
 def test_evaluation_leaves_bad_samples_out(workers: int, world_size: int) -> None:
     source, found, skipped = Damaged(10, bad=[0, 1, 2, 7]), [], []
     for rank in range(world_size):
-        loader = PositionedEvaluationLoader(source, rank=rank, world_size=world_size, batch_size=3, num_workers=workers, skips=True)
+        loader = PositionedEvaluationLoader(
+            source, rank=rank, world_size=world_size, batch_size=3, num_workers=workers, skips_bad_samples=True
+        )
         for micro_batch in loader:
             found += [] if micro_batch.is_stand_in else micro_batch.batch.tolist()
-            skipped += [bad.sample for bad in micro_batch.skipped]
+            skipped += [bad.sample for bad in micro_batch.bad_samples]
     assert (found, skipped) == ([3, 4, 5, 6, 8, 9], [0, 1, 2, 7])
 
 

@@ -67,7 +67,7 @@ def test_a_sample_looks_the_same_whatever_it_is_read_with() -> None:
     order = SampleOrder(
         source.sampler(seed=3, sampling="shuffled", sample_weights=None, multiple_of=1), global_batch_size=16, drop_last=False
     )
-    read = TrainReader(source, order, skips=False)
+    read = TrainReader(source, order, skips_bad_samples=False)
     whole = read(TrainRequest(0, 0, 16)).batch
     parts = [read(TrainRequest(0, start, start + 4)).batch for start in range(0, 16, 4)]
     assert torch.equal(whole["x"], torch.cat([part["x"] for part in parts]))

@@ -34,8 +34,8 @@ def test_bad_samples_are_replaced_alike_whatever_the_split() -> None:
     source = Damaged(40, bad=[3, 11, 12])
 
     def ids(**how: int) -> list[int]:
-        found = read(source, skips=True, epochs=2, **how)
-        assert sum(len(micro_batch.skipped) for micro_batch in found) == 2 * 3
+        found = read(source, skips_bad_samples=True, epochs=2, **how)
+        assert sum(len(micro_batch.bad_samples) for micro_batch in found) == 2 * 3
         return sorted(chain.from_iterable(micro_batch.batch.tolist() for micro_batch in found if not micro_batch.is_stand_in))
 
     alone = ids(workers=0)
@@ -46,7 +46,7 @@ def test_bad_samples_are_replaced_alike_whatever_the_split() -> None:
 
 def test_nothing_is_skipped_for_ever() -> None:
     with pytest.raises(DataError, match="nor can the 100 that were tried in its place"):
-        read(Damaged(200, bad=range(200)), workers=0, skips=True)
+        read(Damaged(200, bad=range(200)), workers=0, skips_bad_samples=True)
 
 
 SCHEDULE = "trainer.length_schedule={0: 4, 2: 8}"  # of 16, from the fourth step on

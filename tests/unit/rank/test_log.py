@@ -14,8 +14,8 @@ import logging, sys
 from pathlib import Path
 from ddp_train.rank.log import rank_log
 from ddp_train.run_folder.paths import RunFolder
-rank, shows = int(sys.argv[1]), sys.argv[2] == "shows"
-with rank_log(RunFolder(Path("run")), rank, shows=shows) as terminal:
+rank, is_shown = int(sys.argv[1]), sys.argv[2] == "shows"
+with rank_log(RunFolder(Path("run")), rank, is_shown=is_shown) as terminal:
     print("printed")
     print("to stderr", file=sys.stderr)
     logging.info("root info")
@@ -68,7 +68,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system import terminal
 
 terminal.protect_streams()  # as each rank does
-with rank_log(RunFolder(Path("run")), int(sys.argv[1]), shows=True) as screen:
+with rank_log(RunFolder(Path("run")), int(sys.argv[1]), is_shown=True) as screen:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file grows any more, as on a full disk
     for _ in range(300):
@@ -95,7 +95,7 @@ from ddp_train.run_folder.paths import RunFolder
 
 libc = ctypes.CDLL(None)
 libc.printf(b"before\\n")
-with rank_log(RunFolder(Path(sys.argv[1])), 0, shows=False):
+with rank_log(RunFolder(Path(sys.argv[1])), 0, is_shown=False):
     libc.printf(b"NCCL INFO NCCL_ALGO set by environment to ^NVLS\\n")
     os._exit(0)  # as a rank leaves; one that is killed or aborts empties no buffer either
 """

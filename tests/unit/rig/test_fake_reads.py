@@ -140,7 +140,7 @@ class Summing(Classification):
 
 
 class Batches(list[MicroBatch]):
-    skips = False
+    skips_bad_samples = False
 
 
 def evaluate_all() -> None:

@@ -113,7 +113,7 @@ def test_before_a_hang_is_ended_the_record_is_written_into_the_logs_of_its_job(t
             start_timeout_s=0.1,
             step_timeout_s=0.1,
             uses_device=True,
-            shows=False,
+            is_shown=False,
         )
         watched = _WatchedRanks(orders)
         time.sleep(0.2)

@@ -24,7 +24,7 @@ def test_it_looks_the_sooner_the_nearer_a_rank_is_to_its_limit(
             start_timeout_s=limit_s,
             step_timeout_s=limit_s,
             uses_device=False,
-            shows=False,
+            is_shown=False,
             pids=[(0, rank.pid)],
             world_size=1,
         )
