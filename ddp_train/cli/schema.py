@@ -91,8 +91,8 @@ def _arguments(section: str, target: str) -> _Schema:
     keys = {name: _either(_value(hints[name]), {"const": AUTO}, _NODE, _INTERPOLATION) if name in hints else {} for name in parameters}
     changes = {"eval": _object_or(_object(keys), {"type": "null"}, _INTERPOLATION)} if section == "data" else {}
     is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    own: _Schema = {name: {} for name in KEYS_BESIDE_ARGUMENTS.get(section, ())}
-    return _object({**_DIRECTIVES, **own, **keys, **changes}, others=is_open)
+    framework: _Schema = {name: {} for name in KEYS_BESIDE_ARGUMENTS.get(section, ())}
+    return _object({**_DIRECTIVES, **framework, **keys, **changes}, others=is_open)
 
 
 def _object(keys: Mapping[str, _Schema], *, others: _Schema | bool = False) -> _Schema:

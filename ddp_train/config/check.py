@@ -232,8 +232,8 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
         if name == "experiment" and option and isinstance(value, Mapping):
             yield _without_package(str(option), value, hydra)
             continue
-        own_overrides = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
-        if name in SECTIONS_HERE and not any(instead_of(*text.split("=", 1)) for text in own_overrides if "=" in text):
+        typed_overrides = [text for text in typed if re.split(r"[.=@]", text.lstrip("+~"))[0] == name]
+        if name in SECTIONS_HERE and not any(instead_of(*text.split("=", 1)) for text in typed_overrides if "=" in text):
             expected, fix = SECTIONS_HERE[name], f"leave it out: {removal(name, value)}"
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
             expected = f"a component in one of {', '.join([*schema.TARGETS, *(f'{section}.NAME' for section in schema.NAMED)])}"
@@ -241,19 +241,19 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
             fix = f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"
         else:
             expected = f"one of {', '.join(known)}; values of your own, for ${{extra.NAME}}, go below extra"
-            fix = _fix_of_value(name, value, valid, option=option, own_overrides=own_overrides)
+            fix = _fix_of_value(name, value, valid, option=option, typed_overrides=typed_overrides)
         yield ConfigError(key=name, happened="is not a key of the configuration, and nothing reads it", expected=expected, fix=fix)
 
 
-def _fix_of_value(name: str, value: Any, valid: Sequence[str], *, option: Any, own_overrides: Sequence[str]) -> str:
+def _fix_of_value(name: str, value: Any, valid: Sequence[str], *, option: Any, typed_overrides: Sequence[str]) -> str:
     """Return what to write instead of a value at the top that nothing reads: from a typed override, an option of a group, or a YAML."""
-    if option and own_overrides:
+    if option and typed_overrides:
         return override(f"{name}@extra.{name}", option, sign="+")
     if option:  # an experiment has chosen it: a typed override would be a second choice
         return f"in the defaults of your YAML, write /{name}@extra.{name}: {option}"
     is_secret = any(redaction.variable_for_secret(key, inner) for key, inner in leaves({name: value}))
-    if own_overrides and not is_secret:  # a secret is not printed again
-        return " ".join(_instead(text, valid) for text in own_overrides)
+    if typed_overrides and not is_secret:  # a secret is not printed again
+        return " ".join(_instead(text, valid) for text in typed_overrides)
     close = nearest(name, valid)
     return f"did you mean {close}?" if close else f"in your YAML, put it below extra; {removal(name, value)} leaves it out"
 

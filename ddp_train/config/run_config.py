@@ -17,7 +17,7 @@ from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_bat
 from ddp_train.config.hydra_internals import get_omega_conf_dumper
 from ddp_train.config.schema import EVALUATION_SETS, NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, typed
 from ddp_train.config.targets.locate import accepts, constants_of_ours, look_up_or_none
-from ddp_train.config.targets.target import DIRECTIVES, own_keys
+from ddp_train.config.targets.target import DIRECTIVES, framework_keys
 from ddp_train.traits import OptimizerConstants
 
 ANSWERED = "auto"  # where config.yaml lists the keys that were `auto`
@@ -99,7 +99,7 @@ class RunConfig(RootConfig, Sections):
 
     def rate_factor(self) -> float:
         """Return the factor of all the optimizer's rates (`optimizer.lr_scale`)."""
-        options = own_keys(self.optimizer, "optimizer")
+        options = framework_keys(self.optimizer, "optimizer")
         scale = options.get("lr_scale")
         return 1.0 if scale is None else LR_SCALES[scale](self.batch.global_batch_size / options["base_batch_size"])
 

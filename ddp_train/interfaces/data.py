@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ddp_train.errors import conflict
 from ddp_train.interfaces.batch import Batch
-from ddp_train.traits import DataConstants, own_member
+from ddp_train.traits import DataConstants, member_of
 
 Indices = NDArray[np.int64]
 """Positions in a data source, shape [B]."""
@@ -68,7 +68,7 @@ class DataSource(DataConstants, ABC):
     @property
     def meaning(self) -> Mapping[str, Any]:
         """What the numbers mean: vocabulary, tokenizer, mean and std; plain values by name. By default the names in `classes`."""
-        classes = own_member(self, "classes")
+        classes = member_of(self, "classes")
         return {"classes": list(classes)} if isinstance(classes, (list, tuple)) and classes else {}
 
     def adopt(self, meaning: Mapping[str, Any]) -> None:

@@ -142,7 +142,7 @@ class AdaptedStrategy(Adapted, Strategy, base=Strategy):
     """A strategy whose class does not inherit from ours."""
 
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        module: nn.Module = self.own.prepare(model, device, world_size)
+        module: nn.Module = self.wrapped.prepare(model, device, world_size)
         return module
 
 

@@ -22,7 +22,7 @@ from ddp_train.hashing import Keys, mix
 from ddp_train.interfaces import Batch, DataSource, Indices
 from ddp_train.interfaces.batch import describe
 from ddp_train.loader.global_generators import GlobalGenerator, Watched
-from ddp_train.traits import Adapted, lacking, own_member
+from ddp_train.traits import Adapted, lacking, member_of
 
 Collate = Callable[[list[Any]], Batch]
 """Makes a batch of samples, as the DataLoader's `collate_fn`."""
@@ -45,7 +45,7 @@ class AdaptedDataset:
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        if isinstance(fingerprint := own_member(self.dataset, "fingerprint"), Mapping):
+        if isinstance(fingerprint := member_of(self.dataset, "fingerprint"), Mapping):
             return fingerprint
         if not isinstance(self.dataset, TensorDataset) or not len(self.dataset):
             return {}
@@ -54,15 +54,15 @@ class AdaptedDataset:
 
     @property
     def meaning(self) -> Mapping[str, Any]:
-        if isinstance(meaning := own_member(self.dataset, "meaning"), Mapping) and meaning:
+        if isinstance(meaning := member_of(self.dataset, "meaning"), Mapping) and meaning:
             return meaning
-        classes = own_member(self.dataset, "classes")
+        classes = member_of(self.dataset, "classes")
         if classes is None and (label := label_of(self.dataset)):
             classes = getattr(self.dataset.features[label], "names", None)
         return {"classes": list(classes)} if isinstance(classes, (list, tuple)) else {}
 
     def adopt(self, meaning: Mapping[str, Any]) -> None:
-        if adopt := own_member(self.dataset, "adopt"):
+        if adopt := member_of(self.dataset, "adopt"):
             adopt(meaning)
 
 
@@ -100,11 +100,11 @@ class DatasetSource(AdaptedDataset, DataSource):
 
     @property
     def labels(self) -> Any:
-        return own_member(self.dataset, "labels")
+        return member_of(self.dataset, "labels")
 
     @property
     def lengths(self) -> Any:
-        return own_member(self.dataset, "lengths")
+        return member_of(self.dataset, "lengths")
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -180,17 +180,17 @@ class AdaptedSource(Adapted, DataSource, base=DataSource):
 
     @property
     def dataset(self) -> Any:
-        return self.own
+        return self.wrapped
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return facts_of(self.own)
+        return facts_of(self.wrapped)
 
     def __len__(self) -> int:
-        return len(self.own)
+        return len(self.wrapped)
 
     def batch(self, indices: Indices) -> Batch:
-        return self.own.batch(indices)
+        return self.wrapped.batch(indices)
 
 
 Source = DataSource | Stream
@@ -218,8 +218,8 @@ def dataset_of(source: DataSource) -> Any:
 
 def facts_of(dataset: Any) -> Mapping[str, Any]:
     """Return a dataset's own `facts`, and `num_classes` where `classes` or one Hugging Face label in its `features` tells it."""
-    facts = dict(own_member(dataset, "facts", {}))
-    if (classes := own_member(dataset, "classes")) is not None:
+    facts = dict(member_of(dataset, "facts", {}))
+    if (classes := member_of(dataset, "classes")) is not None:
         facts.setdefault("num_classes", len(classes))
     if label := label_of(dataset):
         facts.setdefault("num_classes", dataset.features[label].num_classes)
@@ -228,7 +228,7 @@ def facts_of(dataset: Any) -> Mapping[str, Any]:
 
 def label_of(dataset: Any) -> str | None:
     """Return the one column of a Hugging Face dataset that is a label; None: there is none, or several."""
-    features = own_member(dataset, "features")
+    features = member_of(dataset, "features")
     names = [name for name, feature in features.items() if hasattr(feature, "num_classes")] if isinstance(features, Mapping) else []
     return names[0] if len(names) == 1 else None
 

@@ -57,13 +57,13 @@ def parameter_groups(
     result: list[dict[str, Any]] = []
     for group, names in {REST: [name for name in named if name not in grouped], **chosen}.items():
         options = {key: value for key, value in (groups or {}).get(group, {}).items() if key not in ("match", "freeze")}
-        own_decay = options.pop("weight_decay", None)
-        decay = weight_decay if own_decay is None else own_decay
+        group_decay = options.pop("weight_decay", None)
+        decay = weight_decay if group_decay is None else group_decay
         trained_names = [name for name in names if named[name].requires_grad]
         if not trained_names and options:
             raise ConfigError(key=f"optimizer.groups.{group}", happened="all parameters that it matches are frozen", fix="leave it out")
-        if own_decay and trained_names and all(named[name].ndim < 2 for name in trained_names):
-            happened = f"is {own_decay}, and all parameters that it matches are biases and norm weights, which are never decayed"
+        if group_decay and trained_names and all(named[name].ndim < 2 for name in trained_names):
+            happened = f"is {group_decay}, and all parameters that it matches are biases and norm weights, which are never decayed"
             expected = "a group with a parameter of two dimensions or more"
             raise ConfigError(key=f"optimizer.groups.{group}.weight_decay", happened=happened, expected=expected, fix="leave it out")
         by_factor: dict[float, list[nn.Parameter]] = {}

@@ -235,14 +235,14 @@ def last_activities(run_folder: RunFolder, pids: Mapping[int, int]) -> dict[int,
 def describe_stack(frames: Sequence[traceback.FrameSummary]) -> str:
     """Describe a stack in one line: the activity, and the innermost line that is not a library's."""
     activity = next((name for frame in reversed(frames) for path, name in _ACTIVITIES.items() if path in frame.filename), "")
-    innermost = next((frame for frame in reversed(frames) if _is_own(frame.filename)), None)
+    innermost = next((frame for frame in reversed(frames) if _is_users_or_ours(frame.filename)), None)
     where = f"{Path(innermost.filename).name}:{innermost.lineno} in {innermost.name}" if innermost else ""
     return ", ".join(text for text in (activity, where) if text)
 
 
 def user_line(error: BaseException) -> str:
     """Return the innermost line of an error's stack in the user's code, else in ours."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users_or_ours(frame.filename)]
     users = [frame for frame in frames if not frame.filename.startswith(str(FOLDER))]
     frame = (users or frames)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
@@ -262,7 +262,7 @@ def fit(text: str, num_lines: int) -> list[str]:
     return lines[:1] + lines[kept:] if frames else lines
 
 
-def _is_own(filename: str) -> bool:
+def _is_users_or_ours(filename: str) -> bool:
     """Tell whether a source file is the user's or ours, not a library's; ours that wait for others do not count."""
     if any(part in filename for part in FILES_THAT_WAIT):
         return False

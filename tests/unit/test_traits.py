@@ -18,7 +18,7 @@ from ddp_train.optimizer.several_optimizers import Several
 from ddp_train.strategy.ddp import DDP
 from ddp_train.strategy.fsdp import FSDP
 from ddp_train.strategy.zero1 import Zero1
-from ddp_train.traits import Adapted, StrategyConstants, constants_of, needs_whole_matrices, own_member, require_members, require_rows
+from ddp_train.traits import Adapted, StrategyConstants, constants_of, member_of, needs_whole_matrices, require_members, require_rows
 
 
 class Shampoo:
@@ -128,7 +128,7 @@ def test_one_without_what_an_interface_asks_for_is_refused_by_name(interface: ty
 
 def test_its_other_attributes_are_reached_also_in_another_process() -> None:
     source = pickle.loads(pickle.dumps(AdaptedSource(Users())))
-    source.own.vocabulary = "ab"
+    source.wrapped.vocabulary = "ab"
     assert source.vocabulary == "ab"
     with pytest.raises(AttributeError, match="decode"):
         source.decode([0])
@@ -196,4 +196,4 @@ def test_a_wrapper_and_an_empty_slot_give_our_default_for_what_nobody_has() -> N
         __slots__ = ("lengths",)
 
     assert (AdaptedSource(Around(Users())).labels, AdaptedSource(Slotted()).lengths) == (None, None)
-    assert (own_member(Around(Users()), "labels", 3), own_member(torch.nn.Identity(), "labels", 3)) == (3, 3)
+    assert (member_of(Around(Users()), "labels", 3), member_of(torch.nn.Identity(), "labels", 3)) == (3, 3)

@@ -7,7 +7,7 @@ from ddp_train.config.run_config import LR_SCALES, PartialConfig
 from ddp_train.config.schema import EvaluationConfig, Sections, TrainerConfig
 from ddp_train.config.spelling import nearest, removal
 from ddp_train.config.targets.locate import accepts, class_constants, class_of, constants_of_ours, look_up_or_none, parameters_of, takes
-from ddp_train.config.targets.target import own_keys
+from ddp_train.config.targets.target import framework_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.traits import DataConstants, ObjectiveConstants, follows_a_metric, loss_unit
 
@@ -127,7 +127,7 @@ def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
     path = config.optimizer.get("_target_", "")
     if (target := look_up_or_none(path)) is None:
         return
-    settings = own_keys(config.optimizer, "optimizer")
+    settings = framework_keys(config.optimizer, "optimizer")
     groups, decay, sorts_itself = settings.get("groups"), settings.get("layer_decay"), accepts(target, "model")
     if decay is not None and (isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1):
         yield conflict("optimizer.layer_decay", f"is {decay!r}", "0.75, which is usual", expected="a number above 0 and at most 1, or null")
@@ -201,7 +201,7 @@ def check_scheduler(config: PartialConfig) -> Iterator[ConfigError]:
     path = config.scheduler.get("_target_")
     if (target := look_up_or_none(path)) is None:
         return
-    settings = own_keys(config.scheduler, "scheduler")
+    settings = framework_keys(config.scheduler, "scheduler")
     every, metric, follows = settings.get("every"), settings.get("metric"), follows_a_metric(target)
     if every not in (None, "step", "epoch"):
         yield ConfigError(key="scheduler.every", happened=f"is {every!r}", expected="step or epoch")

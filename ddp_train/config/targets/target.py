@@ -79,7 +79,7 @@ def _why(error: Exception) -> str:
 def _check_arguments(
     node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
 ) -> Iterator[ConfigError]:
-    own = own_keys(node, key)
+    own = framework_keys(node, key)
     arguments = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in own}
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
@@ -159,7 +159,7 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
                     yield ConfigError(key=at, happened=f"{name} {reason}", expected="a type, or a class or function of a component")
 
 
-def own_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+def framework_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a node's keys that are ours and no arguments of its class: `optimizer.groups`, `scheduler.every` and the like."""
     target = look_up(node["_target_"])
     return {name: node[name] for name in KEYS_BESIDE_ARGUMENTS.get(key, ()) if name in node and not accepts(target, name)}

@@ -17,7 +17,7 @@ from ddp_train.config import auto
 from ddp_train.config.schema import EVENTS
 from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.config.targets.locate import accepts, locate
-from ddp_train.config.targets.target import own_keys
+from ddp_train.config.targets.target import framework_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Callback, Goal, MetricWriter, Scheduler, Strategy
 from ddp_train.interfaces.run import implements
@@ -74,12 +74,12 @@ def _refuse_misspelt_events(kind: type, *, key: str) -> None:
 
 def groups_of(node: Mapping[str, Any]) -> Groups:
     """Return the parameter groups that an optimizer's node asks for."""
-    return own_keys(node, "optimizer").get("groups") or {}
+    return framework_keys(node, "optimizer").get("groups") or {}
 
 
 def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
     """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
-    settings, target = own_keys(node, "optimizer"), locate(node["_target_"])
+    settings, target = framework_keys(node, "optimizer"), locate(node["_target_"])
     class_node = {name: value for name, value in node.items() if name not in settings}
     run_object: Any = trained
     if not accepts(target, "model"):
@@ -107,7 +107,7 @@ def _rate(node: Mapping[str, Any], target: Any) -> float | None:
 def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder) -> dict[str, int]:
     """Return what `auto` arguments of a scheduler take: how often it moves on in the run, and an epoch's steps, where there are epochs."""
     facts = {} if order.steps_per_epoch is None else {"steps_per_epoch": order.steps_per_epoch}
-    if own_keys(node, "scheduler").get("every") != "epoch":
+    if framework_keys(node, "scheduler").get("every") != "epoch":
         return {"total_steps": total_steps, **facts}
     if order.epoch_size is None:
         happened = "is epoch, and the data does not say how many samples it has: there are no epochs"
@@ -117,7 +117,7 @@ def schedule_facts(node: Mapping[str, Any], total_steps: int, order: BatchOrder)
 
 def make_scheduler(node: Mapping[str, Any], optimizer: Optimizer, *, answers: Mapping[str, Any], goals: Mapping[str, Goal]) -> Scheduler:
     """Complete the scheduler with the optimizer; one that counts epochs or follows one of the metrics moves on at its own times."""
-    settings = own_keys(node, "scheduler")
+    settings = framework_keys(node, "scheduler")
     class_node = {name: value for name, value in node.items() if name not in settings}
     if not follows_a_metric(locate(node["_target_"])):
         scheduler = instantiate(class_node, key="scheduler", answers=answers, run_object=optimizer)

@@ -69,7 +69,7 @@ def _blend(facts: Mapping[str, Any], loader: LoaderConfig) -> Blend | None:
     return blend.Blend(num_classes=int(facts["num_classes"]), **wanted)
 
 
-def _own_sampler(source: DataSource, config: RunConfig) -> Any:
+def _user_sampler(source: DataSource, config: RunConfig) -> Any:
     """Return what `loader.sampler` names, completed with what it asks for by name; None: nothing."""
     node, key = config.loader.sampler, "loader.sampler"
     if node is None:
@@ -106,7 +106,7 @@ def make_train_loader(source: Source, config: RunConfig, world: World) -> Loader
         )
     multiple_of = batch.global_batch_size if loader.drop_last else 1
     require_samples(source, key="data", at_least=multiple_of)
-    given_sampler, mixture = _own_sampler(source, config), None
+    given_sampler, mixture = _user_sampler(source, config), None
     if isinstance(source, MixtureSource):
         if given_sampler is not None:
             raise conflict("loader.sampler", "is given, and the weights of data.sources say which sample comes when", "null")

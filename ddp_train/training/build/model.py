@@ -161,7 +161,7 @@ def _plain_path(name: str) -> str:
 
 def has_values(model: nn.Module) -> bool:
     """Tell whether no parameter or buffer of a model is on the meta device."""
-    return not any(tensor.is_meta for tensor in _own(model))
+    return not any(tensor.is_meta for tensor in _tensors_of(model))
 
 
 def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
@@ -177,7 +177,7 @@ def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
     try:
         with torch.device("meta"):
             model = make()
-        state_ids = {id(tensor) for tensor in _own(model)}
+        state_ids = {id(tensor) for tensor in _tensors_of(model)}
         drawn = torch.get_rng_state()
         torch.manual_seed(torch.initial_seed())
         if not torch.equal(drawn, torch.get_rng_state()):
@@ -193,7 +193,7 @@ def make_without_values(make: Callable[[], nn.Module]) -> nn.Module | None:
     return model
 
 
-def _own(model: nn.Module) -> list[Tensor]:
+def _tensors_of(model: nn.Module) -> list[Tensor]:
     return list(chain(model.parameters(), model.buffers()))
 
 
