@@ -71,7 +71,7 @@ def candidates(name: Path) -> list[Path]:
     return [entry.path for entry in best_first(entries, ranking)] if ranking is not None else []
 
 
-def find(path: Path, problem_of: Callable[[Path], str], *, key: str) -> Path:
+def find_checkpoint(path: Path, problem_of: Callable[[Path], str], *, key: str) -> Path:
     """Return the undamaged checkpoint that `path` is, or that its name RUN/checkpoints/best or last names; say which were passed over.
 
     `problem_of` returns what is wrong with a checkpoint, or ""; `key` is the config key that has the path. Raises UserError: there is none.

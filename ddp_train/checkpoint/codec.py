@@ -81,7 +81,7 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
         raise StateError(happened=f"a checkpoint says {str(plain)[:80]}: {type(error).__name__} {error}") from None
 
 
-def leaves(plain: Any) -> dict[str, Leaf]:
+def tensor_leaves(plain: Any) -> dict[str, Leaf]:
     """Return the tensors that a plain form names, in its order. Raises StateError: it says impossible things of one."""
     return {leaf.name: leaf for leaf in _leaves(plain)}
 

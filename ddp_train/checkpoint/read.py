@@ -60,7 +60,7 @@ def read_shared(
         if isinstance(state := plain.get("state"), dict) and "step" in state:
             require_origin(checkpoint, "its state", step=state["step"])
         plain = plain if only is None else {part: value for part, value in plain.items() if part in only}
-        wanted = codec.leaves(plain)
+        wanted = codec.tensor_leaves(plain)
         likes = lay_out(plain, wanted)
         tensors = shared.read_together([leaf for name, leaf in wanted.items() if name not in likes], world, on_progress)
         for name, like in likes.items():
@@ -77,7 +77,7 @@ class _Shared:
         self._size, self._files = size, files
         of_rank_0 = _require(plain, dict).get(OF_RANK_0, [])
         self._in_shares = defaultdict[str, list[tuple[int, Piece]]](list)  # by tensor: the rank whose file has a piece, and the piece
-        for rank, share in enumerate(divide_shared(codec.leaves(plain).values(), size, of_rank_0=_require(of_rank_0, list))):
+        for rank, share in enumerate(divide_shared(codec.tensor_leaves(plain).values(), size, of_rank_0=_require(of_rank_0, list))):
             for piece in share:
                 self._in_shares[piece.leaf.name].append((rank, piece))
 
@@ -127,7 +127,7 @@ def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
         file = _File(checkpoint, stack, rank)
         plain = file.plain(OWN)
         tensors = {}
-        for piece in whole(codec.leaves(plain).values()):
+        for piece in whole(codec.tensor_leaves(plain).values()):
             file.require(piece)
             tensors[piece.name] = values = torch.empty(piece.shape, dtype=piece.dtype)
             file.read(_Slice(rank, piece, 0, values.view(-1).view(torch.uint8)))
@@ -146,7 +146,7 @@ class SavedPart:
         self._shared = _Shared(plain, read_manifest(checkpoint).world_size, files)
         self._plain: dict[str, Any] = _require(plain.get(part, {}), dict)
         is_tensor = {name: isinstance(value, dict) and "$tensor" in value for name, value in self._plain.items()}
-        self.tensors = {name: leaf for name in self._plain if is_tensor[name] for leaf in codec.leaves(self._plain[name]).values()}
+        self.tensors = {name: leaf for name in self._plain if is_tensor[name] for leaf in codec.tensor_leaves(self._plain[name]).values()}
         self.others = [name for name in self._plain if not is_tensor[name]]
 
     def read(self, name: str) -> Tensor:

@@ -111,7 +111,7 @@ def section(composed: DictConfig, kind: type[_Section]) -> _Section:
     values = _checked_section(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
     if values is None:
         raise ConfigErrors(errors)
-    return schema.typed(kind, values)
+    return schema.as_dataclass(kind, values)
 
 
 def plain_secret(key: str, name: str) -> ConfigError:

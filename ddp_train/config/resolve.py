@@ -24,7 +24,7 @@ from omegaconf.resolvers import oc
 from ddp_train.config.hydra_internals import register_resolver
 from ddp_train.config.schema import KEYS_BESIDE_ARGUMENTS, TARGETS
 from ddp_train.config.spelling import text_of
-from ddp_train.config.targets.locate import accepts, hints_of, look_up_or_none, parameters_of
+from ddp_train.config.targets.locate import declares, hints_of, look_up_or_none, parameters_of
 from ddp_train.config.targets.target import COMPLETED, DIRECTIVES, RESOLVER, calls_functions, fits
 from ddp_train.config.tree import replace_values, texts
 from ddp_train.errors import ConfigError
@@ -132,7 +132,7 @@ def _with_accepted_arguments(node: Mapping[str, Any], option: Mapping[str, Any],
             is_changed = inner or any(not _is_from_option(key, changes[key], option[_EVAL]) for key in changes)
             # A dropped argument may have distinguished the splits: then there is no evaluation, rather than one on the training data.
             kept[name] = changes if is_changed or len(changes) == len(value) else None
-        elif not is_from_option or name in always_kept or (accepts(target, name) and (name not in hints or fits(value, hints[name]))):
+        elif not is_from_option or name in always_kept or (declares(target, name) and (name not in hints or fits(value, hints[name]))):
             kept[name] = value
     return kept
 

@@ -15,8 +15,8 @@ import yaml
 from ddp_train.config import auto
 from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
 from ddp_train.config.hydra_internals import get_omega_conf_dumper
-from ddp_train.config.schema import EVALUATION_SETS, NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, typed
-from ddp_train.config.targets.locate import accepts, constants_of_ours, look_up_or_none
+from ddp_train.config.schema import EVALUATION_SETS, NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, as_dataclass
+from ddp_train.config.targets.locate import constants_of_ours, declares, look_up_or_none
 from ddp_train.config.targets.target import DIRECTIVES, framework_keys
 from ddp_train.traits import OptimizerConstants
 
@@ -51,7 +51,7 @@ class PartialConfig(Sections):
     def of(cls, sections: Mapping[str, dict[str, Any] | None], tree: Mapping[str, Any]) -> PartialConfig:
         """Return the config of a tree; `sections`: those of our own that are there, None where one is not valid."""
         parts: dict[str, Any] = dict.fromkeys(SECTIONS, _InvalidSection())
-        parts |= {name: typed(SECTIONS[name], values) for name, values in sections.items() if values is not None}
+        parts |= {name: as_dataclass(SECTIONS[name], values) for name, values in sections.items() if values is not None}
         parts |= {name: node if isinstance(node := tree.get(name), dict) else {} for name in TARGETS}
         return cls(**parts, tree=tree)
 
@@ -86,9 +86,9 @@ class RunConfig(RootConfig, Sections):
     @classmethod
     def of(cls, tree: dict[str, Any], batch: BatchSizes, left_out: list[str] | None = None) -> RunConfig:
         """Return the typed form of a checked tree."""
-        root = vars(typed(RootConfig, {key: tree[key] for key in ROOT_KEYS}))
+        root = vars(as_dataclass(RootConfig, {key: tree[key] for key in ROOT_KEYS}))
         components = {name: tree[name] for name in (*TARGETS, *NAMED)}
-        sections: dict[str, Any] = {name: typed(schema, tree[name]) for name, schema in SECTIONS.items()}
+        sections: dict[str, Any] = {name: as_dataclass(schema, tree[name]) for name, schema in SECTIONS.items()}
         return cls(**root, **sections, **components, tree=tree, batch=batch, left_out=left_out or [])
 
     @property
@@ -191,7 +191,7 @@ def _merged(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     kept = dict(node)
     if changes.get("_target_", node.get("_target_")) != node.get("_target_"):
         target = look_up_or_none(changes["_target_"])
-        kept = {name: value for name, value in node.items() if name not in DIRECTIVES and target and accepts(target, name)}
+        kept = {name: value for name, value in node.items() if name not in DIRECTIVES and target and declares(target, name)}
     for name, value in changes.items():
         before = kept.get(name)
         kept[name] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value

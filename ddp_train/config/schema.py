@@ -249,16 +249,16 @@ def keys_of(schema: type, prefix: str) -> list[str]:
     return names
 
 
-def typed(schema: type[_Schema], section: Mapping[str, Any]) -> _Schema:
+def as_dataclass(schema: type[_Schema], section: Mapping[str, Any]) -> _Schema:
     """Return a checked section as its dataclass: inner sections too, and values with several forms as their parsers return them."""
     converted = dict(section)
     for item in dataclasses.fields(schema):  # type: ignore[arg-type]
         inner, value = subsection(item), section.get(item.name)
-        parse = item.metadata.get("parse") if inner is None else partial(typed, inner)
+        parse = item.metadata.get("parse") if inner is None else partial(as_dataclass, inner)
         if value is not None and parse is not None:
             converted[item.name] = parse(value)
     if schema is DebugConfig:
-        converted["faults"] = [typed(FaultConfig, fault) for fault in section["faults"]]
+        converted["faults"] = [as_dataclass(FaultConfig, fault) for fault in section["faults"]]
     return schema(**converted)
 
 

@@ -160,7 +160,7 @@ def _checkpoints(run: RankRun, evaluation: Evaluation, seen: Collection[int]) ->
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
     if not evaluation.watches:
         find_problem = partial(problem_of, on_progress=run.phases.report_progress)
-        yield run.world.from_main(lambda: catalog.find(Path(evaluation.checkpoint), find_problem, key="RUN"))
+        yield run.world.from_main(lambda: catalog.find_checkpoint(Path(evaluation.checkpoint), find_problem, key="RUN"))
         return
     watch = new_checkpoints(RunFolder(Path(evaluation.run)), seen=seen)
     while True:

@@ -81,8 +81,8 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     def save(window: WindowSums) -> None:
         if to is None:
             return
-        with weights_to_evaluate(parts) as aside:
-            saver.save(checkpoint_content(parts, state, window, world, aside))
+        with weights_to_evaluate(parts) as kept:
+            saver.save(checkpoint_content(parts, state, window, world, kept))
         assert saver.finish() == ""
         size = sum(file.stat().st_size for file in (to / f"step_{state.step:08d}").glob("*.safetensors"))
         assert size <= estimate_checkpoint(parts, num_ranks=world.size) + (1 << 17)  # the names of a tiny model take more than its numbers

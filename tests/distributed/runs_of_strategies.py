@@ -62,8 +62,8 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
     def save(window: WindowSums) -> None:
         assert estimate_checkpoint(parts, num_ranks=world.size) > 0
         if to is not None:
-            with weights_to_evaluate(parts) as aside:
-                saver.save(checkpoint_content(parts, state, window, world, aside))
+            with weights_to_evaluate(parts) as kept:
+                saver.save(checkpoint_content(parts, state, window, world, kept))
 
     around = services(
         write=lambda record: records.append(dict(record)), save=save, decide_save=lambda step: to is not None and step == SAVED

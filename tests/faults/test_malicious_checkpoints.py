@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 import xxhash
 
-from ddp_train.checkpoint.catalog import find
+from ddp_train.checkpoint.catalog import find_checkpoint
 from ddp_train.checkpoint.verify import newest_good, problem_of
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
@@ -207,7 +207,7 @@ def test_a_folder_of_dcp_is_not_unpickled(tmp_path: Path, marker: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Payload(open, str(marker), "w")))
     (folder / "__0_0.distcp").write_bytes(b"")
     refused(begin_with(folder), r"pickles can run code")
-    refused(lambda: find(folder, problem_of, key="resume"), "COMPLETE is missing")
+    refused(lambda: find_checkpoint(folder, problem_of, key="resume"), "COMPLETE is missing")
 
 
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path, marker: Path) -> None:
@@ -298,9 +298,9 @@ def test_a_checkpoint_that_leads_elsewhere_is_refused_and_the_one_before_it_used
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
     good, bad = folder / "step_00000001", folder / "step_00000002"
     SPOILT[reason](bad, tmp_path / "outside")
-    refused(lambda: find(bad, problem_of, key="resume"), reason)
+    refused(lambda: find_checkpoint(bad, problem_of, key="resume"), reason)
     assert newest_good(folder) == good
-    assert find(folder / "last", problem_of, key="resume") == good
+    assert find_checkpoint(folder / "last", problem_of, key="resume") == good
 
 
 @pytest.mark.parametrize("deceit", ["twice", "overlap"])

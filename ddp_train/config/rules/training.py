@@ -6,7 +6,7 @@ from typing import Any
 from ddp_train.config.run_config import LR_SCALES, PartialConfig
 from ddp_train.config.schema import EvaluationConfig, Sections, TrainerConfig
 from ddp_train.config.spelling import nearest, removal
-from ddp_train.config.targets.locate import accepts, class_constants, class_of, constants_of_ours, look_up_or_none, parameters_of, takes
+from ddp_train.config.targets.locate import class_constants, class_of, constants_of_ours, declares, look_up_or_none, parameters_of, takes
 from ddp_train.config.targets.target import framework_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.traits import DataConstants, ObjectiveConstants, follows_a_metric, loss_unit
@@ -128,7 +128,7 @@ def check_optimizer(config: PartialConfig) -> Iterator[ConfigError]:
     if (target := look_up_or_none(path)) is None:
         return
     settings = framework_keys(config.optimizer, "optimizer")
-    groups, decay, sorts_itself = settings.get("groups"), settings.get("layer_decay"), accepts(target, "model")
+    groups, decay, sorts_itself = settings.get("groups"), settings.get("layer_decay"), declares(target, "model")
     if decay is not None and (isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 < decay <= 1):
         yield conflict("optimizer.layer_decay", f"is {decay!r}", "0.75, which is usual", expected="a number above 0 and at most 1, or null")
     if decay is not None and sorts_itself:

@@ -120,7 +120,7 @@ def class_constants(node: Mapping[str, Any], declared: type[Declared]) -> Declar
 
 def constants_of_ours(node: Mapping[str, Any], declared: type[Declared]) -> Declared:
     """Return the constants of a class of ours, which is read and never imported; another's class has the defaults."""
-    return constants_of(read(str(node.get("_target_"))), declared)
+    return constants_of(stub_from_source(str(node.get("_target_"))), declared)
 
 
 def parameters_of(target: Callable[..., Any], *, follow_wrapped: bool = True) -> Mapping[str, inspect.Parameter] | None:
@@ -132,13 +132,13 @@ def parameters_of(target: Callable[..., Any], *, follow_wrapped: bool = True) ->
 
 
 def takes(target: Callable[..., Any], name: str) -> bool:
-    """Tell whether a callable accepts an argument of this name: it has one, or takes any (`**kwargs`)."""
+    """Tell whether a callable can be called with an argument of this name: it has one, or takes any (`**kwargs`)."""
     signatures = [parameters_of(target, follow_wrapped=is_followed) for is_followed in (True, False)]
     return any(items is None or name in items or any(item.kind is item.VAR_KEYWORD for item in items.values()) for items in signatures)
 
 
-def accepts(target: Callable[..., Any], name: str) -> bool:
-    """Tell whether a callable has an argument of this name; a class with `**kwargs` also has its bases' arguments."""
+def declares(target: Callable[..., Any], name: str) -> bool:
+    """Tell whether a signature has an argument of this name; that of a class with `**kwargs` also has its bases' arguments."""
     bases = target.__mro__ if inspect.isclass(target) else ()
     for make in [target, *(vars(base)["__init__"] for base in bases if "__init__" in vars(base))]:
         parameters = parameters_of(make) or {}
@@ -153,7 +153,7 @@ def signature_stub(path: str) -> Any | None:
     """Return a stand-in for the object that a dotted path names; None: it must be imported."""
     if "torch" in sys.modules or path.partition(".")[0] not in _ROOTS:
         return None  # modules that are already imported are used directly
-    return read(path)
+    return stub_from_source(path)
 
 
 class _Unclear(Exception):
@@ -170,7 +170,7 @@ class _Module(NamedTuple):
 
 
 @cache
-def read(path: str) -> Any | None:
+def stub_from_source(path: str) -> Any | None:
     """Return a stand-in for an object from its source, also if it could be imported at no cost; None: the source is not plain."""
     module_path, _, name = path.rpartition(".")
     try:

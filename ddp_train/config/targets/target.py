@@ -18,7 +18,7 @@ from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
 from ddp_train.config.spelling import did_you_mean, instead_of, override, removal, without_secrets
 from ddp_train.config.targets.facts import FACTS
-from ddp_train.config.targets.locate import accepts, hints_of, locate, look_up, parameters_of, takes
+from ddp_train.config.targets.locate import declares, hints_of, locate, look_up, parameters_of, takes
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError
@@ -162,7 +162,7 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
 def framework_keys(node: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a node's keys that are ours and no arguments of its class: `optimizer.groups`, `scheduler.every` and the like."""
     target = look_up(node["_target_"])
-    return {name: node[name] for name in KEYS_BESIDE_ARGUMENTS.get(key, ()) if name in node and not accepts(target, name)}
+    return {name: node[name] for name in KEYS_BESIDE_ARGUMENTS.get(key, ()) if name in node and not declares(target, name)}
 
 
 def calls_functions(key: str) -> bool:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import NoReturn
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
-from ddp_train.launch.node.registry import Event, Node, Registry
+from ddp_train.launch.node.registry import Node, NodeEvent, Registry
 from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
 from ddp_train.run_folder import failure
@@ -184,7 +184,7 @@ class Attempts:
                 for node in attempt.open_nodes:
                     node.line.send("kill", attempt=attempt.number)
 
-    def _handle(self, event: Event, attempt: _Attempt) -> None:
+    def _handle(self, event: NodeEvent, attempt: _Attempt) -> None:
         self._pass_on_stop(event)
         node, message = event
         kind = message["kind"]
@@ -205,7 +205,7 @@ class Attempts:
             for other in attempt.open_nodes:
                 other.line.send("stop", signal=int(signal.SIGTERM))
 
-    def _pass_on_stop(self, event: Event) -> None:
+    def _pass_on_stop(self, event: NodeEvent) -> None:
         """Pass a stop signal that came to one machine on to all."""
         node, message = event
         if message["kind"] != "stop":
@@ -292,7 +292,7 @@ class Attempts:
             self._refuse(error.happened)
         raise ProgramEnd(FAILED)
 
-    async def _next_event(self) -> Event | None:
+    async def _next_event(self) -> NodeEvent | None:
         """Return the next event; None after a moment without one."""
         try:
             async with asyncio.timeout(_POLL_S):

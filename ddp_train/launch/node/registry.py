@@ -50,7 +50,7 @@ class Node:
         return not self.is_first, float("inf") if node_rank is None else node_rank, self.joined_at
 
 
-class Event(NamedTuple):
+class NodeEvent(NamedTuple):
     """What happens on a machine: it came, was lost, or has sent a message."""
 
     node: Node
@@ -65,7 +65,7 @@ class Registry:
         self._folder = "" if job is None else str(job.run_folder.root)  # which every machine must see; "": not known yet
         self.takes_all = job is not None and not job.is_run  # also who disagrees with the first: that program compares them itself
         self.nodes: list[Node] = []
-        self.events: asyncio.Queue[Event] = asyncio.Queue()  # for `Attempts`
+        self.events: asyncio.Queue[NodeEvent] = asyncio.Queue()  # for `Attempts`
         self.lost: dict[str, str] = {}  # name -> what happened to it, until it is back
         self.refusal = ""  # of the first machine of this run that was refused
         self._refused: dict[str, float] = {}  # what was shown, or from where it came -> when: of the last seconds
@@ -93,7 +93,7 @@ class Registry:
         self.lost[node.name] = why
         node.line.send("dropped", why=why)
         node.line.cut()
-        self.events.put_nowait(Event(node, {"kind": "lost", "why": why}))
+        self.events.put_nowait(NodeEvent(node, {"kind": "lost", "why": why}))
 
     def describe_missing(self) -> str:
         node_ranks = {node.facts.node_rank for node in self.nodes}
@@ -142,7 +142,7 @@ class Registry:
         own_proof = proof(self._rendezvous.token, by="registry", over=their_nonce, own=own_nonce)
         line.send("welcome", first=self._first.host, folder=self._folder, proof=own_proof)
         line.beat()
-        self.events.put_nowait(Event(node, {"kind": "came"}))
+        self.events.put_nowait(NodeEvent(node, {"kind": "came"}))
         return node
 
     def _reasons_of_another_run(self, facts: NodeFacts) -> list[str]:
@@ -181,7 +181,7 @@ class Registry:
                 types = {name: type(value) for name, value in message.items()}
                 if types != _SENT_BY_MEMBERS.get(str(message["kind"])) or message.get("signal", LISTENED[0]) not in LISTENED:
                     raise LineLost(f"sent an unknown message: {shown(message, _MAX_NAME)}")
-                self.events.put_nowait(Event(node, message))
+                self.events.put_nowait(NodeEvent(node, message))
         except LineLost as lost:
             self.drop(node, str(lost))
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ddp_train.config import auto
 from ddp_train.config.schema import EVENTS
 from ddp_train.config.targets.facts import WriterFacts
-from ddp_train.config.targets.locate import accepts, locate
+from ddp_train.config.targets.locate import declares, locate
 from ddp_train.config.targets.target import framework_keys
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import Callback, Goal, MetricWriter, Scheduler, Strategy
@@ -82,7 +82,7 @@ def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: 
     settings, target = framework_keys(node, "optimizer"), locate(node["_target_"])
     class_node = {name: value for name, value in node.items() if name not in settings}
     run_object: Any = trained
-    if not accepts(target, "model"):
+    if not declares(target, "model"):
         layer_decay, lr = settings.get("layer_decay"), _rate(class_node, target)
         if layer_decay is not None and lr is None:
             raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")

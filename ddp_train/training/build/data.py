@@ -7,7 +7,7 @@ from typing import Any
 from ddp_train.config.batch_sizes import accumulation_of
 from ddp_train.config.run_config import RunConfig, data_node, evaluation_sets
 from ddp_train.config.schema import LoaderConfig, TrainerConfig
-from ddp_train.config.targets.locate import accepts, locate
+from ddp_train.config.targets.locate import declares, locate
 from ddp_train.config.targets.target import AUTO, run_arguments
 from ddp_train.data.mixture import Mixture
 from ddp_train.distributed.world import World
@@ -83,7 +83,7 @@ def _user_sampler(source: DataSource, config: RunConfig) -> Any:
         "global_batch_size": lambda: config.batch.global_batch_size,
     }
     target = locate(node["_target_"])
-    answers = {f"{key}.{name}": offers[name]() for name in run_arguments(key) if name not in node and accepts(target, name)}
+    answers = {f"{key}.{name}": offers[name]() for name in run_arguments(key) if name not in node and declares(target, name)}
     return instantiate({**node, **dict.fromkeys((name.rpartition(".")[2] for name in answers), AUTO)}, key=key, answers=answers)
 
 

@@ -40,7 +40,7 @@ from ddp_train.system.files import appears_whole
 from ddp_train.training.build.build import build_evaluation
 from ddp_train.training.inference.finished_run import load, typed_config
 from ddp_train.training.inference.predict import infer, inputs_of
-from ddp_train.training.state.weights import AVERAGES, find, put_weights, read_weights
+from ddp_train.training.state.weights import AVERAGES, find_run, put_weights, read_weights
 
 _MODEL = "model"  # the weights' prefix in a folder of DCP
 _EXAMPLES = 2  # samples to trace a program with; it takes any number
@@ -56,7 +56,7 @@ def export(run: Path, *, format: str, to: Path) -> list[str]:
 
     Raises UserError: the run has no good checkpoint, or its model cannot be written in this format.
     """
-    _, checkpoint = find(run)
+    _, checkpoint = find_run(run)
     with appears_whole(to) as partial:
         return [f"weights  of {checkpoint}", *_WRITE[format](checkpoint, partial)]
 

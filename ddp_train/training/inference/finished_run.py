@@ -23,7 +23,7 @@ from ddp_train.training.build.data import adapt, make_data
 from ddp_train.training.build.model import build_model
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state.data_identity import require_same_meaning, saved_identity
-from ddp_train.training.state.weights import find, put_weights, read_weights
+from ddp_train.training.state.weights import find_run, put_weights, read_weights
 
 
 @dataclass(kw_only=True)
@@ -76,7 +76,7 @@ def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = F
 
     Raises UserError: another user could have written the folder; there is no checkpoint, or it does not fit the model of the config.
     """
-    folder, checkpoint = find(Path(run))
+    folder, checkpoint = find_run(Path(run))
     require_trust(folder, key="RUN", is_trusted=trust, accept="load(RUN, trust=True)")
     config = answered_config(folder)
     typed = typed_config(config)

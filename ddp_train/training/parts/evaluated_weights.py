@@ -21,7 +21,7 @@ from ddp_train.traits import has_modes
 
 
 @contextmanager
-def weights_to_evaluate(components: Components) -> Iterator[SetAside]:
+def weights_to_evaluate(components: Components) -> Iterator[KeptWeights]:
     """Give the model the weights to evaluate and to save, the same on all ranks, and afterwards those to train. Collective.
 
     They differ where the optimizer has both (`evaluation_mode`), and where ranks take steps of their own.
@@ -31,11 +31,11 @@ def weights_to_evaluate(components: Components) -> Iterator[SetAside]:
         evaluation_mode(components.optimizer) as parameters,
         nullcontext({}) if local is None else local.mean_over_ranks(components.trained, averages(components).values()) as own_values,
     ):
-        yield SetAside(parameters=parameters, own_values=own_values)
+        yield KeptWeights(parameters=parameters, own_values=own_values)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetAside:
+class KeptWeights:
     """The values that this rank goes on training with, while the model has others to be evaluated or saved."""
 
     parameters: Sequence[Tensor] = ()  # as they are in training, from `evaluation_mode`

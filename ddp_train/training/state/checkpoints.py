@@ -75,8 +75,8 @@ class Checkpoints:
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
         self._saver.finish()  # before the collective: the store reports a lost rank at once
-        with weights_to_evaluate(self.components) as aside:
-            content = checkpoint_content(self.components, self.state, window, self.world, aside)
+        with weights_to_evaluate(self.components) as kept:
+            content = checkpoint_content(self.components, self.state, window, self.world, kept)
             self._saver.save(content, metrics=self.schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
     def finish(self) -> str:
@@ -150,7 +150,7 @@ def find_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on
     """Return the checkpoint to resume from, verified: at `path`, or the newest good one of the run; None: there is none. Collective."""
     if path is None:
         return newest_good(run_folder.checkpoints, world, on_progress=on_progress)
-    return world.from_main(lambda: catalog.find(Path(path), partial(problem_of, on_progress=on_progress), key="resume"))
+    return world.from_main(lambda: catalog.find_checkpoint(Path(path), partial(problem_of, on_progress=on_progress), key="resume"))
 
 
 def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:

@@ -87,7 +87,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
         return str(path), read_pickled(path)
     require_known_form(path)
     name = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
-    checkpoint = catalog.find(name, problem_of, key="init_from")
+    checkpoint = catalog.find_checkpoint(name, problem_of, key="init_from")
     return str(checkpoint), read_weights(checkpoint)["model"]
 
 

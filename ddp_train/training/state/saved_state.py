@@ -31,14 +31,14 @@ from ddp_train.interfaces.batch import map_tensors, tensors_of
 from ddp_train.interfaces.parameters import named_parameters, plain_name
 from ddp_train.interfaces.strategy import MemoryKey, is_sharded, memory_key
 from ddp_train.training.parts.components import Components, callback_states, load_callback_states
-from ddp_train.training.parts.evaluated_weights import SetAside, averages, training_mode
+from ddp_train.training.parts.evaluated_weights import KeptWeights, averages, training_mode
 from ddp_train.training.seeding import random_state, set_random_state
 from ddp_train.training.state import data_identity
 from ddp_train.training.state.weights import AVERAGES, compare_model, put_state, sharded_weights
 from ddp_train.training.train_state import TrainState, WindowSums
 from ddp_train.traits import OptimizerConstants, constants_of
 
-_NOTHING = SetAside()
+_NOTHING = KeptWeights()
 PARAMETERS = "optimizer_parameters"
 """The key of a checkpoint with the names of an optimizer's parameters, in the order of its groups: its state has only their numbers."""
 _CLASS = "optimizer_class"
@@ -63,7 +63,9 @@ def hashes(components: Components, state: TrainState) -> dict[str, str]:
     return hash_of
 
 
-def checkpoint_content(components: Components, state: TrainState, window: WindowSums, world: World, aside: SetAside = _NOTHING) -> Content:
+def checkpoint_content(
+    components: Components, state: TrainState, window: WindowSums, world: World, kept: KeptWeights = _NOTHING
+) -> Content:
     """Return the content of a checkpoint that is saved now. Collective.
 
     First all ranks copy rank 0's buffers: each rank has its own BatchNorm averages and would write a part of them. So a rank goes on with
@@ -79,7 +81,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         **optimizer_content(components.optimizer, components.trained),
         **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
         "callbacks": callback_states(components, world),
-        **({"parameters_in_training": list(aside.parameters)} if aside.parameters else {}),
+        **({"parameters_in_training": list(kept.parameters)} if kept.parameters else {}),
         # These are evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
         AVERAGES: dict(averages(components)),
         data_identity.PART: components.data_identity,
@@ -92,7 +94,7 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
         "random": random_state(world.device),
         "window": asdict(window),
         "data": components.train_loader.state_dict(state.samples),
-        **({"replica": _replica(shared, aside.own_values, world)} if is_replica else {}),
+        **({"replica": _replica(shared, kept.own_values, world)} if is_replica else {}),
     }
     if strategy_state := strategy.state_dict():
         (own if strategy.state_is_per_rank else shared)["strategy"] = strategy_state

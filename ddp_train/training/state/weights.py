@@ -28,20 +28,20 @@ _NO_ADDRESS = -1  # stands for a value that is no tensor, or has no elements on 
 AVERAGES = "averages"  # the part of a checkpoint with the averaged weights, under the names of the model's weights
 
 
-def find(path: Path) -> tuple[Path, Path]:
+def find_run(path: Path) -> tuple[Path, Path]:
     """Return the run folder and the undamaged checkpoint of a path: of a run folder the newest one, else the checkpoint itself.
 
     Raises UserError: it is neither, or there is no undamaged one.
     """
     path = path.absolute()
     if catalog.is_checkpoint(path):
-        return path.parent.parent, catalog.find(path, problem_of, key=_KEY)
+        return path.parent.parent, catalog.find_checkpoint(path, problem_of, key=_KEY)
     if not (path / "config.yaml").exists():
         expected = "a folder that holds config.yaml, or one of its checkpoints"
         raise ConfigError(key=_KEY, happened=f"{path} is neither a run folder nor a checkpoint", expected=expected)
     newest = path / "checkpoints" / catalog.LAST
     catalog.require_candidates(newest, key=_KEY)
-    return path, catalog.find(newest, problem_of, key=_KEY)
+    return path, catalog.find_checkpoint(newest, problem_of, key=_KEY)
 
 
 def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_train.checkpoint.catalog import candidates, find, ranking_for, saved_checkpoints
+from ddp_train.checkpoint.catalog import candidates, find_checkpoint, ranking_for, saved_checkpoints
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.errors import ConfigError, UserError
 from tests.unit.parts import LOSS, manifest
@@ -39,7 +39,7 @@ def put(folder: Path, step: int, metrics: Mapping[str, Any], ranked_by: Ranking 
 def test_best_and_last_are_found_by_name_and_damaged_ones_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "checkpoints"
     with pytest.raises(UserError, match="best is no checkpoint"):
-        find(folder / "best", lambda path: "best is no checkpoint", key="resume")
+        find_checkpoint(folder / "best", lambda path: "best is no checkpoint", key="resume")
     one = put(folder, 1, {"eval/loss": 0.5, "eval/accuracy": 0.1})
     two = put(folder, 2, {"eval/loss": 0.4, "eval/accuracy": 0.2})
     three = put(folder, 3, {"eval/loss": 0.6, "eval/accuracy": 0.3})
@@ -48,22 +48,22 @@ def test_best_and_last_are_found_by_name_and_damaged_ones_passed_over(tmp_path: 
     (put(folder, 6, {"eval/loss": 0.0}) / "manifest.json").write_text("[" * 100_000)
     assert candidates(folder / "best") == [two, one, three]
     assert candidates(folder / "last") == [four, three, two, one]
-    assert find(folder / "best", lambda path: "a file is damaged" if path == two else "", key="resume") == one
+    assert find_checkpoint(folder / "best", lambda path: "a file is damaged" if path == two else "", key="resume") == one
     assert "checkpoint step_00000002 is not used: a file is damaged" in capsys.readouterr().out
     put(folder, 7, {}, ranked_by=ACCURACY)  # the run goes on under another metric
     assert candidates(folder / "best") == [three, two, one]
     with pytest.raises(UserError, match="all checkpoints are damaged"):
-        find(folder / "last", lambda path: "damaged", key="resume")
+        find_checkpoint(folder / "last", lambda path: "damaged", key="resume")
 
 
 def test_a_name_without_a_checkpoint_is_refused_in_words(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     with pytest.raises(ConfigError, match="there is no complete checkpoint"):
-        find(folder / "last", lambda path: "", key="resume")
+        find_checkpoint(folder / "last", lambda path: "", key="resume")
     put(folder, 1, {"train/loss": 1.0})
     with pytest.raises(ConfigError, match="none of the 1 checkpoints was saved right after an evaluation"):
-        find(folder / "best", lambda path: "", key="resume")
+        find_checkpoint(folder / "best", lambda path: "", key="resume")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "0.1", [0.1], 10**400])

@@ -43,7 +43,7 @@ def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
     plain, tensors = codec.encode({"a": state}, "root")
     text = json.dumps(plain, allow_nan=False)
     assert same(codec.decode(json.loads(text), tensors), {"a": state})
-    assert {name: leaf.shape for name, leaf in codec.leaves(plain).items()} == {name: each.shape for name, each in tensors.items()}
+    assert {name: leaf.shape for name, leaf in codec.tensor_leaves(plain).items()} == {name: each.shape for name, each in tensors.items()}
 
 
 def test_tied_tensors_are_written_once_and_are_one_again() -> None:

@@ -89,10 +89,10 @@ def test_a_checkpoint_of_another_run_is_named_passed_over_and_set_aside(tmp_path
     assert newest_good(ours) == good
     assert "step_00000003 is not used: it is of another run (manifest.json says 2222, and the run of this folder is 1111)" in read(capsys)
     assert [each.path for each in catalog.saved_checkpoints(ours)] == [good]  # to be kept, to be the best, to be evaluated
-    assert catalog.find(ours / "last", problem_of, key="RUN") == good
+    assert catalog.find_checkpoint(ours / "last", problem_of, key="RUN") == good
     assert "step_00000003 is not used: it is of another run" in read(capsys)
     with pytest.raises(UserError, match="it is of another run"):  # also where somebody types it
-        catalog.find(copy, problem_of, key="resume")
+        catalog.find_checkpoint(copy, problem_of, key="resume")
     assert len(set_aside(ours, from_step=2, chosen=good)) == 2 and not copy.exists() and not earlier.exists()
     assert newest_good((tmp_path / "ours").rename(tmp_path / "moved") / "checkpoints") is not None  # the number travels with the folder
 

@@ -8,14 +8,14 @@ import yaml
 
 from ddp_train import CONF
 from ddp_train.config.cluster import Rendezvous, rendezvous_of
-from ddp_train.config.schema import ClusterConfig, typed
+from ddp_train.config.schema import ClusterConfig, as_dataclass
 
 _LOCAL = yaml.safe_load((CONF / "cluster/local.yaml").read_text())
 
 
 def cluster_with(**values: Any) -> ClusterConfig:
     """Return a section that leaves to the environment what it can, but these values, as they are written."""
-    return typed(ClusterConfig, {**_LOCAL, "nodes": None, "max_restarts": None, **values})
+    return as_dataclass(ClusterConfig, {**_LOCAL, "nodes": None, "max_restarts": None, **values})
 
 
 SILENT = cluster_with()

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ddp_train.config.resolve import resolve
-from ddp_train.config.targets.locate import accepts
+from ddp_train.config.targets.locate import declares
 from ddp_train.config.targets.target import name_in
 from ddp_train.errors import ConfigError
 from ddp_train.training.instantiate import instantiate
@@ -158,6 +158,6 @@ def test_custom_options_hold_nothing_of_ours(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_class_that_passes_arguments_on_takes_those_of_its_bases() -> None:
-    assert accepts(Passing, "extra") and accepts(Passing, "depth")
-    assert not accepts(Passing, "dropout")
-    assert not accepts(lambda **kwargs: None, "num_classes")
+    assert declares(Passing, "extra") and declares(Passing, "depth")
+    assert not declares(Passing, "dropout")
+    assert not declares(lambda **kwargs: None, "num_classes")

@@ -49,7 +49,7 @@ def needs_nothing(path: str) -> bool:
 
 def test_what_is_read_is_what_importing_gives() -> None:
     paths = sorted(set(named()))
-    read = {path: found for path in paths if (found := locate.read(path)) is not None}
+    read = {path: found for path in paths if (found := locate.stub_from_source(path)) is not None}
     assert {path: facts(found, path) for path, found in read.items()} == {path: facts(locate.locate(path), path) for path in read}
     assert len(read) > 40
     ours = [path for path in paths if path.startswith("ddp_train.") and not path.startswith("ddp_train.cli.")]
@@ -61,7 +61,7 @@ def test_what_is_read_is_what_importing_gives() -> None:
     "path", ["torch.nn.Nothing", "torch.nothing.AdamW", "torch.device", "ddp_train", "torch.nn", "ddp_train.errors.DONE"]
 )
 def test_what_is_no_plain_class_or_function_is_imported(path: str) -> None:
-    assert locate.read(path) is None
+    assert locate.stub_from_source(path) is None
 
 
 def test_other_packages_are_imported_and_so_is_all_where_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +91,10 @@ def test_what_is_not_plain_is_imported(source: str, tmp_path: Any, monkeypatch: 
     (tmp_path / FOLDER.name).mkdir()
     (tmp_path / FOLDER.name / "parts.py").write_text(source)
     locate._module.cache_clear()
-    locate.read.cache_clear()
-    assert locate.read("ddp_train.parts.Part") is None
+    locate.stub_from_source.cache_clear()
+    assert locate.stub_from_source("ddp_train.parts.Part") is None
     locate._module.cache_clear()
-    locate.read.cache_clear()
+    locate.stub_from_source.cache_clear()
 
 
 def test_what_a_class_is_derived_from_is_read_as_importing_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:

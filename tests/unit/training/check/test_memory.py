@@ -28,7 +28,7 @@ from ddp_train.training.check.memory import (
     settings_for_less_memory,
 )
 from ddp_train.training.parts.components import Components
-from ddp_train.training.state.saved_state import SetAside, checkpoint_content
+from ddp_train.training.state.saved_state import KeptWeights, checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import checked, components, saved, trainer
 
@@ -154,7 +154,7 @@ def test_the_share_of_each_rank_is_about_what_it_copies(changes: list[str], monk
     before = [estimate_share(parts, world) for world in ranks]
     for start in trainer(parts).hooks.when_steps_begin:  # an average of the weights begins
         start()
-    saved = checkpoint_content(train(parts), TrainState(), WindowSums(), alone(), SetAside())
+    saved = checkpoint_content(train(parts), TrainState(), WindowSums(), alone(), KeptWeights())
     for world, share in zip(ranks, before, strict=True):
         buffer = StagingBuffer(torch.device("cpu"))
         copied = buffer.copy_state(saved.shared, saved.own, rank=world.rank, size=3).values.numel()

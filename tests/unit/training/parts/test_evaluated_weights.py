@@ -17,7 +17,7 @@ from ddp_train.training.check.memory import estimate_checkpoint
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import evaluation_mode
 from ddp_train.training.state import saved_state
-from ddp_train.training.state.saved_state import SetAside, checkpoint_content
+from ddp_train.training.state.saved_state import KeptWeights, checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from ddp_train.traits import has_modes
 from tests.unit.parts import components, trainer
@@ -68,7 +68,7 @@ def save(folder: Path, parts: Components, state: TrainState) -> Path:
     """Save as a run does."""
     saver = Saver(folder=folder, world=alone(), config_hash="abc")
     with evaluation_mode(parts.optimizer) as trained:
-        saver.save(checkpoint_content(parts, state, WindowSums(), alone(), SetAside(parameters=trained)))
+        saver.save(checkpoint_content(parts, state, WindowSums(), alone(), KeptWeights(parameters=trained)))
     assert saver.finish() == ""
     return folder / f"step_{state.step:08d}"
 
