@@ -10,6 +10,7 @@ from ddp_train.launch.job_runner import JobRunner
 
 class FakeRunner(JobRunner):
     def __init__(self, run: Callable[[Job], int] = lambda job: 0, slots: Callable[[Path, int], Sequence[Any]] = lambda folder, count: []):
+        super().__init__()
         self._run, self._slots = run, slots
 
     def launch_job(self, job: Job) -> int:

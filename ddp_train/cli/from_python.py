@@ -145,7 +145,7 @@ def _failure_of(run_folder: RunFolder, code: int) -> RunFailed:
 def run_command(command: list[str], told: IO[bytes], *, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> int:
     """Run a command to its end, show what it says here, and return its exit code. However this process leaves, the command has ended.
 
-    `told` gets what it tells by `JobRunner.tell_caller`, as lines of JSON.
+    `told` gets the folder and the error that it tells (`CommandRunner`), as lines of JSON.
     """
     outputs = [None if stream in (sys.__stdout__, sys.__stderr__) else stream for stream in (sys.stdout, sys.stderr)]
     for stream in (sys.stdout, sys.stderr):

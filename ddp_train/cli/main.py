@@ -13,7 +13,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -25,6 +27,7 @@ from ddp_train.config.cluster import ENGINES
 from ddp_train.config.command.command_line import options_first, refuse_unsafe_overrides, with_conf
 from ddp_train.config.command.commands import COMMANDS
 from ddp_train.config.hydra_internals import limit_yaml
+from ddp_train.config.run_config import RunConfig
 from ddp_train.errors import DISK_REFUSES, DONE, FAILED, INTERRUPTED, WRONG_INPUT, ConfigError, ConfigErrors, EnvironmentRefuses, UserError
 from ddp_train.launch import local
 from ddp_train.launch.job import Job
@@ -39,15 +42,31 @@ class CommandRunner(JobRunner):
     """Runs the jobs of the command that was typed: torchrun agents start their ranks."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self._lead: Callable[[Job], int] | None = None  # runs a job on the other machines, too, which this one, the first, leads
         pid, _, descriptor = os.environ.pop(process_env.CALLER, "").partition(":")  # what this command starts has another one
         self._caller = int(descriptor) if descriptor else None  # a pipe to the process that has started this command by `ddp_train.run`
         if self._caller is not None:
             os.set_inheritable(self._caller, False)
             die_with_parent(int(pid), number=signal.SIGTERM)  # its end is a stop, which lets the run save
 
+    def follow_first_machine(self, config: RunConfig, *, run_identity: str) -> int | None:
+        if config.cluster.launcher != "machines":
+            return None
+        from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
+
+        rendezvous = machines.meet_machines(config.cluster, run=run_identity)
+        if rendezvous is not None and not rendezvous.is_first:
+            return machines.follow(rendezvous, config)
+        self._lead = None if rendezvous is None else partial(machines.lead, rendezvous)
+        return None
+
     def launch_job(self, job: Job) -> int:
-        """Run a job on this machine, or give it to the engine that its section `cluster` names."""
-        if job.config.cluster.launcher not in ENGINES:  # other machines are led by `run_to_end`
+        """Run a job on this machine and on those that it leads, or give it to the engine that its section `cluster` names."""
+        self._tell_caller("folder", str(job.run_folder.root))
+        if self._lead is not None:
+            return self._lead(job)
+        if job.config.cluster.launcher not in ENGINES:
             return local.run_on_this_machine(job)
         from ddp_train.launch import submit  # and with it what starts other machines, which takes its time to import
 
@@ -58,10 +77,15 @@ class CommandRunner(JobRunner):
 
         return warm_group.slots(folder, count)
 
-    def tell_caller(self, name: str, value: str) -> bool:
+    def show_error(self, text: str) -> None:
+        if self._caller is None:
+            super().show_error(text)
+        self._tell_caller("error", text)  # it raises it
+
+    def _tell_caller(self, kind: Literal["folder", "error"], text: str) -> None:
+        """Write a line of JSON for the program that has started this command by `ddp_train.run`, if one has."""
         if self._caller is not None:
-            os.write(self._caller, json.dumps({name: value}).encode() + b"\n")
-        return self._caller is not None
+            os.write(self._caller, json.dumps({kind: text}).encode() + b"\n")
 
 
 def main() -> int:
@@ -114,8 +138,7 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobR
         if (mistake := _mistake(error, has_begun=runner.begun_folder is not None)) is None:
             return _show_failure(error, runner.begun_folder)
         text, code = mistake
-        if not runner.tell_caller("error", text):  # a program that has started this command by `ddp_train.run` raises it
-            print(text, file=sys.stderr)
+        runner.show_error(text)
         return code
     except KeyboardInterrupt:
         return INTERRUPTED

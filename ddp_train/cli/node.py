@@ -68,7 +68,7 @@ def _run_own_part(spec: Spec, rendezvous: NodeRendezvous, runner: JobRunner) -> 
         if _fails_the_run(run_folder, rendezvous):  # the verdict reads the run's folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
-    runner.begun_folder = run_folder.root
+    runner.begin(run_folder.root)
     if rendezvous.is_first:
         update_table(run_folder.root, Status.RUNNING)
     start_fork_server(uses_compiler=True)  # before other machines wait for this one: in a new attempt seconds count

@@ -1,17 +1,13 @@
 """Where jobs run: what a runner of jobs and the slots of a sweep offer to those who have jobs."""
 
-from __future__ import annotations
-
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ddp_train.config.run_config import RunConfig
 from ddp_train.launch.job import Job
-
-if TYPE_CHECKING:
-    from ddp_train.launch.node.this_node import NodeRendezvous
 
 
 class Slot(Protocol):
@@ -36,8 +32,17 @@ class Slot(Protocol):
 class JobRunner(ABC):
     """What a command gives its jobs to: `cli.main.CommandRunner`, which starts their ranks, or the ranks of a user's torchrun."""
 
-    begun_folder: Path | None = None  # the run or sweep that it was given: what goes wrong from now on is no mistake of the command line
-    _rendezvous: NodeRendezvous | None = None  # where the other machines come that this one, the first, leads
+    def __init__(self) -> None:
+        self.begun_folder: Path | None = None
+
+    def begin(self, folder: Path) -> None:
+        """Begin a run or a sweep, in its folder: what goes wrong from now on is no mistake of the command line."""
+        self.begun_folder = folder
+
+    def run_to_end(self, job: Job) -> int:
+        """Begin a run, run its job to its end, and return the exit code."""
+        self.begin(job.run_folder.root)
+        return self.launch_job(job)
 
     @abstractmethod
     def launch_job(self, job: Job) -> int:
@@ -47,32 +52,17 @@ class JobRunner(ABC):
     def slots(self, folder: Path, count: int) -> Sequence[Slot]:
         """Return so many slots for the jobs of a sweep, which are run at once; `folder`: for the logs of torch's agents."""
 
-    def tell_caller(self, name: str, value: str) -> bool:
-        """Tell the "folder" of a run that begins, or an "error", to the program that has started this command; False: there is none."""
-        return False
-
     def follow_first_machine(self, config: RunConfig, *, run_identity: str) -> int | None:
         """Meet the other machines of a run, and take part to its end where another one leads it; return the exit code.
 
-        None: this machine is alone, or the first, which claims the folder and gives the job to `run_to_end`. `run_identity`: which run
-        this machine comes for (`NodeFacts.run`).
+        None: this machine is alone, or the first, which claims the folder and has a job to run; ranks that are there meet nobody.
+        `run_identity`: which run this machine comes for (`NodeFacts.run`).
         """
-        if config.cluster.launcher != "machines":
-            return None
-        from ddp_train.launch import machines  # with what each of several machines runs, which takes its time to import
+        return None
 
-        self._rendezvous = machines.meet_machines(config.cluster, run=run_identity)
-        return machines.follow(self._rendezvous, config) if self._rendezvous is not None and not self._rendezvous.is_first else None
-
-    def run_to_end(self, job: Job) -> int:
-        """Run a job to its end, with the machines that this one leads, and return its exit code."""
-        self.begun_folder = job.run_folder.root
-        self.tell_caller("folder", str(self.begun_folder))
-        if self._rendezvous is None:
-            return self.launch_job(job)
-        from ddp_train.launch import machines  # as above
-
-        return machines.lead(self._rendezvous, job)
+    def show_error(self, text: str) -> None:
+        """Say what a person can mend, in the words of the message."""
+        print(text, file=sys.stderr)
 
 
 class CommandLine(Protocol):

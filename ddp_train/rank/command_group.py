@@ -38,6 +38,7 @@ class CommandGroup(JobRunner):
     """The ranks of an attempt that have a command line, `words`, as seen from one of them: on rank 0 they run the command's jobs."""
 
     def __init__(self, attempt: Attempt, words: Sequence[str]) -> None:
+        super().__init__()
         self._attempt, self._words = attempt, words
         self._is_users_torchrun = process_env.NODE not in os.environ  # a person started the agent
         self._leader: Leader | None = None
