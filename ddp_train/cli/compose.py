@@ -26,7 +26,7 @@ from ddp_train import CONF
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.cli.check_process import check_in_torch_process
 from ddp_train.cli.location import location_of, location_of_sweep, require_pipeline, typed_run_folder
-from ddp_train.config.check import section
+from ddp_train.config.check import checked_section
 from ddp_train.config.command.command_line import options_of, refuse_unknown_options
 from ddp_train.config.hydra_internals import MAIN, composing_once
 from ddp_train.config.rules.sections import check_copies
@@ -117,7 +117,7 @@ class HydraSession:
         from ddp_train.sweep import sweeper
 
         require_our_launcher(composed)
-        cluster = section(composed, ClusterConfig)
+        cluster = checked_section(composed, ClusterConfig)
         if errors := list(check_copies(cluster, os.environ)):
             raise ConfigErrors(errors)  # before anything is claimed
         self._leave_with(machines.take_part_in_sweep(cluster, sys.argv[1:]))
@@ -134,7 +134,7 @@ class HydraSession:
         if self._multirun is None:
             root = Path(base.hydra.sweep.dir)
             sweep = Sweep.load(root) if is_sweep(root) else Sweep(root=root, command=sys.argv[1:])
-            self._multirun = Multirun(sweep, section(base, SweepConfig), self._runner, check_composed)
+            self._multirun = Multirun(sweep, checked_section(base, SweepConfig), self._runner, check_composed)
             self._multirun.resume(lambda folder: frozen_job(folder, [], in_sweep=True), is_asked=True)
         return self._multirun.launch(context, base, job_overrides)
 

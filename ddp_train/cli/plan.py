@@ -17,7 +17,7 @@ from ddp_train.cli import compose, plan_text
 from ddp_train.cli.location import Location, location_of, location_of_sweep
 from ddp_train.cli.measure import measuring
 from ddp_train.cli.plan_text import Screen, as_typed, shell_command
-from ddp_train.config.check import section
+from ddp_train.config.check import checked_section
 from ddp_train.config.cluster import ENGINES, rendezvous_of
 from ddp_train.config.command.command_line import options_first, refuse_unknown_options, require_config
 from ddp_train.config.command.composition import Composition, loader_of, parse
@@ -92,7 +92,7 @@ def _plan_sweep(screen: Screen, loader: Any, base: DictConfig, runner: JobRunner
     _require_free(location)
     compose.fix_sweep_folder(base, folder := location.folder)
     overrides = planned_overrides(loader, base)
-    settings = section(base, SweepConfig)
+    settings = checked_section(base, SweepConfig)
     multirun = Multirun(Sweep(root=folder, command=sys.argv[1:]), settings, runner, compose.check_composed)
     parser = OverridesParser.create(config_loader=loader)
     of_all_jobs = [text for text in texts(base.hydra.overrides.task) if not parser.parse_override(text).is_sweep_override()]

@@ -20,7 +20,7 @@ from ddp_train.config.resolve import drop_unused_option_arguments, resolve
 from ddp_train.config.rules import check_rules
 from ddp_train.config.run_config import PartialConfig, RunConfig, data_node, evaluation_sets
 from ddp_train.config.spelling import SECTIONS_HERE, did_you_mean, instead_of, nearest, override, removal, unknown_key
-from ddp_train.config.targets.target import check_object_names, check_target
+from ddp_train.config.targets.target import ImportFails, check_object_names, check_target, members_of
 from ddp_train.config.tree import dotted_items, leaves, texts, value_at
 from ddp_train.config.values import missed_range
 from ddp_train.errors import ConfigError, ConfigErrors
@@ -46,8 +46,8 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
     errors += _unknown_root_names(tree, hydra)
     errors += _targets_in_extra(tree)
     errors += [plain_secret(key, name) for key, value in leaves(tree) if (name := redaction.variable_for_secret(key, value))]
-    sections = {name: _checked_section(kind, tree[name], name, errors) for name, kind in schema.SECTIONS.items() if name in tree}
-    root = _checked_section(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
+    sections = {name: _check_keys(kind, tree[name], name, errors) for name, kind in schema.SECTIONS.items() if name in tree}
+    root = _check_keys(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
     if "name" in tree:
         errors += _check_name(tree["name"])
     errors += _check_targets(tree, reported={error.key for error in errors})
@@ -85,12 +85,11 @@ def _missing_sections(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def _once(errors: Iterable[ConfigError]) -> list[ConfigError]:
-    """Return errors; of several with the same failed import the first, with the keys of all."""
+    """Return errors; of several imports that fail by one cause the first, with the keys of all."""
     kept: dict[str, ConfigError] = {}
     for error in errors:
-        is_import = error.happened.startswith("cannot import ") and "\n" in error.happened
-        reason = error.happened.partition(": ")[2] if is_import else str(error)
-        if (first := kept.setdefault(reason, error)) is not error and is_import:
+        cause = error.cause if isinstance(error, ImportFails) else ""
+        if (first := kept.setdefault(cause or str(error), error)) is not error and cause:
             first.key = ", ".join([*first.key.split(", "), error.key])
     return [*kept.values()]
 
@@ -101,14 +100,14 @@ def check_frozen(tree: dict[str, Any]) -> RunConfig:
     return check_config(OmegaConf.create(tree))
 
 
-def section(composed: DictConfig, kind: type[_Section]) -> _Section:
+def checked_section(composed: DictConfig, kind: type[_Section]) -> _Section:
     """Resolve and check one of our own sections alone: for a sweep's base config, which may lack values of its jobs.
 
     Raises ConfigErrors: with every problem of the section.
     """
     errors: list[ConfigError] = []
     name = next(name for name, of_section in schema.SECTIONS.items() if of_section is kind)
-    values = _checked_section(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
+    values = _check_keys(kind, OmegaConf.to_container(composed[name], resolve=True) if name in composed else {}, name, errors)
     if values is None:
         raise ConfigErrors(errors)
     return schema.as_dataclass(kind, values)
@@ -127,26 +126,26 @@ def check_folder(folder: str, *, key: str) -> list[ConfigError]:
     return [ConfigError(key=key, happened=f"holds the secret {name}", expected="a folder name without a secret")] if name else []
 
 
-def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigError]) -> dict[str, Any] | None:
-    """Merge values into a schema one by one, so that every wrong one is found; return all fields, typed, or None after an error."""
-    prefix, before = f"{section}." if section else "", len(errors)
+def _check_keys(kind: type, values: Any, at: str, errors: list[ConfigError]) -> dict[str, Any] | None:
+    """Merge the values at a key, or at the root, into their schema one by one, so that every wrong one is found; None after an error."""
+    prefix, before = f"{at}." if at else "", len(errors)
     if not isinstance(values, Mapping):
-        errors.append(ConfigError(key=section, happened=f"is {values!r}", expected="a group of keys"))
+        errors.append(ConfigError(key=at, happened=f"is {values!r}", expected="a group of keys"))
         return None
     merged = OmegaConf.structured(schema.as_written(kind))
     OmegaConf.set_readonly(merged, False)
-    fields = {item.name: item for item in dataclasses.fields(kind)}
+    fields, types = {item.name: item for item in dataclasses.fields(kind)}, schema.types_of(kind)
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in fields:
-            valid = [*(f"{prefix}{field}" for field in fields), *([] if section.startswith("debug") else SECTION_KEYS)]
+            valid = [*(f"{prefix}{field}" for field in fields), *([] if at.startswith("debug") else SECTION_KEYS)]
             errors.append(unknown_key(key, valid, value))
             continue
         if (inner := schema.subsection(fields[name])) is not None:
-            value = _checked_section(inner, value, key, errors)
+            value = _check_keys(inner, value, key, errors)
             if value is None:
                 continue
-        if "float" in str(fields[name].type) and isinstance(value, int) and not isinstance(value, bool):
+        if float in members_of(types[name]) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)  # OmegaConf 2.4 warns when it does so itself
         try:
             merged[name] = value
@@ -160,11 +159,10 @@ def _checked_section(kind: type, values: Any, section: str, errors: list[ConfigE
     if len(errors) > before:
         return None
     content: Any = OmegaConf.to_container(merged)
-    if kind is schema.DebugConfig:
-        faults = [
-            _checked_section(schema.FaultConfig, fault, f"debug.faults.{index}", errors) for index, fault in enumerate(content["faults"])
-        ]
-        return {**content, "faults": [fault for fault in faults if fault is not None]}
+    for name, item in fields.items():
+        if (inner := item.metadata.get("items")) is not None:
+            checked = [_check_keys(inner, value, f"{prefix}{name}.{index}", errors) for index, value in enumerate(content[name])]
+            content[name] = [value for value in checked if value is not None]
     return dict(content)
 
 
@@ -236,7 +234,7 @@ def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> It
         if name in SECTIONS_HERE and not any(instead_of(*text.split("=", 1)) for text in typed_overrides if "=" in text):
             expected, fix = SECTIONS_HERE[name], f"leave it out: {removal(name, value)}"
         elif any(isinstance(inner, Mapping) and "_target_" in inner for _, inner in dotted_items({name: value})):
-            expected = f"a component in one of {', '.join([*schema.TARGETS, *(f'{section}.NAME' for section in schema.NAMED)])}"
+            expected = f"a component in one of {', '.join([*schema.TARGETS, *(f'{named}.NAME' for named in schema.NAMED)])}"
             close = nearest(name, [*schema.TARGETS, *schema.NAMED])
             fix = f"did you mean {close}?" if close else f"leave it out: {removal(name, value)}"
         else:

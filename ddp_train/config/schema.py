@@ -199,7 +199,7 @@ class FaultConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DebugConfig:
-    faults: list[Any]  # of FaultConfig
+    faults: list[Any] = field(metadata={"items": FaultConfig})
     max_steps: int | None = field(metadata={"min": 1})
     resume_after_steps: int | None = field(metadata={"min": 1})
     max_batches: int | None = field(metadata={"min": 1})
@@ -236,6 +236,9 @@ SECTIONS: dict[str, type] = {name: kind for name, kind in get_type_hints(Section
 TARGETS = tuple(item.name for item in dataclasses.fields(Sections) if item.name not in SECTIONS)
 
 
+types_of = cache(get_type_hints)  # of the keys of a schema
+
+
 def subsection(item: dataclasses.Field[Any]) -> type | None:
     """Return the schema of a key that is a section itself; None for any other."""
     return item.metadata.get("section")
@@ -255,17 +258,17 @@ def as_dataclass(schema: type[_Schema], section: Mapping[str, Any]) -> _Schema:
     for item in dataclasses.fields(schema):  # type: ignore[arg-type]
         inner, value = subsection(item), section.get(item.name)
         parse = item.metadata.get("parse") if inner is None else partial(as_dataclass, inner)
-        if value is not None and parse is not None:
+        if "items" in item.metadata:
+            converted[item.name] = [as_dataclass(item.metadata["items"], each) for each in section[item.name]]
+        elif value is not None and parse is not None:
             converted[item.name] = parse(value)
-    if schema is DebugConfig:
-        converted["faults"] = [as_dataclass(FaultConfig, fault) for fault in section["faults"]]
     return schema(**converted)
 
 
 @cache
 def choices_of(schema: type) -> dict[str, tuple[str, ...]]:
     """Return the words of each key that takes one of some."""
-    hints = {name: hint for name, hint in get_type_hints(schema).items() if get_origin(hint) is Literal}
+    hints = {name: hint for name, hint in types_of(schema).items() if get_origin(hint) is Literal}
     return {name: tuple(word for word in get_args(hint) if word is not None) for name, hint in hints.items()}
 
 
@@ -273,7 +276,7 @@ def describe(schema: type, item: dataclasses.Field[Any]) -> str:
     """Return the type and the range of a key as people read them: `int or null, at least 1`; "": it is a section itself."""
     rule, kind, choices = item.metadata, str(item.type), choices_of(schema).get(item.name, ())
     if choices:
-        kind = "str | None" if None in get_args(get_type_hints(schema)[item.name]) else "str"
+        kind = "str | None" if None in get_args(types_of(schema)[item.name]) else "str"
     parts = [] if "parse" in rule or subsection(item) is not None else [kind.replace(" | None", " or null")]
     parts += [*values.range_of(rule), *([f"one of {', '.join(choices)}"] if choices else [])]
     if "parse" in rule:
@@ -287,7 +290,7 @@ def describe(schema: type, item: dataclasses.Field[Any]) -> str:
 @cache
 def as_written(schema: type) -> type:
     """Return the schema of a section as OmegaConf knows types: a key with a parser takes any value, one of some words any text."""
-    types: dict[str, Any] = get_type_hints(schema)
+    types = dict(types_of(schema))
     types |= {name: str | None if None in get_args(types[name]) else str for name in choices_of(schema)}
     types |= {item.name: Any for item in dataclasses.fields(schema) if "parse" in item.metadata or subsection(item) is not None}
     fields = [(item.name, types[item.name], field(default=item.default)) for item in dataclasses.fields(schema)]

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddp_train.config.check import section
+from ddp_train.config.check import checked_section
 from ddp_train.config.hydra_internals import BASIC_SWEEPER
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.targets.locate import locate
@@ -154,7 +154,7 @@ def prepare_optuna(composed: DictConfig, folder: Path) -> None:
 
 def _goal(composed: DictConfig) -> str | None:
     """Return which way the metric of a sweep is better (min or max), as far as it can be known before a job has run."""
-    settings = section(composed, SweepConfig)
+    settings = checked_section(composed, SweepConfig)
     if settings.direction is not None:
         return GOALS[settings.direction]
     objective = locate(composed.objective._target_)

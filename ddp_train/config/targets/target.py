@@ -3,6 +3,8 @@
 A node's schema is its class's signature, so third-party classes are checked like ours, before any process starts.
 """
 
+from __future__ import annotations
+
 import collections.abc
 import difflib
 import inspect
@@ -11,8 +13,8 @@ import sysconfig
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
@@ -47,6 +49,22 @@ It stays text in config.yaml, in the hash and between processes: `training/insta
 """
 
 
+class ImportFails(ConfigError):
+    """A name cannot be imported."""
+
+    cause = ""  # what several names may share, with the user's line that raised it, if there is one; "": what the name alone explains
+
+    @classmethod
+    def of(cls, error: Exception, name: str, *, key: str) -> ImportFails:
+        library_paths = ("site-packages", "dist-packages", "frozen", str(FOLDER), sysconfig.get_path("stdlib"))
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not any(path in frame.filename for path in library_paths)]
+        where = f"\n    {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+        reason = f"{type(error).__name__}: {error}{where}"
+        failure = cls(key=key, happened=f"cannot import {name}: {reason}")
+        failure.cause = reason if "\n" in reason else ""
+        return failure
+
+
 def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     """Return what is wrong with one node (not with the nodes inside it).
 
@@ -58,68 +76,86 @@ def check_target(node: Mapping[str, Any], key: str) -> list[ConfigError]:
     try:
         target = look_up(path)
     except Exception as error:  # a user's module may raise anything while it is imported
-        return [ConfigError(key=f"{key}._target_", happened=f"cannot import {path}: {_why(error)}")]
+        return [ImportFails.of(error, path, key=f"{key}._target_")]
     if reason := why_no_component(target):
         fix = "a function of your own, in a file in your folder"
         return [ConfigError(key=f"{key}._target_", happened=f"{path} {reason}", expected="a component", fix=fix)]
     if not callable(target):
         return [ConfigError(key=f"{key}._target_", happened=f"{path} is not a class or function")]
     parameters = parameters_of(target)
-    return [] if parameters is None else list(_check_arguments(node, key, path, target, parameters))
-
-
-def _why(error: Exception) -> str:
-    """Describe an exception, with the user's line that raised it, if there is one."""
-    library_paths = ("site-packages", "dist-packages", "frozen", str(FOLDER), sysconfig.get_path("stdlib"))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not any(path in frame.filename for path in library_paths)]
-    where = f"\n    {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def _check_arguments(
-    node: Mapping[str, Any], key: str, path: str, target: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
-) -> Iterator[ConfigError]:
-    own = framework_keys(node, key)
-    arguments = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in own}
-    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    if parameters is None:
+        return []
+    framework = framework_keys(node, key)
+    arguments = {name: value for name, value in node.items() if name not in DIRECTIVES and name not in framework}
     named = [name for name, item in parameters.items() if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL, item.POSITIONAL_ONLY)]
-    is_data = key in ("data", "data.eval") or key.startswith(f"{EVALUATION_SETS}.")
-    for name in arguments:
-        is_ours = is_data and name in FULL_KEYS and name != "batch_size"  # which must not be passed on silently
-        if name not in named and (is_ours or not (takes_any or takes(target, name))):
-            here = instead_of(name, without_secrets(f"{key}.{name}", arguments[name]))
-            here = "" if here.startswith(f"{key}.{name}=") else here  # another component of this section has it
-            if name in FULL_KEYS and not here:
-                here = override(FULL_KEYS[name], arguments[name], was=f"{key}.{name}")
-            close = [f"{key}.{other}" for other in difflib.get_close_matches(name, named, n=1)]
-            sign = "" if close and close[0].rpartition(".")[2] in arguments else "+"
-            if close and not (here and is_data):
-                here = override(close[0], arguments[name], sign=sign, was=f"{key}.{name}")
-            happened = f"{path} has no argument {name!r}"
-            fix = did_you_mean(here) if here else f"remove it: {removal(f'{key}.{name}', arguments[name])}"
-            yield ConfigError(key=f"{key}.{name}", happened=happened, expected=", ".join(named) or "no argument", fix=fix)
-    positional = len(node.get("_args_") or ())
-    missing = [name for name in named[positional:] if parameters[name].default is inspect.Parameter.empty and name not in arguments]
-    is_stage = hasattr(target, "__wrapped__") and not inspect.isclass(target) and not inspect.isroutine(target)  # as WebDataset's
-    if key in COMPLETED:  # the run adds the first one
-        missing = [name for name in missing if name != named[positional]]
-    elif node.get("_partial_") or is_stage:  # the caller adds the rest
-        missing = []
-    missing = [name for name in missing if name not in run_arguments(key)]
-    for name in missing:
-        value = AUTO if not is_data and name in FACTS.get(key.partition(".")[0], ()) else "VALUE"
-        yield ConfigError(key=f"{key}.{name}", happened=f"{path} needs this argument", fix=f"+{key}.{name}={value}")
-    hints = hints_of(target)
-    for name, value in arguments.items():
-        if name in hints and not (name in parameters and value == parameters[name].default) and not fits(value, hints[name]):
-            wants_text = str in members_of(hints[name]) and not isinstance(value, (list, Mapping))
+    call = _Call(node, key, path, target, parameters, arguments, named)
+    return [*call.unknown(), *call.missing(), *call.mistyped(), *call.out_of_range()]
+
+
+class _Call(NamedTuple):
+    """The call that a node stands for."""
+
+    node: Mapping[str, Any]
+    key: str
+    path: str
+    target: Callable[..., Any]
+    parameters: Mapping[str, inspect.Parameter]
+    arguments: Mapping[str, Any]  # that the node has
+    named: Sequence[str]  # the arguments that can be given by name
+
+    @property
+    def is_data(self) -> bool:
+        return self.key in ("data", "data.eval") or self.key.startswith(f"{EVALUATION_SETS}.")
+
+    def unknown(self) -> Iterator[ConfigError]:
+        takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in self.parameters.values())
+        for name in self.arguments:
+            is_ours = self.is_data and name in FULL_KEYS and name != "batch_size"  # which must not be passed on silently
+            if name not in self.named and (is_ours or not (takes_any or takes(self.target, name))):
+                happened, expected = f"{self.path} has no argument {name!r}", ", ".join(self.named) or "no argument"
+                yield ConfigError(key=f"{self.key}.{name}", happened=happened, expected=expected, fix=self._instead_of(name))
+
+    def _instead_of(self, name: str) -> str:
+        """Return what to type in the place of an argument that the target does not have."""
+        key, value = f"{self.key}.{name}", self.arguments[name]
+        elsewhere = instead_of(name, without_secrets(key, value))
+        if elsewhere.startswith(f"{key}="):  # another component of this section has it
+            elsewhere = ""
+        if name in FULL_KEYS and not elsewhere:
+            elsewhere = override(FULL_KEYS[name], value, was=key)
+        close = difflib.get_close_matches(name, self.named, n=1)
+        if close and not (elsewhere and self.is_data):
+            return did_you_mean(override(f"{self.key}.{close[0]}", value, sign="" if close[0] in self.arguments else "+", was=key))
+        return did_you_mean(elsewhere) if elsewhere else f"remove it: {removal(key, value)}"
+
+    def missing(self) -> Iterator[ConfigError]:
+        named, target = self.named[len(self.node.get("_args_") or ()) :], self.target
+        missing = [name for name in named if self.parameters[name].default is inspect.Parameter.empty and name not in self.arguments]
+        is_stage = hasattr(target, "__wrapped__") and not inspect.isclass(target) and not inspect.isroutine(target)  # as WebDataset's
+        if self.key in COMPLETED:  # the run adds the first one
+            missing = [name for name in missing if name != named[0]]
+        elif self.node.get("_partial_") or is_stage:  # the caller adds the rest
+            missing = []
+        for name in missing:
+            if name not in run_arguments(self.key):
+                key, is_fact = f"{self.key}.{name}", not self.is_data and name in FACTS.get(self.key.partition(".")[0], ())
+                yield ConfigError(key=key, happened=f"{self.path} needs this argument", fix=f"+{key}={AUTO if is_fact else 'VALUE'}")
+
+    def mistyped(self) -> Iterator[ConfigError]:
+        hints = hints_of(self.target)
+        for name, value in self.arguments.items():
+            if name not in hints or (name in self.parameters and value == self.parameters[name].default) or fits(value, hints[name]):
+                continue
+            key, wants_text = f"{self.key}.{name}", str in members_of(hints[name]) and not isinstance(value, (list, Mapping))
+            fix = f"""'{key}="{value}"'""" if wants_text else ""
             expected = f"a value of type {_spell(hints[name])}"
-            fix = f"""'{key}.{name}="{value}"'""" if wants_text else ""
-            yield ConfigError(key=f"{key}.{name}", happened=f"is {without_secrets(f'{key}.{name}', value)!r}", expected=expected, fix=fix)
-    for name, bounds in constants_of(target, Constants).argument_ranges.items():
-        number = arguments.get(name)
-        if isinstance(number, (int, float)) and (missed := missed_range(number, bounds)):
-            yield ConfigError(key=f"{key}.{name}", happened=f"is {number}", expected=missed)
+            yield ConfigError(key=key, happened=f"is {without_secrets(key, value)!r}", expected=expected, fix=fix)
+
+    def out_of_range(self) -> Iterator[ConfigError]:
+        for name, bounds in constants_of(self.target, Constants).argument_ranges.items():
+            number = self.arguments.get(name)
+            if isinstance(number, (int, float)) and (missed := missed_range(number, bounds)):
+                yield ConfigError(key=f"{self.key}.{name}", happened=f"is {number}", expected=missed)
 
 
 def run_arguments(key: str) -> tuple[str, ...]:
@@ -153,7 +189,7 @@ def check_object_names(tree: Mapping[str, Any]) -> Iterator[ConfigError]:
             except ValueError as error:
                 yield ConfigError(key=at, happened=str(error), expected="${object:NAME} alone, as a whole argument")
             except Exception as error:  # a user's module may raise anything while it is imported
-                yield ConfigError(key=at, happened=f"cannot import {name}: {_why(error)}")
+                yield ImportFails.of(error, str(name), key=at)
             else:
                 if reason:
                     yield ConfigError(key=at, happened=f"{name} {reason}", expected="a type, or a class or function of a component")

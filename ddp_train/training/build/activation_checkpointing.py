@@ -76,10 +76,8 @@ def _checkpointed(kind: Any, saved: list[Any]) -> type[nn.Module]:
         with _unchanged_buffers(self):
             return kind.forward(self, *args, **kwargs)
 
-    members: dict[str, Callable[..., Any]] = {"forward": forward, "_forward_once_or_again": forward_once_or_again}
-    return type(
-        kind.__name__, (kind,), {**members, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    )
+    own: dict[str, Callable[..., Any]] = {"forward": forward, "_forward_once_or_again": forward_once_or_again}
+    return type(kind.__name__, (kind,), {**own, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__})
 
 
 @contextmanager

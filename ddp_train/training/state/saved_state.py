@@ -38,7 +38,7 @@ from ddp_train.training.state.weights import AVERAGES, compare_model, put_state,
 from ddp_train.training.train_state import TrainState, WindowSums
 from ddp_train.traits import OptimizerConstants, constants_of
 
-_NOTHING = KeptWeights()
+_NONE = KeptWeights()
 PARAMETERS = "optimizer_parameters"
 """The key of a checkpoint with the names of an optimizer's parameters, in the order of its groups: its state has only their numbers."""
 _CLASS = "optimizer_class"
@@ -63,9 +63,7 @@ def hashes(components: Components, state: TrainState) -> dict[str, str]:
     return hash_of
 
 
-def checkpoint_content(
-    components: Components, state: TrainState, window: WindowSums, world: World, kept: KeptWeights = _NOTHING
-) -> Content:
+def checkpoint_content(components: Components, state: TrainState, window: WindowSums, world: World, kept: KeptWeights = _NONE) -> Content:
     """Return the content of a checkpoint that is saved now. Collective.
 
     First all ranks copy rank 0's buffers: each rank has its own BatchNorm averages and would write a part of them. So a rank goes on with
