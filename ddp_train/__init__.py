@@ -1,7 +1,7 @@
 """ddp_train: compose once with Hydra, train anywhere with torchrun.
 
-Rooms by layer, each imports from those below: cli, rank | sweep, doctor | launch, training | checkpoint, loader, watchdog |
-config, distributed, run_folder, and components by their conf group (model, data, ...) | interfaces | system, traits | errors.
+Rooms by layer, each imports from those below: cli, rank | sweep, doctor, archive | launch, training | checkpoint, loader, watchdog |
+config, distributed, run_folder, and components by conf group (model, amp, ...) | interfaces | model_log, system, traits | errors, hashing.
 """
 
 import importlib

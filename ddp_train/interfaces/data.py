@@ -111,7 +111,7 @@ class Sampler(Protocol):
     repeats: bool
     """Whether a sample can come more than once in an epoch."""
     window: int
-    """Consecutive positions that are only had together, from multiples of it on; 1 where each position stands alone."""
+    """How many consecutive positions are computed together; a window begins at a multiple of this. 1: each position by itself."""
 
     def __call__(self, epoch: int, positions: Indices) -> Indices:
         """Return the indices of the samples at `positions`, shape [n] -> [n]."""

@@ -31,7 +31,7 @@ def memory_key(tensor: Tensor) -> MemoryKey:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """What each of so many ranks keeps of a run: one of so many shards of each part, 1: all of it; and what the next exchange needs."""
+    """What one rank keeps in memory: into how many shards each part is cut, of which it keeps one, and what it needs for an exchange."""
 
     parameter_shards: int = 1
     gradient_shards: int = 1

@@ -61,7 +61,7 @@ def submit_job(job: Job) -> int:
 
 def submit_jobs(jobs: Sequence[Job], code: Code, *, parallel: int) -> str:
     """Submit jobs of a sweep to an engine, so many at a time, and return its id of them. Each folder says whether it was submitted."""
-    stop_fork_server()  # as above
+    stop_fork_server()  # they import for themselves, too
     most = engine_of(jobs[0].config.cluster.launcher).most_runs() if len(jobs) > 1 else 1
     return _submit([freeze(job, code, parallel=parallel, most_tasks=most) for job in jobs])
 

@@ -31,10 +31,10 @@ def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> I
 
 
 def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
-    """Give memory of a batch to the next copy as soon as nobody holds it, though the device may have yet to read it: that copy waits.
+    """Copy on a stream for copies, and let each copy wait for the work that the computing stream has been given by then.
 
-    While somebody holds a tensor, work on it is given to the computing stream; so readers come before the event that each copy waits for.
-    `record_stream` would keep the memory of all batches by which the host is ahead.
+    A copy may get the memory of a batch that nobody holds any more and that the device has yet to read. All work that reads it is on the
+    computing stream by then, so the copy comes after it. `record_stream` would keep the memory of all batches by which the host is ahead.
     """
     side = _copying_stream(device)
     waiting: tuple[MicroBatch, torch.cuda.Event] | None = None

@@ -69,7 +69,7 @@ class DDP(Strategy):
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
         )
-        module.mark_exchange = lambda: self._mark_exchange()  # as it is then
+        module.mark_exchange = lambda: self._mark_exchange()  # which is set later
         if (hook := self._hook()) is not None:
             module.register_comm_hook(None, hook)
         return module

@@ -1,4 +1,4 @@
-"""Import the object that a `_target_` names, or read a stand-in for it from its source; tell its arguments and bases.
+"""Import the object that a `_target_` names, or read a stub of it from its source; tell its arguments and bases.
 
 Importing a class of ddp_train or torch imports torch, which takes seconds (docs/decisions/0078-a-quick-start.md). So `signature_stub`
 parses its source and makes an empty class or function of the same module, name, arguments and bases: `target.py` needs no more. It does so
@@ -80,7 +80,7 @@ def locate(path: str) -> Any:
 
 
 def look_up(path: str) -> Any:
-    """Return the object that a dotted path names, or a stand-in, which is enough for its arguments."""
+    """Return the object that a dotted path names, or a stub, which is enough for its arguments."""
     return signature_stub(path) or locate(path)
 
 
@@ -150,7 +150,7 @@ def declares(target: Callable[..., Any], name: str) -> bool:
 
 
 def signature_stub(path: str) -> Any | None:
-    """Return a stand-in for the object that a dotted path names; None: it must be imported."""
+    """Return a stub of the object that a dotted path names; None: it must be imported."""
     if "torch" in sys.modules or path.partition(".")[0] not in _ROOTS:
         return None  # modules that are already imported are used directly
     return stub_from_source(path)
@@ -171,7 +171,7 @@ class _Module(NamedTuple):
 
 @cache
 def stub_from_source(path: str) -> Any | None:
-    """Return a stand-in for an object from its source, also if it could be imported at no cost; None: the source is not plain."""
+    """Return a stub of an object from its source, also if it could be imported at no cost; None: the source is not plain."""
     module_path, _, name = path.rpartition(".")
     try:
         module, node = _definition(_module(module_path), name)

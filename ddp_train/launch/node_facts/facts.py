@@ -133,7 +133,7 @@ def _values(config: RunConfig) -> Iterator[tuple[str, Any]]:
     for key, value in leaves(config.tree):
         if not (isinstance(value, list) and any(isinstance(item, Mapping) for item in value)):  # its items come by themselves
             shown = HIDDEN if is_secret_key(key) and value else redact_all(value)
-            yield key, json.loads(json.dumps(shown, default=str))  # as it is after a journey
+            yield key, json.loads(json.dumps(shown, default=str))  # as the other machine reads it
 
 
 def _data(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, FileList | None]]:

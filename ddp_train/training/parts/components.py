@@ -154,7 +154,7 @@ def with_loss(trained: nn.Module, objective: AnyObjective) -> Joint:
 
 
 def wrap(trained: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> tuple[nn.Module, Mapping[str, Turn]]:
-    """Return what computes the loss as the strategy wraps it, and the turns; with turns what is trained, as it is: each has its own."""
+    """Return the module that computes the loss, wrapped by the strategy, and no turns; with turns `trained` as it is: they are wrapped."""
     turns = make_turns(trained, objective, strategy, world)
     return trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size), turns
 
