@@ -118,7 +118,8 @@ class TrainLoader(Loader):
         used: Callable[[int], dict[str, int]] | None = None,
         blend: Blend | None = None,
     ) -> None:
-        self.source, self.order, self._used, self.skips_bad_samples = source, order, used, skips_bad_samples
+        self.source, self.order, self._used = source, order, used
+        self.skips_bad_samples = skips_bad_samples
         self._rank, self._world_size, self.grad_accum_steps = rank, world_size, grad_accum_steps
         self._num_micro_batches = cache(num_micro_batches_of or (lambda size: grad_accum_steps))  # by the size of the global batch
         self._reader = TrainReader(source, order, skips_bad_samples=skips_bad_samples, blend=blend)
@@ -167,7 +168,8 @@ class OneBatch(Loader):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self.order, self.source = loader.order, loader.source
-        self.grad_accum_steps, self.skips_bad_samples = loader.grad_accum_steps, loader.skips_bad_samples
+        self.grad_accum_steps = loader.grad_accum_steps
+        self.skips_bad_samples = loader.skips_bad_samples
 
     def micro_batches(self, position: int) -> Iterator[MicroBatch]:
         first = list(islice(self._loader.micro_batches(0), self.grad_accum_steps))
@@ -208,7 +210,8 @@ class PositionedEvaluationLoader(EvaluationLoader):
         skips_bad_samples: bool = False,
         max_samples: int | None = None,
     ) -> None:
-        self.source, self.skips_bad_samples, self._batch_size = source, skips_bad_samples, batch_size
+        self.source, self._batch_size = source, batch_size
+        self.skips_bad_samples = skips_bad_samples
         self.num_samples = len(source) if max_samples is None else min(max_samples, len(source))
         self.first, self._stop = share(0, self.num_samples, rank, world_size)  # this rank's samples
         self._reader = EvalReader(source, skips_bad_samples=skips_bad_samples)

@@ -80,8 +80,9 @@ class TrainReader:
     """
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips_bad_samples: bool, blend: Blend | None = None) -> None:
-        self.reader, self._augments = SampleReader(source), source.augments
-        self._order, self._skips_bad_samples, self._blend = order, skips_bad_samples, blend
+        self.reader = SampleReader(source)
+        self._order, self._blend = order, blend
+        self._augments, self._skips_bad_samples = source.augments, skips_bad_samples
 
     def indices(self, request: TrainRequest) -> Indices:
         return self._order.indices(request.epoch, request.start, request.stop)
@@ -120,7 +121,8 @@ class EvalReader:
     """Reads the evaluation split. A sample that is skipped is left out of the sums."""
 
     def __init__(self, source: DataSource, *, skips_bad_samples: bool) -> None:
-        self.reader, self._skips_bad_samples = SampleReader(source), skips_bad_samples
+        self.reader = SampleReader(source)
+        self._skips_bad_samples = skips_bad_samples
 
     def indices(self, request: EvalRequest) -> Indices:
         return np.arange(request.start, request.stop)

@@ -62,8 +62,8 @@ class FSDP(Strategy):
         if isinstance(blocks, str) and blocks != "auto":
             raise ConfigError(key="strategy.blocks", happened=f"is {blocks!r}", expected="auto, or a list of class names, as [Block]")
         self._blocks = blocks
-        self._offloads, self._prefetch = cpu_offload, prefetch
-        self._reshards, self._replicas = reshard_after_forward, replicas
+        self._offloads, self._reshards = cpu_offload, reshard_after_forward
+        self._prefetch, self._replicas = prefetch, replicas
         self.param_dtype: torch.dtype | None = param_dtype and getattr(torch, param_dtype)
         self._reduce_dtype: torch.dtype | None = reduce_dtype and getattr(torch, reduce_dtype)
         self._buffers_are_due, self._accumulates = True, False

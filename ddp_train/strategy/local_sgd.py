@@ -38,7 +38,8 @@ class LocalSGD(Strategy):
         self._every_steps, self._lr, self._momentum = every_steps, outer_lr, outer_momentum
         self.has_local_steps = every_steps > 1
         self._is_outer = outer_lr != 1 or outer_momentum > 0
-        self._size, self._trained = 0, nn.Module()
+        self._size = 0
+        self._trained = nn.Module()
         self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
         self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
         self._is_mean, self.weights_are_equal = False, True
@@ -48,11 +49,13 @@ class LocalSGD(Strategy):
         model = model.to(device)
         if world_size > 1 and not self._size:
             copy_tensors_from_main(chain(model.parameters(), model.buffers()))
-        self._size, self._synchronises = world_size, world_size > 1 or self._is_outer
+        self._size = world_size
+        self._synchronises = world_size > 1 or self._is_outer
         return model
 
     def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
-        self._trained, self.weights_are_equal = trained, weights_are_equal
+        self._trained = trained
+        self.weights_are_equal = weights_are_equal
         if not self._synchronises:
             return
         last, velocity = state.get("last", {}), state.get("velocity", {})

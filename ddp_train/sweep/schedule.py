@@ -51,7 +51,8 @@ class SweepScheduler:
     ) -> None:
         self._sweep, self._slots, self._policy, self._screen = sweep, slots, policy, screen
         self._on_start, self._on_end = on_start, on_end
-        self._stops_at, self._get_stops_at = stops_at(False), stops_at
+        self._get_stops_at = stops_at
+        self._stops_at = stops_at(False)
         self._running: dict[int, tuple[SweepJob, Job]] = {}  # by the slot's number
         self.stop_code: int | None = None  # the exit code, when a signal ended it
         self.is_stopped = False  # no job is started any more
@@ -102,7 +103,8 @@ class SweepScheduler:
         self._sweep.save()
         self._on_end(entry)
         if entry.status in EXIT_CODE_OF_STOP:
-            self.stop_code, self.is_stopped = self.stop_code or EXIT_CODE_OF_STOP[entry.status], True
+            self.stop_code = self.stop_code or EXIT_CODE_OF_STOP[entry.status]
+            self.is_stopped = True
         elif entry.status == Status.FAILED and not self.is_stopped:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
@@ -119,7 +121,8 @@ class SweepScheduler:
 
     def _stop(self, stop_signal: int) -> None:
         """Let the running jobs save and end, and start no other."""
-        self.stop_code, self.is_stopped = EXIT_CODE_OF_STOP[status_of(stop_signal)], True
+        self.stop_code = EXIT_CODE_OF_STOP[status_of(stop_signal)]
+        self.is_stopped = True
         self._send_signal(stop_signal)
 
     def _kill(self) -> None:
