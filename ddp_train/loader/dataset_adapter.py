@@ -34,7 +34,7 @@ _NUMBERS: dict[type, np.dtype[Any]] = {
 _DTYPES = frozenset(_NUMBERS.values())
 
 
-class AdaptedDataset:
+class DatasetFacts:
     """What a dataset of others says of itself, under the names that a `DataSource` has for it."""
 
     dataset: Any
@@ -66,7 +66,7 @@ class AdaptedDataset:
             adopt(meaning)
 
 
-class DatasetSource(AdaptedDataset, DataSource):
+class DatasetSource(DatasetFacts, DataSource):
     """A map-style dataset, read a batch at a time: by `__getitems__` where it has that, else item by item.
 
     Transforms may draw from the global generators of python, numpy and torch, which are seeded for each sample: it looks the same whatever
@@ -141,7 +141,7 @@ class DatasetSource(AdaptedDataset, DataSource):
         return [self.dataset[position] for position in positions]
 
 
-class Stream(AdaptedDataset):
+class Stream(DatasetFacts):
     """An iterable dataset as it is used here.
 
     Args:
@@ -213,7 +213,7 @@ def as_source(candidate: Any, fields: Sequence[str] | None = None, collate_fn: C
 
 
 def dataset_of(source: DataSource) -> Any:
-    return source.dataset if isinstance(source, (AdaptedDataset, AdaptedSource)) else source
+    return source.dataset if isinstance(source, (DatasetFacts, AdaptedSource)) else source
 
 
 def facts_of(dataset: Any) -> Mapping[str, Any]:

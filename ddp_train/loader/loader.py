@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import cache
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 
@@ -16,7 +16,7 @@ from ddp_train.errors import DataError, RunError, UserError
 from ddp_train.interfaces import DataSource, Indices
 from ddp_train.interfaces.batch import map_tensors
 from ddp_train.loader.order import BatchOrder, SampleOrder, share
-from ddp_train.loader.reader import Blend, EvalReader, EvalRequest, MicroBatch, ReadRequest, TrainReader, TrainRequest
+from ddp_train.loader.reader import Blend, EvalReader, EvalRequest, MicroBatch, Reader, Request, TrainReader, TrainRequest
 
 if TYPE_CHECKING:
     from ddp_train.loader.worker_pool import WorkerDied
@@ -237,23 +237,23 @@ class PositionedEvaluationLoader(EvaluationLoader):
             yield EvalRequest(start, min(start + self._batch_size, self._stop))
 
 
-class _Fetcher:
+class _Fetcher(Generic[Request]):
     """Gets the micro-batches of requests from a reader: in this process, or from workers that read ahead."""
 
-    def __init__(self, reader: Any, *, num_workers: int, pin_memory: bool) -> None:
-        self._reader = reader  # a `TrainReader` or an `EvalReader`, with requests of its kind
+    def __init__(self, reader: Reader[Request], *, num_workers: int, pin_memory: bool) -> None:
+        self._reader = reader
         self._num_workers, self._pin_memory = num_workers, pin_memory
         self._known_bad: set[int] = set()
 
-    def fetch_here(self, request: ReadRequest) -> MicroBatch:
-        micro_batch: MicroBatch = self._reader(request)
+    def fetch_here(self, request: Request) -> MicroBatch:
+        micro_batch = self._reader(request)
         return micro_batch.pin_memory() if self._pin_memory else micro_batch
 
-    def fetch_one(self, request: ReadRequest) -> MicroBatch:
+    def fetch_one(self, request: Request) -> MicroBatch:
         (micro_batch,) = [self.fetch_here(request)] if self._num_workers == 0 else self._by_workers(iter([request]), num_workers=1)
         return micro_batch
 
-    def fetch_all(self, requests: Iterator[ReadRequest]) -> Iterator[MicroBatch]:
+    def fetch_all(self, requests: Iterator[Request]) -> Iterator[MicroBatch]:
         micro_batches = self._by_workers(requests, num_workers=self._num_workers) if self._num_workers else map(self.fetch_here, requests)
         for micro_batch in micro_batches:
             for bad in micro_batch.bad_samples:
@@ -262,7 +262,7 @@ class _Fetcher:
                     logger.warning("sample %d is skipped: %s", bad.sample, bad.why)
             yield micro_batch
 
-    def _by_workers(self, requests: Iterator[ReadRequest], *, num_workers: int) -> Iterator[MicroBatch]:
+    def _by_workers(self, requests: Iterator[Request], *, num_workers: int) -> Iterator[MicroBatch]:
         from ddp_train.loader.worker_pool import WorkerDied, WorkerPool  # imported when the server of workers was started
 
         with closing(WorkerPool([self._reader] * num_workers, pin_memory=self._pin_memory)) as workers:
@@ -276,12 +276,12 @@ class _Fetcher:
         from ddp_train.loader.worker_pool import WorkerDied, WorkerPool
 
         indices = self._reader.indices(death.request).tolist()
-        with closing(WorkerPool([self._reader.reader.read_alone])) as workers:
+        with closing(WorkerPool([self._reader.samples.read_alone])) as workers:
             try:
                 list(workers.results(iter(indices)))
             except WorkerDied as second:
                 index = second.request
-                happened = f"sample {index}{self._reader.reader.where(index)} ends the process that reads it: it {second.how()}"
+                happened = f"sample {index}{self._reader.samples.where(index)} ends the process that reads it: it {second.how()}"
                 return DataError(key="data", happened=happened, expected="samples that can be read", fix="repair or remove it")
             except Exception as error:  # reported like any other, had the process lived
                 logger.info("reading again what the worker was reading: %r", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -68,9 +68,20 @@ class EvalRequest(NamedTuple):
     stop: int
 
 
-ReadRequest = TrainRequest | EvalRequest
+Request = TypeVar("Request", contravariant=True)
 Blend = Callable[[Batch, Batch, Keys], Batch]
 """Makes one batch of two, as the keys of its samples say (loader/blend.py)."""
+
+
+class Reader(Protocol[Request]):
+    """Reads the micro-batches of requests of one kind, in this process or in a worker."""
+
+    samples: SampleReader  # reads single samples, too
+
+    def indices(self, request: Request) -> Indices:
+        """Return the samples of a request."""
+
+    def __call__(self, request: Request) -> MicroBatch: ...
 
 
 class TrainReader:
@@ -80,7 +91,7 @@ class TrainReader:
     """
 
     def __init__(self, source: DataSource, order: SampleOrder, *, skips_bad_samples: bool, blend: Blend | None = None) -> None:
-        self.reader = SampleReader(source)
+        self.samples = SampleReader(source)
         self._order, self._blend = order, blend
         self._augments, self._skips_bad_samples = source.augments, skips_bad_samples
 
@@ -96,7 +107,7 @@ class TrainReader:
         return as_micro_batch(batch, len(wanted), is_stand_in=request.is_stand_in, bad=() if request.is_stand_in else skipped)
 
     def of_size(self, size: int) -> MicroBatch:
-        lengths = self.reader.source.lengths
+        lengths = self.samples.source.lengths
         if lengths is None:
             return self(TrainRequest(0, 0, size))
         longest = np.sort(np.argpartition(lengths, -size)[-size:])
@@ -104,13 +115,13 @@ class TrainReader:
 
     def _read(self, epoch: int, wanted: Indices, positions: Indices) -> tuple[Batch, Indices, tuple[BadSample, ...]]:
         """Return samples of an epoch, at these positions, as they are trained on; their indices; and those that cannot be read."""
-        source = self.reader.source
+        source = self.samples.source
         source.seed_reads(partial(self._order.sample_keys, epoch))
         skipped: tuple[BadSample, ...] = ()
         if self._skips_bad_samples:
-            batch, wanted, skipped = self.reader.read_good(wanted, partial(self._order.others, epoch, count=_TRIES))
+            batch, wanted, skipped = self.samples.read_good(wanted, partial(self._order.others, epoch, count=_TRIES))
         else:
-            batch = self.reader.read(wanted)
+            batch = self.samples.read(wanted)
         if self._augments:
             keys = self._order.sample_keys(epoch, wanted, positions=positions)
             batch = source.augment_each(batch, keys, wanted)
@@ -121,7 +132,7 @@ class EvalReader:
     """Reads the evaluation split. A sample that is skipped is left out of the sums."""
 
     def __init__(self, source: DataSource, *, skips_bad_samples: bool) -> None:
-        self.reader = SampleReader(source)
+        self.samples = SampleReader(source)
         self._skips_bad_samples = skips_bad_samples
 
     def indices(self, request: EvalRequest) -> Indices:
@@ -131,11 +142,11 @@ class EvalReader:
         if not self._skips_bad_samples:
             is_empty = request.start == request.stop
             indices = np.zeros(1, np.int64) if is_empty else self.indices(request)
-            return as_micro_batch(self.reader.read(indices), len(indices), is_stand_in=is_empty)
-        batch, taken, skipped = self.reader.read_good(self.indices(request))
+            return as_micro_batch(self.samples.read(indices), len(indices), is_stand_in=is_empty)
+        batch, taken, skipped = self.samples.read_good(self.indices(request))
         if batch is not None:
             return as_micro_batch(batch, len(taken), bad=skipped)
-        stand_in, _, _ = self.reader.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.reader.source))))
+        stand_in, _, _ = self.samples.read_good(np.zeros(1, np.int64), lambda index: np.arange(1, min(_TRIES, len(self.samples.source))))
         return as_micro_batch(stand_in, 1, is_stand_in=True, bad=skipped)
 
 

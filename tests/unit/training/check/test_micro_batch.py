@@ -176,7 +176,7 @@ def test_the_longest_samples_are_tried() -> None:
     parts = components()
     loader = parts.train_loader
     assert isinstance(loader, TrainLoader)
-    source: Any = loader._reader.reader.source  # type: ignore[attr-defined]
+    source: Any = loader._reader.samples.source  # type: ignore[attr-defined]
     source.__class__ = type("Measured", (type(source),), {"lengths": property(lambda self: torch.arange(640).numpy())})
     expected, _ = loader.source.batch(torch.arange(635, 640).numpy())
     assert torch.equal(loader.of_size(5).batch[0], expected)
