@@ -1,4 +1,4 @@
-"""`ddp_train.log`: a number from anywhere in a model's forward or loss reaches the record of the training step. Imports no torch.
+"""Records, the lines of metrics.jsonl; and `ddp_train.log`, which puts a number from anywhere in a model into one. Imports no torch.
 
 What a record means:
 
@@ -8,10 +8,11 @@ What a record means:
     grad_norm, lr       of the newest step
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+AXES = ("split", "step", "epoch", "samples", "time")  # of a record: where it belongs; all else in it are values
 Sink = Callable[[str, Any], None]  # takes a name, and a number or a tensor of one element
 _sink: Sink | None = None
 
@@ -26,6 +27,11 @@ def log(name: str, value: Any) -> None:
     """
     if _sink is not None:
         _sink(name, value)
+
+
+def values_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a record by their full names, as `eval/accuracy`."""
+    return {f"{record['split']}/{name}": value for name, value in record.items() if name not in AXES}
 
 
 @contextmanager

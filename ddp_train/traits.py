@@ -73,6 +73,7 @@ class CallbackConstants(Constants):
     needs_evaluation: bool = False  # it follows a metric of the evaluation: refused where nothing is evaluated
 
 
+Goal = Literal["min", "max"]  # of a metric: which way is better
 Declared = TypeVar("Declared", bound=Constants)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime
 from functools import cached_property
 from html import escape
@@ -21,8 +20,9 @@ from ddp_train.config.run_config import ANSWERED
 from ddp_train.config.schema import SECTIONS
 from ddp_train.errors import ConfigError, UserError, one_line
 from ddp_train.launch.engine.engine import Stage, State, submitted_state
+from ddp_train.model_log import values_of
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.result import Headline, Result, Status
 from ddp_train.run_folder.sweep import Sweep, sweep_of
 from ddp_train.system.folder_lock import is_held
 
@@ -33,7 +33,6 @@ BROKEN = "broken"
 """The status of a run of which a file is damaged, or that another version has written: `ArchivedRun.problems` says what is wrong."""
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is six times as fast
-_AXES = ("split", "step", "epoch", "samples", "time")  # of a record; all else in it is a metric
 _FORMS: dict[str, type | tuple[type, ...]] = {  # of values in JSON files, as far as they are used
     **dict.fromkeys(("overrides", "hosts", "ranks", "tags", "folders"), list),
     **dict.fromkeys(("packages", "metrics", "headline"), dict),
@@ -144,18 +143,19 @@ class ArchivedRun:
         return None
 
     @cached_property
-    def headline(self) -> dict[str, str]:
+    def headline(self) -> Headline:
         """The metric by which the run is compared with others, and its goal: {"metric": "eval/accuracy", "goal": "max"}."""
-        if self.result is not None and self.result.headline and {"metric", "goal"} <= set(self.result.headline):
-            return {name: str(self.result.headline[name]) for name in ("metric", "goal")}
-        return asdict(next((entry.ranking for entry in reversed(self.checkpoints) if entry.ranking is not None), _LOSS))
+        if self.result is not None and (said := self.result.headline) and {"metric", "goal"} <= set(said):
+            return {"metric": str(said["metric"]), "goal": "max" if said["goal"] == "max" else "min"}
+        ranking = next((entry.ranking for entry in reversed(self.checkpoints) if entry.ranking is not None), _LOSS)
+        return {"metric": ranking.metric, "goal": ranking.goal}
 
     @cached_property
     def last(self) -> dict[str, Any]:
         """The newest value of each metric, as `eval/accuracy`."""
         if self.result is not None and self.result.last:
             return dict(self.result.last)
-        return {f"{row['split']}/{name}": value for row in self.metrics for name, value in row.items() if name not in _AXES}
+        return {name: value for row in self.metrics for name, value in values_of(row).items()}
 
     @cached_property
     def best(self) -> dict[str, dict[str, Any]]:

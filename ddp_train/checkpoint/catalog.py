@@ -15,6 +15,7 @@ from ddp_train.checkpoint.manifest import CheckpointError, Manifest, Ranking, op
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, RunFolder, step_folders
 from ddp_train.system.files import remove
+from ddp_train.traits import Goal
 
 BEST, LAST = "best", "last"  # names for a checkpoint: RUN/checkpoints/best. No such folder exists
 _DEBRIS = (".partial_*", ".removed_*")  # left by a process that was killed while it saved, or while it removed
@@ -32,12 +33,12 @@ class CatalogEntry:
     is_foreign: bool = False  # it lies in the folder of another run
 
 
-def ranking_for(goals: Mapping[str, str], *, metric: str | None, is_evaluated: bool) -> Ranking:
+def ranking_for(goals: Mapping[str, Goal], *, metric: str | None, is_evaluated: bool) -> Ranking:
     """Return by which metric a run's checkpoints are compared: the user's choice `metric`, or the first of the objective's `goals`.
 
     A run that does not evaluate has the training loss alone. Raises ConfigError: there is no such metric, or it has no direction.
     """
-    valid = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated and goals else {"train/loss": "min"}
+    valid: Mapping[str, Goal] = {f"eval/{name}": goal for name, goal in goals.items()} if is_evaluated and goals else {"train/loss": "min"}
     metric = metric or next(iter(valid))
     if metric not in valid:
         close = difflib.get_close_matches(metric, valid, n=1, cutoff=0.4) or list(valid)[:1]

@@ -21,6 +21,7 @@ import xxhash
 
 from ddp_train.errors import UserError
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, RunFolder, step_folder
+from ddp_train.traits import Goal
 
 _FORMAT = 3  # of the folder and of what a run saves in it; another one cannot be read
 _MAX_BYTES = 64 << 20  # some hundred thousand files
@@ -46,7 +47,7 @@ class Ranking:
     """The metric by which checkpoints are compared."""
 
     metric: str  # "eval/loss", as in result.json
-    goal: str  # min or max
+    goal: Goal
 
     def value(self, metrics: Mapping[str, Any]) -> float | None:
         """Return a metric's value, the larger the better; None where it was not measured or is not finite: never the best."""
@@ -92,6 +93,7 @@ class Manifest:
             if step < 0 or set(files) != {rank_file(rank) for rank in range(min(world_size, len(files) + 1))}:
                 raise ValueError(f"{world_size} ranks at step {step} do not leave {len(files)} files")
             ranked_by = facts.get("ranked_by")
+            goal: Goal = "max" if ranked_by and ranked_by["goal"] == "max" else "min"
             return cls(
                 step=step,
                 world_size=world_size,
@@ -99,7 +101,7 @@ class Manifest:
                 config_sha256=content["config_sha256"],
                 torch=content["torch"],
                 metrics=dict(facts.get("metrics", {})),
-                ranked_by=Ranking(metric=str(ranked_by["metric"]), goal=str(ranked_by["goal"])) if ranked_by else None,
+                ranked_by=Ranking(metric=str(ranked_by["metric"]), goal=goal) if ranked_by else None,
                 files=files,
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 from ddp_train.checkpoint.catalog import CatalogEntry, best_first, saved_checkpoints
 from ddp_train.checkpoint.manifest import Ranking
 from ddp_train.errors import EnvironmentRefuses
+from ddp_train.model_log import values_of
 from ddp_train.run_folder.paths import step_folders
 from ddp_train.system.files import write_atomic
 
@@ -56,8 +57,7 @@ class CheckpointSchedule:
         """Record the metrics of a step: one line of metrics.jsonl."""
         if record["step"] != self._step:
             self._step, self._metrics = record["step"], {}
-        names = record.keys() - {"split", "step", "epoch", "samples", "time"}
-        self._metrics |= {f"{record['split']}/{name}": record[name] for name in sorted(names)}
+        self._metrics |= sorted(values_of(record).items())
 
     def decide(self, step: int, *, is_agreed: bool) -> bool:
         """Decide on every rank, after a step and its evaluation, whether it is saved. `is_agreed`: `ask_to_save` has led to this step."""

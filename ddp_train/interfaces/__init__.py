@@ -15,7 +15,6 @@ from ddp_train.interfaces.data import DataSource, Indices, Sampler
 from ddp_train.interfaces.objective import (
     AnyObjective,
     BorrowsWeights,
-    Goal,
     HasUnit,
     Joint,
     Objective,
@@ -29,3 +28,4 @@ from ddp_train.interfaces.objective import (
 )
 from ddp_train.interfaces.run import Callback, MetricWriter, Run, Scheduler, SupportsImages, SupportsState, SupportsTexts
 from ddp_train.interfaces.strategy import LocalWeights, MemoryKey, RankMemory, Strategy
+from ddp_train.traits import Goal

@@ -6,14 +6,13 @@ Shapes: B samples, K classes.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, Self, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from ddp_train.interfaces.batch import Batch
-
-Goal = Literal["min", "max"]
+from ddp_train.traits import Goal
 
 
 class Scored(NamedTuple):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.interfaces.batch import Batch
-from ddp_train.interfaces.objective import Goal
-from ddp_train.traits import CallbackConstants
+from ddp_train.interfaces.data import DataSource
+from ddp_train.traits import CallbackConstants, Goal
 
 
 class Scheduler(Protocol):
@@ -64,7 +64,7 @@ class Run(Protocol):
     model: nn.Module  # as the config says, without what the strategy has put around it
     forward_is_collective: bool  # every forward of it is a collective: no rank calls it alone (strategy=fsdp)
     optimizer: Optimizer
-    data: Any  # the training data, as the loader reads it
+    data: DataSource | None  # the training data, as the loader reads it; None: a stream
     goals: Mapping[str, Goal]  # what is measured, the headline metric first, and which way is better; empty without evaluation data
     reports: Sequence[Mapping[str, Any]]  # events of slow ranks and slow data so far, each with a `text`
     metrics: Mapping[str, float]  # the newest value of every metric, as `split/name`

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
 from typing import Any
 
+from ddp_train.model_log import AXES
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.system.terminal import Foot, Terminal, free_foot
 
 _HIDDEN = (
-    *("split", "step", "epoch", "samples", "time", "lr", "grad_norm", "step_ms", "data_wait_ms"),
+    *(*AXES, "lr", "grad_norm", "step_ms", "data_wait_ms"),
     *("samples_per_s", "samples_per_s_per_device", "tokens_per_s", "tokens_per_s_per_device", "mfu"),  # in another form, or not at all
     *("device/memory_gib", "device/reserved_gib", "device/host_gib", "compile/graphs", "compile/recompiles", "compile/seconds"),
 )

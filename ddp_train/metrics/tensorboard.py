@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddp_train.model_log import values_of
+
 _MAX_NAME_BYTES = 200  # bytes; a file name may have 255
-_AXES = ("split", "step", "epoch", "samples", "time")
 _COLOUR_TYPES = {1: 0, 3: 2}  # in a PNG: channels -> grey, RGB
 _FILTER_NONE = b"\0"  # in a PNG: before each row
 
@@ -53,7 +54,7 @@ class TensorBoard:
         opening.shutdown(wait=False)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        values = {f"{record['split']}/{name}": value for name, value in record.items() if name not in _AXES}
+        values = values_of(record)
         self._last |= values
         # One event for all of them: `add_scalar` makes one of each, and takes ten times as long.
         self._add([{"tag": name, "simple_value": value} for name, value in values.items()], record["step"])

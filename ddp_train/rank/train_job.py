@@ -41,7 +41,7 @@ from ddp_train.training.loop.trainer import RunServices, Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
-from ddp_train.training.record.records import Records
+from ddp_train.training.record.records import Records, run_event
 from ddp_train.training.seeding import seed_all
 from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, ranking_of, require_room_for_run, retention
 from ddp_train.training.state.data_identity import known_meaning, require_alike, require_same_data, require_same_meaning
@@ -107,7 +107,7 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
         _clear_for_attempt(run, components, keep)
     records = Records(job.run_folder, world, partial(_writers, run, components) if world.is_main else list)
     if data_changes:  # that were accepted
-        records.log_event({"time": time.time(), "kind": "data_changed", "step": state.step, "changes": data_changes}, "")
+        records.log_event(run_event("data_changed", state.step, changes=data_changes), "")
     checkpoints = Checkpoints(
         config=job.config,
         run_folder=job.run_folder,
@@ -268,13 +268,14 @@ def finish_run(run: RankRun, trainer: Trainer, *, is_done: bool) -> int:
 def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str) -> None:
     """Write result.json, and say how the run ended (rank 0)."""
     job, state, run_folder, is_done = run.job, run.state, run.job.run_folder, status == Status.COMPLETED
+    ranking = ranking_of(trainer.components)
     result = Result(
         status=status,
         step=state.step,
         epoch=epochs(trainer.components.train_loader.order, state.samples),
         samples=state.samples,
         metrics={"last": trainer.last, "best": {metric: asdict(best) for metric, best in state.best.items()}},
-        headline=asdict(ranking_of(trainer.components)),
+        headline={"metric": ranking.metric, "goal": ranking.goal},
         seconds=round(time.monotonic() - run.started_monotonic, 3),
         early_end=str(state.early_end) if state.early_end is not None and is_done else None,
     )

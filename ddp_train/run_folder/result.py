@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ddp_train.errors import INTERRUPTED, PREEMPTED
 from ddp_train.system.files import write_json
+from ddp_train.traits import Goal
 
 _OPTIONAL = ("headline", "error", "early_end", "goodput")
 
@@ -35,6 +36,13 @@ def status_of(number: int) -> Status:
     return Status.INTERRUPTED if number == signal.SIGINT else Status.PREEMPTED
 
 
+class Headline(TypedDict, total=False):
+    """The metric to compare runs by."""
+
+    metric: str
+    goal: Goal
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The content of result.json. None: not known, or the run did not get so far."""
@@ -44,7 +52,7 @@ class Result:
     epoch: float | None = None  # None also for data that has no epochs
     samples: int | None = None
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # last: name -> value; best: name -> its value and step
-    headline: Mapping[str, str] | None = None  # the metric to compare runs by, and its goal (min or max)
+    headline: Headline | None = None
     seconds: float | None = None
     error: str | None = None
     goodput: Mapping[str, float] | None = None  # what the time since the first start was for (`run_folder.times`)

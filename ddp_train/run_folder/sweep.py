@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ddp_train.errors import ConfigError
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.run_folder.result import Result, Status
+from ddp_train.run_folder.result import Headline, Result, Status
 from ddp_train.system.files import write_atomic, write_json
 from ddp_train.system.folder_lock import is_held
 
@@ -85,7 +85,7 @@ class Sweep:
         if job.status != Status.COMPLETED:
             job.metric = None
             return
-        headline = result.headline or {}
+        headline = result.headline or Headline()
         name = metric or headline.get("metric")
         value = result.last.get(name) if name is not None else None
         job.metric = value if value is not None and math.isfinite(value) else None

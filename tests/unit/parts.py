@@ -29,7 +29,7 @@ from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.loop.trainer import Agreed, RunServices, StopLine, Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.loss_monitor import Rewind
-from ddp_train.training.record.records import Event, Record, Records
+from ddp_train.training.record.records import Record, Records, RunEvent
 from ddp_train.training.state.checkpoints import Checkpoints
 from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
@@ -68,7 +68,7 @@ class PassedRecords(Records):
     def write(self, record: Record) -> None:
         self.to(record)
 
-    def log_event(self, event: Event, line: str) -> None:
+    def log_event(self, event: RunEvent, line: str) -> None:
         pass
 
     def show(self, name: str, value: Any, step: int) -> None:

@@ -36,6 +36,7 @@ from ddp_train.system.phase import Phase
 from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.logged import Reduction
+from ddp_train.training.record.records import run_event
 from ddp_train.training.record.slow_ranks import SlowRanks, Table
 
 _PART_OF_PHASE = {Phase.DATA: DATA, Phase.EVALUATION: EVALUATION, Phase.SAVE: CHECKPOINT, Phase.START: CHECKPOINT}  # START: a rewind's
@@ -190,8 +191,8 @@ class TimeRecord:
         if self._taken - self._written >= (self._taken - self._began) / _LINES * max(1.0, len(totals) / _RANKS_OF_LINES):
             self._write(totals, self._trainer.state.step)
         known = {rank: ways[rank] for rank in self._first_ranks}
-        for event in self._slow_ranks.look(totals, self._trainer.state.steps_run, known if all(known.values()) else {}):
-            event = {"time": time.time(), "step": self._trainer.state.step, **event}
+        for finding in self._slow_ranks.look(totals, self._trainer.state.steps_run, known if all(known.values()) else {}):
+            event = run_event(**finding, step=self._trainer.state.step)
             self._trainer.reports.append(event)
             self._services.records.log_event(event, f"{'data' if event['kind'] == 'waits_for_data' else 'slow':<8} {event['text']}")
         if self._slow_ranks.measures_ways:

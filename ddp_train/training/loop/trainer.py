@@ -30,7 +30,7 @@ from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged, Reduction
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
-from ddp_train.training.record.records import Event, Records
+from ddp_train.training.record.records import Records, RunEvent
 from ddp_train.training.state.checkpoints import Checkpoints
 from ddp_train.training.train_state import Best, TrainState
 
@@ -121,7 +121,7 @@ class Trainer:
 
     logged: Logged = field(init=False)  # by callbacks and by the model
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
-    reports: list[Event] = field(default_factory=list)  # of slow ranks and slow data
+    reports: list[RunEvent] = field(default_factory=list)  # of slow ranks and slow data
 
     def __post_init__(self) -> None:
         self.logged = Logged(self.state, self.components.turns)

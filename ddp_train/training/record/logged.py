@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from ddp_train.distributed.world import World
-from ddp_train.model_log import Sink
+from ddp_train.model_log import AXES, Sink
 from ddp_train.training.record import throughput
 from ddp_train.training.train_state import EarlyEnd, TrainState, WindowSums
 
 _RESERVED = ("loss", "lr", "grad_norm", "skipped_samples", "skipped_steps", *throughput.NAMES)
 _NEVER_LOGGED: Sequence[float] = (0.0, 0.0, 0)
-_AXES = ("split", "step", "epoch", "samples", "time")
 
 
 class Reduction:
@@ -146,7 +145,7 @@ def mean(values: Iterable[float]) -> float:
 
 def require_loggable(name: str, value: float | Tensor, *, reserved: Sequence[str]) -> None:
     """Raise a ValueError for a reserved name, or a value that is not one number."""
-    if name in reserved or name in _AXES:
+    if name in reserved or name in AXES:
         raise ValueError(f"log({name!r}, ...): the record has a {name!r} already; another name, as my/{name}")
     if value.numel() != 1 if isinstance(value, Tensor) else not isinstance(value, Real):
         described = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ logger = logging.getLogger(__name__)
 Record = dict[str, Any]
 """One line of metrics.jsonl."""
 
-Event = dict[str, Any]
+RunEvent = dict[str, Any]
 """One line of events.jsonl."""
+
+
+def run_event(kind: str, step: int, **facts: Any) -> RunEvent:
+    return {"time": time.time(), "kind": kind, "step": step, **facts}
 
 
 class Records:
@@ -60,7 +65,7 @@ class Records:
             self._warned_of.add(kind)
             print(f"{name} and other {kind} are not recorded: no metric writer accepts {kind}; metrics.tensorboard does", flush=True)
 
-    def log_event(self, event: Event, line: str) -> None:
+    def log_event(self, event: RunEvent, line: str) -> None:
         """Write one line of events.jsonl, and print `line`, if there is one."""
         self._append(self._run_folder.events, event)
         if line:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, OTHER
-from ddp_train.training.record.records import Event
 
 RATIO = 1.3  # a slow rank's own time to that of the usual one
 LOOKS, LOOKS_TO_END = 3, 10  # in a row
@@ -30,6 +29,8 @@ _FIXES = {  # all ranks wait for such a rank
 _FASTER_DATA = "more loader.num_workers, or loader.on_device=true for data that fits; docs/time.md has more"
 
 Table = NDArray[np.float64]
+Finding = dict[str, Any]
+"""An event (`records.run_event`), but for its step."""
 
 
 class Streak:
@@ -64,7 +65,7 @@ class SlowRanks:
         self._totals, self._step = np.zeros(()), step  # up to the last look
         self.measures_ways = False  # the ways to the machines are to be measured now
 
-    def look(self, totals: Table, step: int, ways: Mapping[int, float]) -> Iterator[Event]:
+    def look(self, totals: Table, step: int, ways: Mapping[int, float]) -> Iterator[Finding]:
         """Yield what is new after a step.
 
         `totals`: the seconds of each rank and part. `ways`: those of a message to the ranks' store and back, by the first rank of each
@@ -97,7 +98,7 @@ class SlowRanks:
         if self._is_split and not is_slow.any():
             yield from self._look_at_network(_usual(waits) > _SHARE * _usual(in_steps), ways)
 
-    def _look_at_network(self, waits: bool, ways: Mapping[int, float]) -> Iterator[Event]:
+    def _look_at_network(self, waits: bool, ways: Mapping[int, float]) -> Iterator[Finding]:
         """Yield the machines that are far now and were not before, and those that are so no more."""
         self._network.changes(waits)
         self.measures_ways = self._network.holds and self._network.looks % PAUSE_LOOKS == 0
@@ -111,7 +112,7 @@ class SlowRanks:
             yield self._event("slow_rank_over", rank, " has a network as fast as the others' again", cause="network")
         self._far = far
 
-    def _event(self, kind: str, rank: int, text: str, **facts: Any) -> Event:
+    def _event(self, kind: str, rank: int, text: str, **facts: Any) -> Finding:
         host = self._hosts[rank]
         return {"kind": kind, "rank": rank, "host": host, **facts, "text": f"rank {rank} on {host}{text}"}
 

@@ -1,6 +1,5 @@
 """A run's checkpoints: resume from one when it begins, save when one is due, rewind to the newest. `ddp_train/checkpoint` has the files."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -23,7 +22,7 @@ from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
 from ddp_train.training.record.loss_monitor import Rewind
-from ddp_train.training.record.records import Records
+from ddp_train.training.record.records import Records, run_event
 from ddp_train.training.state.saved_state import checkpoint_content, start_from
 from ddp_train.training.train_state import Jump, TrainState, WindowSums
 
@@ -118,7 +117,7 @@ class Checkpoints:
             set_aside(chosen.parent, from_step=state.step, chosen=chosen)
             predictions.forget_after(self.run_folder.predictions, state.step)
         self.records.log_event(
-            {"time": time.time(), "kind": "rewound", "step": state.step, "from_step": from_step, "jumped": list(jump.samples)},
+            run_event("rewound", state.step, from_step=from_step, jumped=list(jump.samples)),
             f"rewound from step {from_step} to {chosen.name}; the data continues after sample {samples:,}",
         )
         self.schedule.go_back(self._saved())

@@ -15,7 +15,7 @@ from ddp_train.loader.order import BatchOrder, SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.record.logged import Reduction
-from ddp_train.training.record.loss_monitor import Event, LossMonitor, Rewind, robust_zscore
+from ddp_train.training.record.loss_monitor import LossMonitor, Rewind, RunEvent, robust_zscore
 from ddp_train.training.train_state import TrainState
 
 BATCH = 4
@@ -32,11 +32,11 @@ class Told:
     """A watch, and what it told."""
 
     def __init__(self, **settings: Any) -> None:
-        self.events: list[Event] = []
+        self.events: list[RunEvent] = []
         self.lines: list[str] = []
         self.watch = LossMonitor(**settings, log_event=self._tell)
 
-    def _tell(self, event: Event, line: str) -> None:
+    def _tell(self, event: RunEvent, line: str) -> None:
         self.events.append(event)
         self.lines.append(line)
 

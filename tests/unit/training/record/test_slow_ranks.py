@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, PARTS
-from ddp_train.training.record.records import Event
-from ddp_train.training.record.slow_ranks import LOOKS, LOOKS_TO_END, PAUSE_LOOKS, SlowRanks, Table, far_machines
+from ddp_train.training.record.slow_ranks import LOOKS, LOOKS_TO_END, PAUSE_LOOKS, Finding, SlowRanks, Table, far_machines
 
 
 def rows(own: Mapping[int, tuple[float, float]], ranks: int = 4) -> Table:
@@ -30,7 +29,7 @@ class Looks:
         self.judge = SlowRanks([f"node{rank // 2}" for rank in range(ranks)], 0, **settings)
         self.totals, self.step = np.zeros((ranks, len(PARTS))), 0
 
-    def look(self, table: Table, steps: int = 30, ways: Mapping[int, float] = {}) -> list[Event]:
+    def look(self, table: Table, steps: int = 30, ways: Mapping[int, float] = {}) -> list[Finding]:
         self.totals, self.step = self.totals + table, self.step + steps
         return [*self.judge.look(self.totals, self.step, ways)]
 
