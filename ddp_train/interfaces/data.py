@@ -94,6 +94,10 @@ class DataSource(DataConstants, ABC):
 
     # For sources made of other sources or of a dataset (loader/mixture.py, loader/dataset_adapter.py); any other has no use for them.
 
+    def counted_fingerprint(self) -> Mapping[str, Any]:
+        """The `fingerprint` with the number of samples; a mixture's own has that of each source."""
+        return {"samples": len(self), **self.fingerprint}
+
     def augment_each(self, batch: Batch, keys: NDArray[np.uint64], indices: Indices) -> Batch:
         """Return what `augment` does of a batch of the samples at `indices`; in a mixture each source changes its own."""
         return self.augment(batch, keys)

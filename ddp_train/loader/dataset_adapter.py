@@ -150,6 +150,8 @@ class Stream(DatasetFacts):
         collate_fn: what makes a batch of samples; None: torch's default.
     """
 
+    lengths = None  # of the samples
+
     def __init__(self, dataset: Any, fields: Sequence[str] | None = None, collate_fn: Collate | None = None) -> None:
         # As tensors: torch's way of stacking turns lists of numbers, which Hugging Face gives else, on their side.
         self.dataset = dataset.with_format("torch") if comes_from(dataset, "datasets") else dataset
@@ -158,9 +160,8 @@ class Stream(DatasetFacts):
     def collate(self, samples: list[Any]) -> Batch:
         return collate(samples, self._fields, self._collate_fn)
 
-    @property
-    def fingerprint(self) -> Mapping[str, Any]:
-        return {"samples": self.length, **super().fingerprint}
+    def counted_fingerprint(self) -> Mapping[str, Any]:
+        return {"samples": self.length, **self.fingerprint}
 
     @property
     def length(self) -> int | None:

@@ -60,6 +60,9 @@ class MixtureSource(DataSource):
             fingerprint |= {f"sources.{name}.{key}": value for key, value in facts.items()}
         return fingerprint
 
+    def counted_fingerprint(self) -> Mapping[str, Any]:
+        return self.fingerprint
+
     @property
     def meaning(self) -> Mapping[str, Any]:
         """What it is in all sources; a ConfigError where it is not the same."""

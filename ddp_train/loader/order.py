@@ -45,19 +45,22 @@ class BatchOrder:
     `length`: samples of an epoch, rounded up to whole batches (with `drop_last` down); None: there are no epochs.
     """
 
-    steps_per_epoch: int | None = None  # None also where epochs differ: `trainer.batch_size_schedule`
-    epoch_size: int | None = None
+    steps_per_epoch: int | None  # None also where epochs differ: `trainer.batch_size_schedule`
+    epoch_size: int | None
 
     def __init__(self, length: int | None, *, global_batch_size: int, drop_last: bool = False) -> None:
         self.global_batch_size = global_batch_size
-        if length is not None:
-            self.steps_per_epoch = max(1, length // global_batch_size if drop_last else -(-length // global_batch_size))
-            self.epoch_size = self.steps_per_epoch * global_batch_size
+        steps = None if length is None else max(1, length // global_batch_size if drop_last else -(-length // global_batch_size))
+        self.steps_per_epoch, self.epoch_size = steps, None if steps is None else steps * global_batch_size
 
     def batch_at(self, position: int) -> GlobalBatch:
         """Return the global batch that begins at a position of the run, counted in samples. O(1)."""
         epoch, start = (0, position) if self.epoch_size is None else divmod(position, self.epoch_size)
         return GlobalBatch(epoch, start, start + self.global_batch_size)
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices | None:
+        """Return the data set's indices at the positions [start, stop) of an epoch's order, shape [stop - start]; None: it has none."""
+        return None
 
     def samples_after(self, step: int) -> int:
         """Return how many samples the first `step` steps take."""
@@ -135,10 +138,10 @@ class SampleOrder(BatchOrder):
     epoch_size: int
 
     def __init__(self, sampler: Sampler, *, global_batch_size: int, drop_last: bool, changes: Sequence[tuple[int, int]] = ()) -> None:
+        super().__init__(sampler.length, global_batch_size=global_batch_size, drop_last=drop_last)
         self._sampler = sampler
-        self.global_batch_size = global_batch_size
-        self.epoch_size = sampler.length - sampler.length % global_batch_size if drop_last else sampler.length
-        self.steps_per_epoch = None if changes else -(-self.epoch_size // global_batch_size)
+        self.epoch_size = min(self.epoch_size, sampler.length)  # the last batch of an epoch may be smaller
+        self.steps_per_epoch = None if changes else self.steps_per_epoch
         self._plan = BatchPlan(self.epoch_size, global_batch_size, changes)
         self._rows: dict[tuple[int, int, int], Indices] = {}  # drawn ahead, by epoch, start and stop
         self._held: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # keys of rows, by the slice of a global batch: offset and size
@@ -155,7 +158,6 @@ class SampleOrder(BatchOrder):
         return self._plan.steps_in(epochs)
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        """Return the data set's indices at the positions [start, stop) of an epoch's order, shape [stop - start]."""
         row = self._rows.get((epoch, start, stop))
         if row is not None:
             return row

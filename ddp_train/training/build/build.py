@@ -16,8 +16,8 @@ from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, conflict
 from ddp_train.interfaces import AnyObjective, Strategy, SupportsPredict, TurnObjective
-from ddp_train.loader.dataset_adapter import Source, Stream
-from ddp_train.loader.loader import Loader, OneBatch
+from ddp_train.loader.dataset_adapter import Source
+from ddp_train.loader.loader import EvaluationLoader, Loader, OneBatch
 from ddp_train.optimizer.groups import freeze
 from ddp_train.training.build import data
 from ddp_train.training.build.adopt import groups_of, make_callbacks, make_optimizer, make_scheduler, make_strategy, schedule_facts
@@ -46,7 +46,6 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     total_steps = min(limit for limit in (config.trainer.max_steps, by_epochs) if limit is not None)
     answers = _answers(config, source.facts, world)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
-
     strategy = make_strategy(config.strategy)
     evaluated = _evaluation_parts(config, world, answers, strategy, eval_sources)
     model, trained, objective, amp = evaluated.model, evaluated.trained, evaluated.objective, evaluated.amp
@@ -68,7 +67,6 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
         notes.append(compile_note(compiled, config.compile))
     module, turns = wrap(trained, objective, strategy, world)
-
     optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
     if world.has_group:
         require_rows(strategy, optimizer)
@@ -77,7 +75,15 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
 
     components = Components(
-        **vars(replace(evaluated, callbacks=make_callbacks(config.callbacks), compiled=compiled)),
+        model=model,
+        trained=trained,
+        objective=objective,
+        amp=amp,
+        eval_loaders=evaluated.eval_loaders,
+        metrics=evaluated.metrics,
+        forward_is_collective=evaluated.forward_is_collective,
+        callbacks=make_callbacks(config.callbacks),
+        compiled=compiled,
         module=module,
         turns=turns,
         strategy=strategy,
@@ -94,9 +100,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         answers=answers,
         notes=[line for line in notes if line],
     )
-    if value_at(config.tree, MICRO_BATCH) == AUTO and world.device.type != "meta":
-        return _measure_micro_batch(components, config, world, source)
-    return components
+    return _with_micro_batch(components, config, world, source)
 
 
 def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any]) -> EvaluationComponents:
@@ -135,14 +139,15 @@ def _evaluation_parts(
 ) -> EvaluationComponents:
     """Build what training and evaluation have in common; the strategy has not wrapped it yet. Collective."""
     model, objective, trained = build_model_and_objective(config, world, answers, strategy)
+    eval_loaders = {set_name(key): data.make_eval_loader(source, config, world, key=key) for key, source in sources.items()}
     if config.evaluation.save_predictions:
-        _require_predictions(objective, sources.values())
+        _require_predictions(objective, eval_loaders.values())
     return EvaluationComponents(
         model=model,
         trained=trained,
         objective=objective,
         amp=instantiate(config.amp, key="amp", answers=answers),
-        eval_loaders={set_name(key): data.make_eval_loader(source, config, world, key=key) for key, source in sources.items()},
+        eval_loaders=eval_loaders,
         metrics=build_metrics(config.evaluation.metrics, objective, world, answers),
         forward_is_collective=strategy.shards_parameters and world.has_group,
     )
@@ -154,8 +159,10 @@ def _answers(config: RunConfig, facts: Mapping[str, Any], world: World) -> dict[
     return answers | auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
 
-def _measure_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:
-    """Return the components with the largest micro-batch that fits, or with the one that the run has had before. Collective."""
+def _with_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:
+    """With `loader.micro_batch_size=auto` let them have the largest one that fits, or the one that the run has had before. Collective."""
+    if value_at(config.tree, MICRO_BATCH) != AUTO or world.device.type == "meta":
+        return components
     if config.batch.is_open:
         from ddp_train.training.check.micro_batch import largest_micro_batch
 
@@ -186,9 +193,9 @@ def _make_sources(config: RunConfig, world: World, keys: Iterable[str]) -> dict[
         return {key: data.make_source(config, key=key) for key in keys}
 
 
-def _require_predictions(objective: AnyObjective, sources: Iterable[Source]) -> None:
+def _require_predictions(objective: AnyObjective, loaders: Iterable[EvaluationLoader]) -> None:
     key, expected = "evaluation.save_predictions", "evaluation data with positions, in whose order predictions are written"
-    if any(isinstance(source, Stream) for source in sources):
+    if any(loader.source is None for loader in loaders):
         raise conflict(key, "is true, but the evaluation data is a stream", "false", expected=expected)
     if not isinstance(objective, SupportsPredict):
         happened = f"is true, but the objective {type(objective).__name__} cannot predict"

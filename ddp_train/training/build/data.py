@@ -150,8 +150,7 @@ def make_length_plan(source: Source, trainer: TrainerConfig) -> LengthPlan | Non
     if not trainer.length_schedule:
         return None
     whole = source.facts.get("context_length")
-    has_lengths = not isinstance(source, Stream) and source.lengths is not None  # which differ, as those of documents do
-    if not isinstance(whole, int) or has_lengths:
+    if not isinstance(whole, int) or source.lengths is not None:  # they differ, as those of documents do
         expected = "data=char_text, token_files, packed_tokens, or a source of windows with the fact `context_length`; or null"
         raise conflict("trainer.length_schedule", "is given, and the data is not made of windows of one length", "null", expected=expected)
     if uneven := [change.value for change in trainer.length_schedule if whole % change.value]:

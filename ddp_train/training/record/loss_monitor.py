@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ddp_train.errors import NonFiniteLossError
-from ddp_train.loader.order import BatchOrder, SampleOrder
+from ddp_train.loader.order import BatchOrder
 from ddp_train.training.record.log_window import LogWindow, Reading
-from ddp_train.training.record.records import Event
+from ddp_train.training.record.records import RunEvent, run_event
 from ddp_train.training.train_state import TrainState
 
 _HISTORY = 50  # steps that a loss is compared with
@@ -29,7 +28,7 @@ _SHOWN_SAMPLES = 8
 class Rewind(Exception):
     """Go back to the newest checkpoint, and on with the data after the present batch. All ranks raise it at the same step."""
 
-    def __init__(self, event: Event, happened: str) -> None:
+    def __init__(self, event: RunEvent, happened: str) -> None:
         super().__init__(happened)
         self.event, self.happened = event, happened
 
@@ -41,7 +40,7 @@ class LossMonitor:
     on_nonfinite: str = "stop"  # or `skip` (the step guard has left the step out, and it is reported here), or `rewind`
     spike_zscore: float | None = None  # a loss with this robust z-score or a higher one is a spike; None: spikes are not looked for
     on_spike: str = "warn"  # or `rewind`
-    log_event: Callable[[Event, str], None] = lambda event, line: None  # takes an event, and its line for the screen; rank 0 writes them
+    log_event: Callable[[RunEvent, str], None] = lambda event, line: None  # takes an event, and its line for the screen; rank 0 writes them
 
     def judge(self, window: LogWindow, reading: Reading, state: TrainState, order: BatchOrder, *, is_scaled: bool = False) -> float:
         """Judge the steps of the window that were not judged yet.
@@ -134,8 +133,8 @@ def _step_at(index: int, window: LogWindow, state: TrainState, order: BatchOrder
     for _ in range(index):
         samples += order.batch_at(samples).size
     batch = order.batch_at(samples)
-    ids = order.indices(batch.epoch, batch.start, batch.stop).tolist() if isinstance(order, SampleOrder) else None
-    return _Step(state.step - window.steps + index + 1, samples, batch.size, ids)
+    ids = order.indices(*batch)
+    return _Step(state.step - window.steps + index + 1, samples, batch.size, None if ids is None else ids.tolist())
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,6 @@ class _Step:
         more = f" and {len(self.ids) - _SHOWN_SAMPLES} more (events.jsonl)" if len(self.ids) > _SHOWN_SAMPLES else ""
         return f"its samples: {', '.join(map(str, self.ids[:_SHOWN_SAMPLES]))}{more}"
 
-    def event(self, kind: str, **values: float) -> Event:
+    def event(self, kind: str, **values: float) -> RunEvent:
         finite = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}  # JSON has no NaN
-        return {"time": time.time(), "kind": kind, "step": self.number, **finite, "samples": self.samples, "sample_ids": self.ids}
+        return run_event(kind, self.number, **finite, samples=self.samples, sample_ids=self.ids)

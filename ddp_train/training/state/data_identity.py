@@ -24,10 +24,8 @@ from ddp_train.config.spelling import override
 from ddp_train.config.tree import value_at
 from ddp_train.distributed.world import World
 from ddp_train.errors import UserError, join_few
-from ddp_train.loader.dataset_adapter import Source, Stream
+from ddp_train.loader.dataset_adapter import Source
 from ddp_train.loader.loader import Loader
-from ddp_train.loader.mixture import MixtureSource
-from ddp_train.loader.order import SampleOrder
 
 Identity = Mapping[str, Mapping[str, Any]]
 
@@ -44,11 +42,9 @@ def identity_of(source: Source, loader: Loader, config: RunConfig) -> Identity:
     order = {_BATCH: config.batch.global_batch_size, **{key: value_at(config.tree, key) for key in _ORDER}}
     if config.loader.sample_weights is not None:  # the file has been read: to hash it costs little beside that
         order["loader.sample_weights"] = xxhash.xxh3_64_hexdigest(Path(config.loader.sample_weights).read_bytes())
-    if isinstance(loader.order, SampleOrder):
-        order["the first samples"] = xxhash.xxh3_64_hexdigest(loader.order.indices(0, 0, min(_PROBED, loader.order.epoch_size)).tobytes())
-    # A mixture says the number of samples of each source, a stream says its own where it knows it.
-    known = source.fingerprint if isinstance(source, (MixtureSource, Stream)) else {"samples": len(source), **source.fingerprint}
-    data = {f"data.{name}": value for name, value in known.items()}
+    if (first := loader.order.indices(0, 0, min(_PROBED, loader.order.epoch_size or 0))) is not None:
+        order["the first samples"] = xxhash.xxh3_64_hexdigest(first.tobytes())
+    data = {f"data.{name}": value for name, value in source.counted_fingerprint().items()}
     return {name: yaml_value(part) for name, part in {"order": order, "data": data, "meaning": source.meaning}.items()}
 
 
