@@ -18,7 +18,8 @@ from torch import Tensor
 from ddp_train.errors import join_few
 
 Batch = Any
-"""Tensors nested in tuples, lists or dicts, as a rule with a leading dimension B; usually `(inputs, targets)`."""
+"""Tensors nested in tuples, lists or dicts, as a rule with a leading dimension B; usually `(inputs, targets)`.
+No union: the model and the objective know which it is, and each `inputs, targets = batch` of theirs would need a cast."""
 
 _num_samples: ContextVar[int | None] = ContextVar("num_samples", default=None)
 

@@ -82,15 +82,16 @@ class Strategy(StrategyConstants, ABC):
 
     @abstractmethod
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
-        """Return the module to train, on `device`, with rank 0's weights. Collective.
+        """Return the module whose forward is called, on `device`, with rank 0's weights. Collective. It is called for
 
-        Called again with the same model when other parameters of it are to be trained than before (`requires_grad`). One rank alone has
-        no process group (`torch.distributed.is_initialized()`).
+        - a run: a model that returns the loss of a batch;
+        - each turn of an objective that takes turns: a model with that turn's loss, while the parameters of the others are frozen;
+        - the same models again, when other parameters are to be trained than before (`requires_grad`);
+        - `ddp-train evaluate`, with `shards_parameters` alone: `trained`, without a loss and all frozen.
 
-        Args:
-            model: its forward takes a batch and returns the loss. With `shards_parameters` its parameters are sharded in place, and it is
-                returned itself: evaluation and checkpoints go on with the modules in it. It may have values on rank 0 alone then, and be
-                on torch's meta device on the others; and `ddp-train evaluate`, which has no loss, gives `trained`.
+        With `shards_parameters` the parameters are sharded in place, and the model is returned itself: evaluation and checkpoints go on
+        with the modules in it. It may have values on rank 0 alone then, and be on torch's meta device on the others.
+        One rank alone has no process group, but in tests (`torch.distributed.is_initialized()`).
         """
 
     def setup_optimizer(self, optimizer: Optimizer) -> Mapping[Tensor, Tensor]:
