@@ -9,10 +9,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,13 @@ from ddp_train.config.schema import ProfileConfig
 from ddp_train.run_folder.paths import ProfileRequest
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Phase, Phases
-from ddp_train.training.loop.train_step import TrainStep
+from ddp_train.training.loop.train_step import StepMarks
 from ddp_train.training.loop.trainer import RunRequest, Trainer
 
 logger = logging.getLogger(__name__)
 
 STEP_MARKS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "save")
-"""The names of the parts of a step in a trace (`Marks`)."""
+"""The names of the parts of a step in a trace (`TraceMarks`)."""
 
 _ROWS, _WIDTH = 12, 56  # of operators; characters of a name
 _STEP = "ProfilerStep"
@@ -64,7 +63,7 @@ class Profiler:
     def __init__(self, config: ProfileConfig, trainer: Trainer) -> None:
         self._config, self._world, self._hooks = config, trainer.world, trainer.hooks
         self._run_folder, self._phases = trainer.services.run_folder, trainer.services.phases
-        self._marks = Marks(trainer.train_step, self._phases)
+        self._marks = TraceMarks(trainer.train_step.marks, self._phases)
         self._steps_since_request = 0  # since this start, or since the request, while a window is to come
         self._recording: Trace | Allocations | None = None
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
@@ -139,7 +138,7 @@ class Profiler:
                 self._recording = Allocations(path, self._world.device)
             else:
                 self._recording = Trace(path, self._world.device, step=step + 1, first=first, has_memory=is_memory)
-            self._marks.install()
+            self._marks.begin()
         except Exception as error:  # another profiler is at work, say
             self._give_up(error)
 
@@ -166,29 +165,28 @@ class Profiler:
         logger.warning("rank %d records no profile: %s: %s", self._world.rank, type(error).__name__, error)
 
     def _reset(self) -> None:
-        self._marks.uninstall()
+        self._marks.end()
         if self._window is not None:
             self._hooks.before_step.remove(self.begin_step)
         self._recording = self._window = None
 
 
-class Marks:
-    """Marks the parts of this rank's steps by name (`STEP_MARKS`), one at a time. They are installed only while a window is recorded."""
+class TraceMarks:
+    """Marks the parts of this rank's steps in a trace by name (`STEP_MARKS`), one at a time, while a window is recorded."""
 
-    def __init__(self, train_step: TrainStep, phases: Phases) -> None:
-        self._train_step, self._phases = train_step, phases
+    def __init__(self, step_marks: StepMarks, phases: Phases) -> None:
+        self._step_marks, self._phases = step_marks, phases
         self._name: str | None = None
         self._range, self._undo = ExitStack(), ExitStack()
 
-    def install(self) -> None:
-        step, undo = self._train_step, self._undo
+    def begin(self) -> None:
         self._phases.listen(self._enter_phase)
-        undo.callback(self._phases.forget, self._enter_phase)
+        self._undo.callback(self._phases.forget, self._enter_phase)
         self.enter(None)  # `listen` has marked the present phase, which is over
-        undo.callback(setattr, step, "mark", step.mark)
-        step.mark = partial(_both, step.mark)
+        self._step_marks.listen(record_function)
+        self._undo.callback(self._step_marks.forget, record_function)
 
-    def uninstall(self) -> None:
+    def end(self) -> None:
         self.enter(None)
         self._undo.close()
 
@@ -202,12 +200,6 @@ class Marks:
             self._name = name
             if name is not None:
                 self._range.enter_context(record_function(name))
-
-
-@contextmanager
-def _both(mark: Callable[[str], AbstractContextManager[object]], name: str) -> Iterator[None]:
-    with mark(name), record_function(name):
-        yield
 
 
 class Trace:

@@ -61,6 +61,7 @@ class PassedRecords(Records):
 
     def __init__(self, to: Callable[[Record], object], times: Callable[[Mapping[str, Any]], object]) -> None:
         self.to, self.times = to, times
+        self.reports = list[RunEvent]()
 
     def write_times(self, line: Mapping[str, Any]) -> None:
         self.times(line)

@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -23,6 +24,7 @@ from ddp_train.launch.node import attempts, wire
 from ddp_train.rank.blame import _PEER_REPORTS_S
 from ddp_train.run_folder import starts
 from ddp_train.system import folder_lock
+from ddp_train.training.loop.trainer import Hooks
 from ddp_train.watchdog import __main__
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +59,15 @@ def test_a_story_has_few_files_with_the_functions_to_read(story: str) -> None:
     assert all(rows)
     assert len(rows) <= STORIES[story]
     assert {row[1]: gone for row in rows if row and (gone := {*re.findall(r"[\w.]+", row[2])} - names_in(ROOT / row[1]))} == {}
+
+
+def test_the_tables_of_a_run_have_all_hooks_and_all_threads() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)`: ", text, re.MULTILINE) == [point.name for point in fields(Hooks)]
+    files = [*(ROOT / "ddp_train").rglob("*.py")]
+    threads = {name for file in files for name in re.findall(r'Thread\(.*\bname=f?"([\w -]+)', file.read_text())}
+    rows = text.split("Threads of a rank.")[1].split("Keys in the store")[0]
+    assert threads == {name.removesuffix("...") for name in re.findall(r"`([\w .-]+)`", rows) if "/" not in name} != set()
 
 
 def names_in(file: Path) -> set[str]:

@@ -145,7 +145,7 @@ class RunView:
         self.data = components.train_loader.source
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
         self.metrics: Mapping[str, float] = trainer.last
-        self.reports: Sequence[Mapping[str, Any]] = trainer.reports
+        self.reports: Sequence[Mapping[str, Any]] = trainer.services.records.reports
         self.folder = trainer.services.run_folder.root
         self.status = "running"
         self.is_log_step = False

@@ -150,15 +150,15 @@ class TimeRecord:
 
     def register(self) -> None:
         """Hang it on the loop."""
-        hooks, step, strategy = self._trainer.hooks, self._trainer.train_step, self._trainer.components.strategy
-        step.mark = self.split.mark
+        hooks, strategy = self._trainer.hooks, self._trainer.components.strategy
+        self._trainer.train_step.marks.listen(self.split.mark)
         if not self._not_split:
             exchange = partial(self.split.switch, COMMUNICATION)
             modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
             self._watches = [call_after_gradients(module, exchange) for module in modules]
         strategy.time_exchanges(partial(self.split.mark, PARTS[COMMUNICATION]))
         self._services.phases.listen(self.split.enter_phase)  # before faults, whose time is that of the phase
-        hooks.when_steps_begin.insert(0, self.begin)
+        hooks.before_steps_begin.append(self.begin)
         hooks.add_to_reduction.append(self.add_to)
         hooks.at_record.append(self.record)
         hooks.at_end.append(self.end)
@@ -193,8 +193,7 @@ class TimeRecord:
         known = {rank: ways[rank] for rank in self._first_ranks}
         for finding in self._slow_ranks.look(totals, self._trainer.state.steps_run, known if all(known.values()) else {}):
             event = run_event(**finding, step=self._trainer.state.step)
-            self._trainer.reports.append(event)
-            self._services.records.log_event(event, f"{'data' if event['kind'] == 'waits_for_data' else 'slow':<8} {event['text']}")
+            self._services.records.report(event, f"{'data' if event['kind'] == 'waits_for_data' else 'slow':<8} {event['text']}")
         if self._slow_ranks.measures_ways:
             self._way = 0.0
             if self._world.rank in self._first_ranks:

@@ -6,9 +6,9 @@ Other kinds of step are in `other_steps.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -53,6 +53,37 @@ class StepGuard:
         scaler.step(optimizer)
 
 
+Mark = Callable[[str], AbstractContextManager[object]]
+"""Returns a context around a part of a step, by the part's name (`run_folder.times`)."""
+
+
+class StepMarks:
+    """Tells its listeners of the parts of a step: the time's split always, the profiler while it records."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Mark] = []
+        self.around: Mark = nullcontext  # a single listener itself: no call is between it and the step
+
+    def listen(self, listener: Mark) -> None:
+        """Be within a context of `listener`, too, in each part from now on; within those that listen already."""
+        self._call([*self._listeners, listener])
+
+    def forget(self, listener: Mark) -> None:
+        self._call([other for other in self._listeners if other != listener])
+
+    def _call(self, listeners: list[Mark]) -> None:
+        self._listeners = listeners
+        self.around = partial(_around, listeners) if len(listeners) > 1 else listeners[0] if listeners else nullcontext
+
+
+@contextmanager
+def _around(listeners: Iterable[Mark], part: str) -> Iterator[None]:
+    with ExitStack() as contexts:
+        for listener in listeners:
+            contexts.enter_context(listener(part))
+        yield
+
+
 @dataclass(kw_only=True)
 class TrainStep:
     """Takes optimizer steps. The state is read, and advanced by the caller."""
@@ -62,7 +93,7 @@ class TrainStep:
     world: World
     clip_grad_norm: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)  # decides whether the optimizer steps
-    mark: Callable[[str], AbstractContextManager[object]] = nullcontext  # around a part of a step, by its name (`run_folder.times`)
+    marks: StepMarks = field(default_factory=StepMarks)
     window: LogWindow = field(init=False)  # gets the losses and the number of units of each step
 
     def __post_init__(self) -> None:
@@ -108,7 +139,7 @@ class TrainStep:
     def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str = "") -> Tensor | None:
         """Clip the gradients, step by them and forget them; return their norm where it is wanted, together with that of earlier turns."""
         components = self.components
-        with self.mark("optimizer"):
+        with self.marks.around("optimizer"):
             grad_norm = self.measure_and_clip(measures_norm=measures_norm)
             norm = grad_norm if norm is None or grad_norm is None else torch.hypot(norm, grad_norm)
             self.guard.step(components.optimizer, components.scaler, norm, turn=turn)
@@ -126,7 +157,7 @@ class TrainStep:
                     self._forward_backward(micro_batch, units)
             else:
                 self._forward_backward(micro_batch, units)
-        with self.mark("communication"):
+        with self.marks.around("communication"):
             components.strategy.reduce_gradients(components.trained, self.state.step)
 
     def measure_and_clip(self, *, measures_norm: bool) -> Tensor | None:
@@ -153,11 +184,11 @@ class TrainStep:
     def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
-        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.mark("forward"):
+        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.marks.around("forward"):
             loss_sum = self.loss(batch)
         if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0
-        with self.mark("communication"):
+        with self.marks.around("communication"):
             num_units = units.get()  # not needed before
         # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
         if isinstance(num_units, Tensor):
@@ -165,7 +196,7 @@ class TrainStep:
         else:
             factor = torch.full_like(loss_sum, units.num_ranks / num_units)
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
-        with self.mark("backward"):
+        with self.marks.around("backward"):
             backward(loss_sum, factor)
         self.add_loss(loss_sum)
 

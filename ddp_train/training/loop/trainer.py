@@ -30,7 +30,7 @@ from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged, Reduction
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
-from ddp_train.training.record.records import Records, RunEvent
+from ddp_train.training.record.records import Records
 from ddp_train.training.state.checkpoints import Checkpoints
 from ddp_train.training.train_state import Best, TrainState
 
@@ -52,6 +52,7 @@ class Hooks:
 
     before_first_step: list[Callable[[MicroBatch], object]] = field(default_factory=list)  # gets its first micro-batch
     wrap_micro_batches: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)  # once; after the loader
+    before_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # before all of the next point
     when_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # again after a rewind
     before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
     after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
@@ -121,7 +122,6 @@ class Trainer:
 
     logged: Logged = field(init=False)  # by callbacks and by the model
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
-    reports: list[RunEvent] = field(default_factory=list)  # of slow ranks and slow data
 
     def __post_init__(self) -> None:
         self.logged = Logged(self.state, self.components.turns)
@@ -211,7 +211,7 @@ class Trainer:
         - A callback ends it here, at the start or after that evaluation: this is saved, as no step follows that would save it.
         """
         state, had_ended = self.state, self.state.early_end is not None
-        for start in self.hooks.when_steps_begin:
+        for start in [*self.hooks.before_steps_begin, *self.hooks.when_steps_begin]:
             start()
         if state.evaluation_pending or state.is_over(self.components.total_steps):
             if not self.evaluate():
@@ -275,7 +275,7 @@ class Trainer:
         for add_to_reduction in hooks.add_to_reduction:
             add_to_reduction(reduction)
         self.logged.add_to(reduction)
-        with self.train_step.mark("communication"):
+        with self.train_step.marks.around("communication"):
             reading = window.read(reduction, grad_norm)
         assert reading.grad_norm is not None
         loss = self._judge(reading)

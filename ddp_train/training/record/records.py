@@ -35,6 +35,7 @@ class Records:
         self._run_folder, self._world, self._open_writers = run_folder, world, open_writers
         self._writers = open_writers()
         self._lines: dict[Path, GrowingFile] = {}  # events.jsonl and times.jsonl, from their first line on: most runs have no event
+        self.reports: list[RunEvent] = []  # events that callbacks are shown (`Run.reports`), on every rank
         self._warned_of: set[str] = set()  # kinds that no writer takes
         self._listeners: list[Callable[[Record], None]] = []
 
@@ -70,6 +71,11 @@ class Records:
         self._append(self._run_folder.events, event)
         if line:
             self._world.print(line)
+
+    def report(self, event: RunEvent, line: str) -> None:
+        """Log an event of slow ranks or slow data, and show it to callbacks."""
+        self.reports.append(event)
+        self.log_event(event, line)
 
     def write_times(self, line: Mapping[str, Any]) -> None:
         """Write one line of times.jsonl."""
