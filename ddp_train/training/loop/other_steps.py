@@ -7,16 +7,12 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ddp_train.interfaces import Batch
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.training.loop.train_step import NormShare, TotalUnits, TrainStep, norm_of, norm_share
-from ddp_train.training.parts.components import Turn
 
 
 class TurnsStep(TrainStep):
     """A step of several turns, one after the other, each over all micro-batches."""
-
-    _turn: Turn
 
     def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
         """Return the norm over all turns. A step in which one was not finite takes no further turn (`guard`)."""
@@ -25,18 +21,11 @@ class TurnsStep(TrainStep):
         self.window.begin_turns(turn.name for turn in turns)
         norm: Tensor | None = None
         for turn in turns:
-            self._turn = turn
             with turn.alone():
                 self.guard.begin()
-                self.compute_gradients(turn.module, all_batches, units)
+                self.compute_gradients(all_batches, units, turn)
                 norm = self.step_optimizer(norm, measures_norm=measures_norm, turn=turn.name)
         return norm
-
-    def loss(self, batch: Batch) -> Tensor:
-        return self.components.loss(batch, self._turn)
-
-    def add_loss(self, loss_sum: Tensor) -> None:
-        self.window.add(loss_sum, turn=self._turn.name)
 
 
 class EarlyStep(TrainStep):
@@ -64,7 +53,7 @@ class EarlyStep(TrainStep):
         """Return the norm of the gradients. Collective where some are sharded."""
         num_known = len(self._optimizer.state)  # parameters with a state from earlier steps
         self._is_stepping, self._measures = True, measures_norm
-        self.compute_gradients(self.components.module, micro_batches, units)
+        self.compute_gradients(micro_batches, units)
         shares, self._shares, self._is_stepping = self._shares, {}, False
         self._sort_state(num_known)
         norm = norm_of([shares[number] for number in sorted(shares)], self.world) if measures_norm else None

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_train.distributed.world import World
-from ddp_train.interfaces.batch import Batch, as_pair, batch_size, counted_as
+from ddp_train.interfaces.batch import as_pair, batch_size, counted_as
 from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.components import Components, Turn
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 
@@ -131,9 +131,8 @@ class TrainStep:
 
     def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:
         """Compute the gradients of all micro-batches, let the optimizer step, and forget them; return their norm where it is wanted."""
-        components = self.components
         self.guard.begin()
-        self.compute_gradients(components.module, micro_batches, units)
+        self.compute_gradients(micro_batches, units)
         return self.step_optimizer(measures_norm=measures_norm)
 
     def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str = "") -> Tensor | None:
@@ -147,16 +146,17 @@ class TrainStep:
             components.zero_gradients()
         return norm
 
-    def compute_gradients(self, module: nn.Module, micro_batches: Iterable[MicroBatch], units: TotalUnits) -> None:
-        """Run all micro-batches forward and backward; the last backward reduces the gradients."""
+    def compute_gradients(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, turn: Turn | None = None) -> None:
+        """Run all micro-batches forward and backward, for one turn if there are any; the last backward reduces the gradients."""
         components = self.components
+        module = components.module if turn is None else turn.module
         last = components.train_loader.num_micro_batches(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
                 with components.strategy.no_sync(module):
-                    self._forward_backward(micro_batch, units)
+                    self._forward_backward(micro_batch, units, turn)
             else:
-                self._forward_backward(micro_batch, units)
+                self._forward_backward(micro_batch, units, turn)
         with self.marks.around("communication"):
             components.strategy.reduce_gradients(components.trained, self.state.step)
 
@@ -173,19 +173,11 @@ class TrainStep:
             clip(gradients, self.clip_grad_norm, grad_norm)
         return grad_norm
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the loss summed over a batch, shape []."""
-        return self.components.loss(batch)
-
-    def add_loss(self, loss_sum: Tensor) -> None:
-        """Add to the loss of the step."""
-        self.window.add(loss_sum)
-
-    def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits) -> None:
+    def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits, turn: Turn | None) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
         with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.marks.around("forward"):
-            loss_sum = self.loss(batch)
+            loss_sum = components.loss(batch, turn)
         if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0
         with self.marks.around("communication"):
@@ -198,7 +190,7 @@ class TrainStep:
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
         with self.marks.around("backward"):
             backward(loss_sum, factor)
-        self.add_loss(loss_sum)
+        self.window.add(loss_sum, turn=None if turn is None else turn.name)
 
     def _start_total_units(self, micro_batches: Iterable[MicroBatch], global_batch_size: int) -> tuple[TotalUnits, Iterable[MicroBatch]]:
         """Return the units of the whole global batch, and the micro-batches.
