@@ -33,7 +33,7 @@ from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
-from ddp_train.training.loop.trainer import Agreed, StopLine
+from ddp_train.training.loop.trainer import Agreed
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ WALLTIME = signal.SIGALRM  # what asks for the stop when the time of the run is 
 
 
 @dataclass(kw_only=True)
-class Stop(StopLine):
+class Stop:
     """Stops one job's ranks together while it is `listening`."""
 
     world: World

@@ -101,7 +101,7 @@ class PassedSaves(Checkpoints):
 
 
 @dataclass
-class ChosenStop(StopLine):
+class ChosenStop:
     """Stops after a step, and an evaluation when `asks` says so."""
 
     last_step: int | None = None

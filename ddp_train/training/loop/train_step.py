@@ -124,9 +124,7 @@ class TrainStep:
         units, micro_batches = self._start_total_units(micro_batches, global_batch_size)
         grad_norm = self.update_parameters(micro_batches, units, measures_norm=measures_norm)
         self.components.scheduler.step()
-        if self.guard.needs_norm and grad_norm is not None:
-            window.norms.append(grad_norm)
-        window.end_step(units.get(), samples=global_batch_size)
+        window.end_step(units.get(), samples=global_batch_size, norm=grad_norm if self.guard.needs_norm else None)
         return grad_norm
 
     def update_parameters(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, *, measures_norm: bool) -> Tensor | None:

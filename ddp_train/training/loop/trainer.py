@@ -72,7 +72,7 @@ class Agreed(NamedTuple):
 
 
 class StopLine(Protocol):
-    """What the loop asks of `rank.stop.Stop`, which lies above it."""
+    """What the loop asks; `rank.stop.Stop`, which lies above it, answers."""
 
     def begin_next_step(self, steps_run: int, /) -> Agreed: ...
 
@@ -171,10 +171,9 @@ class Trainer:
             return False
         while not state.is_over(components.total_steps):
             if hooks.before_step:
-                started = time.perf_counter()
-                for before_step in [*hooks.before_step]:
-                    before_step(state.step)
-                self.window.exclude_since(started)
+                with self.window.excluded():
+                    for before_step in [*hooks.before_step]:
+                        before_step(state.step)
             batch = components.train_loader.order.batch_at(state.samples)
             is_log_step = self.is_log_step(state.step + 1)
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
@@ -193,10 +192,9 @@ class Trainer:
         state, total_steps = self.state, self.components.total_steps
         is_last_step, is_save_agreed = self.services.stop.begin_next_step(state.steps_run)
         if state.is_over(total_steps) or self._is_evaluation_due(batch):
-            started = time.perf_counter()
-            is_last_step = is_last_step or not self.evaluate()
+            with self.window.excluded():
+                is_last_step = is_last_step or not self.evaluate()
             state.evaluation_pending = is_last_step
-            self.window.exclude_since(started)
         if is_last_step or self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed) or state.is_over(total_steps):
             if not is_judged:  # weights that are lost must not replace good ones
                 self._judge(self.window.read(Reduction(self.world)))
@@ -237,16 +235,15 @@ class Trainer:
 
     def _save(self) -> None:
         """Save a checkpoint. Collective."""
-        started = time.perf_counter()
-        self.services.phases.enter(Phase.SAVE, self.state.step)
-        for before_save in self.hooks.before_save:
-            before_save(self.state.step)
-        self.services.checkpoints.save(self.window.sums(self.logged))
-        self.window.exclude_since(started)
+        with self.window.excluded():
+            self.services.phases.enter(Phase.SAVE, self.state.step)
+            for before_save in self.hooks.before_save:
+                before_save(self.state.step)
+            self.services.checkpoints.save(self.window.sums(self.logged))
 
     def _of_next_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
-        step, window, phases = self.state.step, self.window, self.services.phases
+        step, phases, wait_s, num_skipped = self.state.step, self.services.phases, 0.0, 0
         count = self.components.train_loader.num_micro_batches(self.state.samples)
         for number in range(count):
             started = time.perf_counter()
@@ -260,11 +257,11 @@ class Trainer:
                     expected="data until the run's last step, on every rank",
                     fix="look for a StopIteration that the data set raises",
                 )
-            window.data_wait_s += time.perf_counter() - started
-            if micro_batch.bad_samples:
-                window.skipped += len(micro_batch.bad_samples)
+            wait_s += time.perf_counter() - started
+            num_skipped += len(micro_batch.bad_samples)
             phases.enter(Phase.STEP, step)
             yield micro_batch
+        self.window.add_data(wait_s=wait_s, num_skipped=num_skipped)
 
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
@@ -279,7 +276,7 @@ class Trainer:
             reading = window.read(reduction, grad_norm)
         assert reading.grad_norm is not None
         loss = self._judge(reading)
-        elapsed = time.perf_counter() - window.started
+        elapsed = window.elapsed_s()
         values = {
             "loss": loss,
             "lr": float(components.scheduler.get_last_lr()[0]),

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,23 +53,23 @@ class LogWindow:
         self._step_sums = [self._losses, *self._turn_losses.values()]
         self._turns_of_steps = [list(names) for names in sums.taken]
         self._num_units: list[float | Tensor] = list(sums.num_units)
-        self.skipped = sums.skipped  # samples on this rank
+        self._skipped = sums.skipped  # samples on this rank
         self.skipped_steps = sums.skipped_steps
-        self.norms: list[Tensor] = []  # gradient norms of the steps not judged yet; only where a step depends on its norm
+        self._norms: list[Tensor] = []  # gradient norms of the steps not judged yet; only where a step depends on its norm
         self.num_judged = len(sums.num_units)  # steps that `LossMonitor` has judged; all steps of a checkpoint are
         self._start()
 
     def _start(self) -> None:
         self.steps = self.samples = 0  # since this process began the window, for the time of a step
         self.data_wait_s = 0.0
-        self.started = time.perf_counter()
+        self._started = time.perf_counter()
 
     def reset(self) -> None:
         """Forget the steps that have been recorded. Their tensors are used again."""
         for sums in self._step_sums:
             sums.values.zero_()
-        self._turns_of_steps, self._num_units, self.norms = [], [], []
-        self.skipped = self.skipped_steps = self.num_judged = 0
+        self._turns_of_steps, self._num_units, self._norms = [], [], []
+        self._skipped = self.skipped_steps = self.num_judged = 0
         self._start()
 
     def begin_step(self) -> None:
@@ -86,8 +87,18 @@ class LogWindow:
         """Note the turns of the present step, of an objective that takes turns."""
         self._turns_of_steps.append([*turns])
 
-    def end_step(self, num_units: float | Tensor, *, samples: int) -> None:
-        """Count a step: the samples of its global batch, and the units that the sum of all ranks' losses is divided by."""
+    def add_data(self, *, wait_s: float, num_skipped: int) -> None:
+        """Count what the micro-batches of a step took: seconds of waiting, and the samples of this rank that were skipped."""
+        self.data_wait_s += wait_s
+        self._skipped += num_skipped
+
+    def end_step(self, num_units: float | Tensor, *, samples: int, norm: Tensor | None = None) -> None:
+        """Count a step: the samples of its global batch, and the units that the sum of all ranks' losses is divided by.
+
+        `norm`: of the gradient, where the step depended on it.
+        """
+        if norm is not None:
+            self._norms.append(norm)
         self._num_units.append(num_units)
         self.steps += 1
         self.samples += samples
@@ -98,7 +109,7 @@ class LogWindow:
         `grad_norm`: of the newest step; None: not known.
         """
         world, num_steps = reduction.world, len(self._num_units)
-        reduction.add("skipped", [self.skipped])
+        reduction.add("skipped", [self._skipped])
         reduction.add_tensors("losses", [self._losses.values[:num_steps]])
         for turn, losses in self._turn_losses.items():
             reduction.add_tensors(loss_of(turn), [losses.values[:num_steps]])
@@ -106,8 +117,8 @@ class LogWindow:
             stacked = torch.stack(on_device)
             is_counted = self._units_are_per_rank or world.is_main  # else all ranks have the same numbers: rank 0's count
             reduction.add_tensors("num_units", [stacked if is_counted else torch.zeros_like(stacked)])
-        if self.norms:
-            reduction.add_tensors("norms", [torch.stack(self.norms).double().square()])
+        if self._norms:
+            reduction.add_tensors("norms", [torch.stack(self._norms).double().square()])
         if grad_norm is not None:
             reduction.add_tensors("grad_norm", [grad_norm.double().square()])
         sums = reduction.sum()
@@ -142,12 +153,14 @@ class LogWindow:
                 means[loss_of(turn)] = sum(totals[index] for index in steps) / sum(float(self._num_units[index]) for index in steps)
         return means
 
-    def leave_out_steps(self, indices: Sequence[int]) -> None:
-        """Set loss and units of these steps to 0: they were not taken."""
-        for index in indices:
+    def mark_judged(self, *, skipped: Sequence[int]) -> None:
+        """Note that all steps so far are judged; set loss and units of the skipped ones to 0: they were not taken."""
+        for index in skipped:
             for sums in self._step_sums:
                 sums.values[index] = 0.0
             self._num_units[index] = 0.0
+        self.skipped_steps += len(skipped)
+        self.num_judged, self._norms = len(self._num_units), []
 
     def sums(self, logged: Logged | None = None) -> WindowSums:
         """Read from the device what a checkpoint needs. The units are known since `read`."""
@@ -155,16 +168,23 @@ class LogWindow:
         return WindowSums(
             losses,
             [float(number) for number in self._num_units],
-            self.skipped,
+            self._skipped,
             self.skipped_steps,
             turns=dict(zip(self._turn_losses, of_turns, strict=True)),
             taken=[list(names) for names in self._turns_of_steps],
             **(logged.state() if logged else {}),
         )
 
-    def exclude_since(self, since: float) -> None:
-        """Take the time since `since` (an evaluation, a save) out of the time per step."""
-        self.started += time.perf_counter() - since
+    def elapsed_s(self) -> float:
+        """Return the seconds that the steps have taken, without what is `excluded`."""
+        return time.perf_counter() - self._started
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Take the time within (an evaluation, a save) out of the time per step."""
+        started = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - started
 
 
 class _StepSums:

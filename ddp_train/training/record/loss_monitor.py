@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from ddp_train.errors import NonFiniteLossError
 from ddp_train.loader.order import BatchOrder
@@ -37,9 +38,9 @@ class Rewind(Exception):
 class LossMonitor:
     """Judges each step by its loss and gradient norm: reports it, stops the run or rewinds it."""
 
-    on_nonfinite: str = "stop"  # or `skip` (the step guard has left the step out, and it is reported here), or `rewind`
+    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"  # skip: the step guard has left the step out, and it is reported here
     spike_zscore: float | None = None  # a loss with this robust z-score or a higher one is a spike; None: spikes are not looked for
-    on_spike: str = "warn"  # or `rewind`
+    on_spike: Literal["warn", "rewind"] = "warn"
     log_event: Callable[[RunEvent, str], None] = lambda event, line: None  # takes an event, and its line for the screen; rank 0 writes them
 
     def judge(self, window: LogWindow, reading: Reading, state: TrainState, order: BatchOrder, *, is_scaled: bool = False) -> float:
@@ -70,10 +71,7 @@ class LossMonitor:
                 state.skipped_in_a_row = 0
                 if self.spike_zscore is not None:
                     self._judge_spike(step, state, loss, window.turns_of(index))
-        window.leave_out_steps(skipped)
-        window.skipped_steps += len(skipped)
-        window.num_judged = len(totals)
-        window.norms.clear()
+        window.mark_judged(skipped=skipped)
         counted = sorted({*range(len(totals))}.difference(skipped))
         return float(sum(totals[index] for index in counted) / (sum(num_units[index] for index in counted) or math.nan))
 

@@ -58,8 +58,8 @@ class Told:
             window.add(torch.tensor(loss * BATCH, dtype=torch.float64))
             if turns:
                 window.begin_turns(turns[place])
-            window.end_step(float(BATCH), samples=order.batch_at(state.samples).size)
-            window.norms += [torch.tensor(norms[place])] if norms else []
+            norm = torch.tensor(norms[place]) if norms else None
+            window.end_step(float(BATCH), samples=order.batch_at(state.samples).size, norm=norm)
             state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
         mean = self.watch.judge(window, window.read(Reduction(alone()), grad_norm), state, order, **known)
         state.window = window.sums()
