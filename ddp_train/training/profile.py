@@ -24,7 +24,7 @@ from ddp_train.run_folder.paths import ProfileRequest
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.loop.train_step import StepMarks
-from ddp_train.training.loop.trainer import RunRequest, Trainer
+from ddp_train.training.loop.trainer import Hooks, RunRequest, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Profiler:
 
     Args:
         config: the section `profile`; also the defaults of a request.
-        trainer: calls this profiler once it is registered, in each step only while a window is to come.
+        trainer: calls this profiler in each step only while a window is to come.
     """
 
     def __init__(self, config: ProfileConfig, trainer: Trainer) -> None:
@@ -68,12 +68,13 @@ class Profiler:
         self._recording: Trace | Allocations | None = None
         self._window = None if config.kind == "off" else self._plan(config.kind, config.start_step, config.steps, config.ranks)
 
-    def register(self) -> None:
-        """Hang what the config and later requests ask for on the trainer's loop."""
-        self._hooks.requests.append(RunRequest(self.is_requested, self.start_window))
-        self._hooks.at_end.append(lambda status: self.close())
-        if self._window is not None:
-            self._hooks.before_step.append(self.begin_step)
+    def hooks(self) -> Hooks:
+        """Return what the config and later requests ask for."""
+        return Hooks(
+            before_step=[self.begin_step] if self._window is not None else [],
+            requests=[RunRequest(self.is_requested, self.start_window)],
+            at_end=[lambda status: self.close()],
+        )
 
     def begin_step(self, step: int) -> None:
         """Called before a step, with the number of steps taken; may take a while where a window ends."""

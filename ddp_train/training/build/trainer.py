@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.time_record import TimeRecord
 from ddp_train.training.loop.train_step import StepGuard, TrainStep
-from ddp_train.training.loop.trainer import RunServices, Trainer
+from ddp_train.training.loop.trainer import Hooks, RunServices, Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.profile import Profiler
 from ddp_train.training.record.log_window import Reading
@@ -44,7 +45,8 @@ def build_trainer(config: RunConfig, components: Components, state: TrainState, 
         ),
         services=services,
     )
-    _add_features(trainer, config)
+    for feature in _features(trainer, config):
+        trainer.hooks.add(feature)
     return trainer
 
 
@@ -63,18 +65,18 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
     return kind(components=components, state=state, world=world, clip_grad_norm=config.trainer.clip_grad_norm, guard=guard)
 
 
-def _add_features(trainer: Trainer, config: RunConfig) -> None:
-    components, hooks, world = trainer.components, trainer.hooks, trainer.world
-    local_weights, scheduler = components.strategy.local_weights, components.scheduler
-    _before_first_step(trainer, sanity_check=config.sanity_check)
+def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
+    """Yield what each feature hangs on the loop. On a point they are called in this order."""
+    components, world, scheduler = trainer.components, trainer.world, trainer.components.scheduler
+    yield _before_first_step(trainer, sanity_check=config.sanity_check)
     if isinstance(scheduler, EveryEpoch):
-        _count_epochs(trainer, scheduler)
-    if local_weights is not None:
-        hooks.after_step.append(local_weights.after_step)
+        yield _count_epochs(trainer, scheduler)
+    if (local_weights := components.strategy.local_weights) is not None:
+        yield Hooks(after_step=[local_weights.after_step])
     if world.device.type == "cuda":
         from ddp_train.training.loop.device_queue import DeviceQueue
 
-        hooks.after_step.append(DeviceQueue(trainer.services.phases).after_step)
+        yield Hooks(after_step=[DeviceQueue(trainer.services.phases).after_step])
     replicas = None
     if every_steps := config.health.check_replicas_every_steps:
         from ddp_train.training.loop.replica_check import ReplicaCheck
@@ -87,31 +89,34 @@ def _add_features(trainer: Trainer, config: RunConfig) -> None:
             others=partial(hashes, components, trainer.state),
             strategy=components.strategy,
         )
-        hooks.after_step.append(replicas.after_step)
-    Profiler(config.profile, trainer).register()
+        yield Hooks(after_step=[replicas.after_step])  # after local weights, which it compares where they were just averaged
+    yield Profiler(config.profile, trainer).hooks()
     if components.callbacks:
         from ddp_train.training.loop.callbacks import Callbacks
 
-        Callbacks(trainer, config.callbacks).register(hooks)
+        yield Callbacks(trainer, config.callbacks).hooks()
     if replicas is not None:
-        hooks.before_save.append(replicas.before_save)
-    if isinstance(scheduler, Plateau):
+        yield Hooks(before_save=[replicas.before_save])  # after callbacks: what they change is saved, too
+    if isinstance(scheduler, Plateau):  # after callbacks, which add metrics
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
-        hooks.after_evaluation.append(lambda metrics: scheduler.follow(world.from_main(lambda: metrics)))
-    _add_to_record(trainer)
-    TimeRecord(trainer).register()
+        yield Hooks(after_evaluation=[lambda metrics: scheduler.follow(world.from_main(lambda: metrics))])
+    yield Hooks(at_record=[partial(_add_values, trainer)])
+    time_record = TimeRecord(trainer)
+    time_record.listen()
+    yield time_record.hooks()  # after callbacks, whose end is in its time
 
     def print_memory_once(step: int) -> None:
         memory.print_memory_use(components, world)
-        hooks.after_step.remove(print_memory_once)
+        trainer.hooks.after_step.remove(print_memory_once)
 
-    hooks.after_step.append(print_memory_once)
+    yield Hooks(after_step=[print_memory_once])
 
 
-def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:
+def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
     """Let the first micro-batch serve for all that comes before the first step."""
     components, state, world = trainer.components, trainer.state, trainer.world
-    hooks, with_predictions = trainer.hooks.before_first_step, trainer.saves_predictions
+    hooks, with_predictions = Hooks(), trainer.saves_predictions
+    prepare = hooks.before_first_step
     throughput, lengths = components.throughput, components.length_plan
 
     def rehearse(first: MicroBatch) -> None:
@@ -128,17 +133,18 @@ def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> None:
         return lengths.cut(micro_batch, state.step)
 
     if throughput.wants_batch:
-        hooks.append(see_shapes)
+        prepare.append(see_shapes)
     if sanity_check:
-        hooks.append(lambda first: try_first_batches(components, first, world, samples=state.samples, with_predictions=with_predictions))
+        prepare.append(lambda first: try_first_batches(components, first, world, samples=state.samples, with_predictions=with_predictions))
     has_lasting_buckets = components.strategy.has_buckets and (components.turns or components.zeroes_gradients_in_place())
     if state.step == 0 and world.size > 1 and has_lasting_buckets:
-        hooks.append(rehearse)
+        prepare.append(rehearse)
     if lengths is not None:
-        hooks.append(cut)  # what cannot be cut is refused before the first step
-        trainer.hooks.wrap_micro_batches.append(lambda micro_batches: map(cut, micro_batches))
+        prepare.append(cut)  # what cannot be cut is refused before the first step
+        hooks.wrap_micro_batches.append(lambda micro_batches: map(cut, micro_batches))
     if compiled := components.compiled:
-        hooks.append(lambda first: _compile(trainer, compiled, first))
+        prepare.append(lambda first: _compile(trainer, compiled, first))
+    return hooks
 
 
 def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
@@ -156,27 +162,23 @@ def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
     compiled.end_warm_up()
 
 
-def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> None:
+def _count_epochs(trainer: Trainer, scheduler: EveryEpoch) -> Hooks:
     state, epoch_size = trainer.state, trainer.components.train_loader.order.epoch_size
     assert epoch_size is not None  # build has seen to it
 
     def reach(step: int = 0) -> None:
         scheduler.reach(state.samples // epoch_size)
 
-    trainer.hooks.when_steps_begin.append(reach)
-    trainer.hooks.after_step.append(reach)
+    return Hooks(when_steps_begin=[reach], after_step=[reach])
 
 
-def _add_to_record(trainer: Trainer) -> None:
-    components, state, guard, loader = trainer.components, trainer.state, trainer.train_step.guard, trainer.components.train_loader
-
-    def add(values: dict[str, float], reading: Reading) -> None:
-        values |= {f"samples/{name}": count for name, count in loader.used(state.samples).items()}
-        values |= components.compiled.values() if components.compiled else {}
-        if loader.skips_bad_samples:
-            values["skipped_samples"] = reading.skipped
-        if guard.needs_norm:
-            values["skipped_steps"] = trainer.window.skipped_steps
-        values |= trainer.window.turn_means(reading)
-
-    trainer.hooks.at_record.append(add)
+def _add_values(trainer: Trainer, values: dict[str, float], reading: Reading) -> None:
+    """Add to a training record what only some runs have."""
+    components, loader = trainer.components, trainer.components.train_loader
+    values |= {f"samples/{name}": count for name, count in loader.used(trainer.state.samples).items()}
+    values |= components.compiled.values() if components.compiled else {}
+    if loader.skips_bad_samples:
+        values["skipped_samples"] = reading.skipped
+    if trainer.train_step.guard.needs_norm:
+        values["skipped_steps"] = trainer.window.skipped_steps
+    values |= trainer.window.turn_means(reading)

@@ -44,18 +44,18 @@ class Callbacks:
             for event in EVENTS
         }
 
-    def register(self, hooks: Hooks) -> None:
-        """Let the loop call the events that these callbacks have."""
+    def hooks(self) -> Hooks:
+        """Return the events that these callbacks have, for the loop to call."""
+        hooks = Hooks(before_save=[lambda step: self._call("save", None)], at_end=[self.end])
         if self._methods["start"]:
-            hooks.when_steps_begin.append(self.start)
+            hooks.when_steps_begin = [self.start]
         if self._methods["step"]:
-            hooks.after_step.append(self.step)
+            hooks.after_step = [self.step]
         if self._methods["evaluation"]:
-            hooks.after_evaluation.append(self.evaluation)
+            hooks.after_evaluation = [self.evaluation]
         elif self._methods["step"]:  # it may have requested a stop since the last log step
-            hooks.after_evaluation.append(lambda metrics: self._logged.agree(self._world))
-        hooks.before_save.append(lambda step: self._call("save", None))
-        hooks.at_end.append(self.end)
+            hooks.after_evaluation = [lambda metrics: self._logged.agree(self._world)]
+        return hooks
 
     def start(self) -> None:
         """Called when the run begins, and after a rewind. Collective."""

@@ -33,7 +33,7 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.times import CHECKPOINT, COMMUNICATION, DATA, EVALUATION, OTHER, PARTS
 from ddp_train.system import process_env
 from ddp_train.system.phase import Phase
-from ddp_train.training.loop.trainer import Trainer
+from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.records import run_event
@@ -148,20 +148,18 @@ class TimeRecord:
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
         self._written_step, self._written_totals = 0, np.zeros(())
 
-    def register(self) -> None:
-        """Hang it on the loop."""
-        hooks, strategy = self._trainer.hooks, self._trainer.components.strategy
+    def listen(self) -> None:
+        """Listen to what a step is at: its marks, the strategy's exchanges, the rank's phases."""
         self._trainer.train_step.marks.listen(self.split.mark)
         if not self._not_split:
             exchange = partial(self.split.switch, COMMUNICATION)
             modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
             self._watches = [call_after_gradients(module, exchange) for module in modules]
-        strategy.time_exchanges(partial(self.split.mark, PARTS[COMMUNICATION]))
+        self._trainer.components.strategy.time_exchanges(partial(self.split.mark, PARTS[COMMUNICATION]))
         self._services.phases.listen(self.split.enter_phase)  # before faults, whose time is that of the phase
-        hooks.before_steps_begin.append(self.begin)
-        hooks.add_to_reduction.append(self.add_to)
-        hooks.at_record.append(self.record)
-        hooks.at_end.append(self.end)
+
+    def hooks(self) -> Hooks:
+        return Hooks(before_steps_begin=[self.begin], add_to_reduction=[self.add_to], at_record=[self.record], at_end=[self.end])
 
     def begin(self) -> None:
         """Called before the first step, and after a rewind."""

@@ -8,7 +8,7 @@ Other kinds of step are in `other_steps.py`.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -73,15 +73,14 @@ class StepMarks:
 
     def _call(self, listeners: list[Mark]) -> None:
         self._listeners = listeners
-        self.around = partial(_around, listeners) if len(listeners) > 1 else listeners[0] if listeners else nullcontext
+        self.around = self._around_all if len(listeners) > 1 else listeners[0] if listeners else nullcontext
 
-
-@contextmanager
-def _around(listeners: Iterable[Mark], part: str) -> Iterator[None]:
-    with ExitStack() as contexts:
-        for listener in listeners:
-            contexts.enter_context(listener(part))
-        yield
+    @contextmanager
+    def _around_all(self, part: str) -> Iterator[None]:
+        with ExitStack() as contexts:
+            for listener in self._listeners:
+                contexts.enter_context(listener(part))
+            yield
 
 
 @dataclass(kw_only=True)

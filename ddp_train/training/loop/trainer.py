@@ -7,7 +7,7 @@ names. What is done in a step is in `train_step.py`. Between two log steps nothi
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
@@ -45,7 +45,7 @@ class RunRequest:
 
 @dataclass(kw_only=True)
 class Hooks:
-    """The points of the loop on which a run's features hang, in the order of their calls; `build/trainer.py` fills them.
+    """The points of the loop, and what hangs on each, in the order of the calls: of one feature, or of a run (`build/trainer.py`).
 
     All ranks call the same ones. Those of a step must not wait for the device; each may take itself off its list.
     """
@@ -62,6 +62,11 @@ class Hooks:
     after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
     before_save: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
     at_end: list[Callable[[Status], None]] = field(default_factory=list)  # in `end`
+
+    def add(self, feature: "Hooks") -> None:
+        """Hang what a feature has on the same points, behind what hangs there already."""
+        for point in fields(self):
+            getattr(self, point.name).extend(getattr(feature, point.name))
 
 
 class Agreed(NamedTuple):
@@ -276,7 +281,7 @@ class Trainer:
             reading = window.read(reduction, grad_norm)
         assert reading.grad_norm is not None
         loss = self._judge(reading)
-        elapsed = window.elapsed_s()
+        elapsed = time.perf_counter() - window.started
         values = {
             "loss": loss,
             "lr": float(components.scheduler.get_last_lr()[0]),

@@ -62,7 +62,7 @@ class LogWindow:
     def _start(self) -> None:
         self.steps = self.samples = 0  # since this process began the window, for the time of a step
         self.data_wait_s = 0.0
-        self._started = time.perf_counter()
+        self.started = time.perf_counter()  # and later by as much as is `excluded`
 
     def reset(self) -> None:
         """Forget the steps that have been recorded. Their tensors are used again."""
@@ -93,10 +93,7 @@ class LogWindow:
         self._skipped += num_skipped
 
     def end_step(self, num_units: float | Tensor, *, samples: int, norm: Tensor | None = None) -> None:
-        """Count a step: the samples of its global batch, and the units that the sum of all ranks' losses is divided by.
-
-        `norm`: of the gradient, where the step depended on it.
-        """
+        """Count a step: its samples, the units that the sum of all ranks' losses is divided by, and the norm where it depended on that."""
         if norm is not None:
             self._norms.append(norm)
         self._num_units.append(num_units)
@@ -175,16 +172,12 @@ class LogWindow:
             **(logged.state() if logged else {}),
         )
 
-    def elapsed_s(self) -> float:
-        """Return the seconds that the steps have taken, without what is `excluded`."""
-        return time.perf_counter() - self._started
-
     @contextmanager
     def excluded(self) -> Iterator[None]:
         """Take the time within (an evaluation, a save) out of the time per step."""
         started = time.perf_counter()
         yield
-        self._started += time.perf_counter() - started
+        self.started += time.perf_counter() - started
 
 
 class _StepSums:

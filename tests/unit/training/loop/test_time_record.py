@@ -16,6 +16,7 @@ from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, COMMUNICATION, DATA
 from ddp_train.system.phase import Phase
 from ddp_train.training.loop import time_record
 from ddp_train.training.loop.time_record import DeviceClock, HostClock, TimeSplit, call_after_gradients, why_not_split
+from ddp_train.training.loop.trainer import Hooks
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import Jump
@@ -253,7 +254,8 @@ def test_what_a_rewind_undoes_before_a_record_is_a_line_of_its_own(monkeypatch: 
 def test_the_run_computes_the_same_numbers_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = trainer(components("trainer.max_steps=5"))
     timed.train()
-    monkeypatch.setattr(time_record.TimeRecord, "register", lambda record: None)
+    monkeypatch.setattr(time_record.TimeRecord, "listen", lambda record: None)
+    monkeypatch.setattr(time_record.TimeRecord, "hooks", lambda record: Hooks())
     plain = trainer(components("trainer.max_steps=5"))
     plain.train()
     for one, other in zip(timed.components.model.parameters(), plain.components.model.parameters(), strict=True):
