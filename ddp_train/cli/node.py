@@ -21,7 +21,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import close_attempt
+from ddp_train.run_folder.starts import reason_not_to_start
 from ddp_train.run_folder.sweep import update_table
 from ddp_train.system.folder_lock import hold
 
@@ -117,7 +117,7 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)
-    if no_progress := close_attempt(run_folder):
+    if no_progress := reason_not_to_start(run_folder):
         return no_progress.show(run_folder)
     run_folder.archive_failure()
     return None

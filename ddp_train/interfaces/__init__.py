@@ -7,7 +7,7 @@ parameters the names of parameters, patterns that choose some, the parts that re
 strategy   how the ranks hold a model together; tensors of which each rank has some rows
 run        scheduler, metric writers, callbacks, and the run as callbacks see it
 
-Components import seams from here, functions from their modules, and not each other.
+Components import seams from here, functions from their modules, and none of another group.
 """
 
 from ddp_train.interfaces.batch import Batch, Counted, Pixels

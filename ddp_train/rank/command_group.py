@@ -23,7 +23,7 @@ from ddp_train.rank.restart import final_code_before, make_way
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
-from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_attempt
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, reason_not_to_start
 from ddp_train.system import process_env
 from ddp_train.system.process import command_line
 
@@ -71,7 +71,7 @@ class CommandGroup(JobRunner):
 
     def launch_job(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
-        if no_progress := close_attempt(job.run_folder, counts_anew=job.checkpoint is not None and not self._attempt.begins_at):
+        if no_progress := reason_not_to_start(job.run_folder, counts_anew=job.checkpoint is not None and not self._attempt.begins_at):
             code, message = no_progress.show(job.run_folder), no_progress.screen(job.run_folder).strip()
             failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=message, exit_code=code).record(job.run_folder)
             restart_note.remember_run(job.run_folder.root)

@@ -110,23 +110,32 @@ def end_attempt(run_folder: RunFolder, *, is_saved: bool = True) -> None:
     starts.write(run_folder)
 
 
-def close_attempt(
-    run_folder: RunFolder, *, has_failed: bool = False, by_engine: bool = False, counts_anew: bool = False
-) -> NoProgress | None:
-    """Record that the last attempt has failed, if no process has recorded its end; return why the run is not to be started again, if so.
+def fail_attempt(run_folder: RunFolder) -> NoProgress | None:
+    """Record that the attempt has failed, also where that was before a process could count it; return why no other one may begin, if so.
 
     That reason comes once, with `failed` in result.json. Then the count begins anew, for a person who has fixed the cause.
+    """
+    return _close(run_folder, has_failed=True)
 
-    Args:
-        has_failed: the caller knows that it has failed: it counts, even where that was before a process could count it.
-        by_engine: the program that is about to start the machines asks. Else an attempt that it alone has counted is about to begin.
-        counts_anew: a person has chosen the checkpoint: earlier attempts do not count.
+
+def reason_not_to_start(run_folder: RunFolder, *, counts_anew: bool = False) -> NoProgress | None:
+    """Return why no attempt may begin here, if so (as `fail_attempt` does); one whose end no process has recorded has failed.
+
+    `counts_anew`: a person has chosen the checkpoint: earlier attempts do not count.
     """
     if counts_anew:
         run_folder.starts.unlink(missing_ok=True)
+    has_begun = _load(run_folder).open in (_CountedBy.RANKS, _CountedBy.RANKS_OF_ENGINE)  # an engine counts what is about to begin
+    return _close(run_folder) if has_begun else None
+
+
+def reason_not_to_requeue(run_folder: RunFolder) -> NoProgress | None:
+    """Return why an engine's program is not to start the machines once more, if so; an attempt that has not ended has failed."""
+    return _close(run_folder)
+
+
+def _close(run_folder: RunFolder, *, has_failed: bool = False) -> NoProgress | None:
     starts = _load(run_folder)
-    if not has_failed and not by_engine and starts.open in (_CountedBy.NOBODY, _CountedBy.ENGINE):
-        return None
     files = run_folder.root.glob("failure*.json")  # reports of all attempts: failure.json, failure.1.json ...
     reports = sorted(filter(None, map(failure.load_report, files)), key=lambda report: report.time)
     last = reports[-1] if reports and (not starts.began or reports[-1].time >= starts.began[-1]) else None

@@ -39,11 +39,11 @@ _OTHERS_WITHIN_S = 0.1  # how long ranks that fail at the same time have to end 
 _LOOKS_EVERY_S = 1.0
 """How often it looks at the ranks by itself. The end of one and a signal wake it at once, and every look takes a processor from them."""
 
-ShouldRestart = Callable[[Mapping[int, ProcessFailure], int], bool]
-"""Tells whether ranks are started again, after failures by rank. Is told how many restarts are left."""
+HandleFailures = Callable[[Mapping[int, ProcessFailure], int], bool]
+"""Records failures by rank, and tells whether the ranks are started again; is told how many restarts are left."""
 
 
-def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, should_restart: ShouldRestart, restarts: int = 0) -> None:
+def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, handle_failures: HandleFailures, restarts: int = 0) -> None:
     """Run torch's agent, with our rules, to its end. `torch.distributed.run.run` is torch's own without them (`cluster.agent=torch`).
 
     Args:
@@ -55,7 +55,7 @@ def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, should_
     """
     multiprocessing._terminate_process_handler = _raise_on_first_signal
     multiprocessing.get_subprocess_handler = ranks.start  # type: ignore[attr-defined, assignment]  # called by its name there
-    api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, should_restart=should_restart, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
+    api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, handle_failures=handle_failures, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
     if options.max_restarts == 0:
         ranks.to_start = int(options.nproc_per_node)
     options.log_dir = os.devnull  # torch would leave an empty folder in TMPDIR for each start
@@ -63,9 +63,9 @@ def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, should_
 
 
 class _Agent(LocalElasticAgent):
-    def __init__(self, *arguments: Any, grace_s: int, should_restart: ShouldRestart, restarts: int, **options: Any) -> None:
+    def __init__(self, *arguments: Any, grace_s: int, handle_failures: HandleFailures, restarts: int, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "logs_specs": _NoLogs(os.devnull)})
-        self._grace_s, self._should_restart = grace_s, should_restart
+        self._grace_s, self._handle_failures = grace_s, handle_failures
         self._remaining_restarts -= restarts
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -87,7 +87,7 @@ class _Agent(LocalElasticAgent):
         stops = [number for number in ended_by if number in STOP_SIGNALS]
         if result.is_failed() and stops:
             raise SignalException("a rank was stopped before it listened", sigval=signal.Signals(stops[0]))
-        if result.is_failed() and not self._should_restart(result.failures, self._remaining_restarts):
+        if result.is_failed() and not self._handle_failures(result.failures, self._remaining_restarts):
             self._remaining_restarts = 0
         return result
 

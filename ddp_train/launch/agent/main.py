@@ -23,7 +23,7 @@ from ddp_train.launch.agent.ranks import Ranks, loads_alike
 from ddp_train.launch.agent_process import AgentOptions, AgentRequest
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.starts import NoProgress, close_attempt
+from ddp_train.run_folder.starts import NoProgress, fail_attempt
 from ddp_train.system import process_env, torch_internals
 from ddp_train.system.fork_server import RequestHandler
 from ddp_train.system.process import STOP_SIGNALS, oom_kills, ran_out
@@ -75,7 +75,7 @@ def run_torchrun(options: AgentOptions, arguments: list[str], ranks: Ranks) -> i
             torchrun.run(torchrun_args)
         else:
             elastic.run_elastic_agent(
-                torchrun_args, ranks, grace_s=options.grace_s, should_restart=failures.should_restart, restarts=options.restarts or 0
+                torchrun_args, ranks, grace_s=options.grace_s, handle_failures=failures.handle, restarts=options.restarts or 0
             )
     except ChildFailedError as error:
         return failures.end(error)
@@ -116,8 +116,8 @@ class Failures:
         self._before = None if options.run_folder is None else options.run_folder.read_result()
         self._no_progress: NoProgress | None = None  # why a restart would get no further
 
-    def should_restart(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
-        """Tell whether the ranks are started again (`elastic.ShouldRestart`)."""
+    def handle(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
+        """Record failures, and tell whether the ranks are started again (`elastic.HandleFailures`)."""
         if self._has_ended() or restarts_left == 0:
             return False
         if self._run_folder is not None:
@@ -125,7 +125,7 @@ class Failures:
         if _code(failures) in FINAL:
             return False
         if self._run_folder is not None:
-            self._no_progress = close_attempt(self._run_folder, has_failed=True)
+            self._no_progress = fail_attempt(self._run_folder)
         return self._no_progress is None
 
     def end(self, error: ChildFailedError) -> int:
@@ -153,7 +153,7 @@ class Failures:
         if self._no_progress is None:
             if report.record(run_folder, seconds=time.monotonic() - self._began):
                 _show(report, run_folder)
-            self._no_progress = close_attempt(run_folder, has_failed=True)
+            self._no_progress = fail_attempt(run_folder)
         if self._no_progress is not None:
             self._no_progress.show(run_folder)
 
@@ -170,7 +170,7 @@ class FailuresOfAttempt(Failures):
         self._is_last = is_last
         self._has_recorded = False  # it was this agent that wrote failure.json
 
-    def should_restart(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
+    def handle(self, failures: Mapping[int, ProcessFailure], restarts_left: int) -> bool:
         """Record at once why the ranks have ended: those of other machines wait for it, and would name this one's neighbours otherwise."""
         if self._run_folder is not None and not self._has_ended():
             self._has_recorded = _record_first(failures, self._run_folder)

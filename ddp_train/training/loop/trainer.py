@@ -197,10 +197,14 @@ class Trainer:
         state, total_steps = self.state, self.components.total_steps
         is_last_step, is_save_agreed = self.services.stop.begin_next_step(state.steps_run)
         if state.is_over(total_steps) or self._is_evaluation_due(batch):
-            with self.window.excluded():
-                is_last_step = is_last_step or not self.evaluate()
+            if not is_last_step:
+                with self.window.excluded():
+                    is_last_step = not self.evaluate()
             state.evaluation_pending = is_last_step
-        if is_last_step or self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed) or state.is_over(total_steps):
+        is_save_due = is_last_step or state.is_over(total_steps)
+        if not is_last_step:
+            is_save_due |= self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed)
+        if is_save_due:
             if not is_judged:  # weights that are lost must not replace good ones
                 self._judge(self.window.read(Reduction(self.world)))
             self._save()

@@ -10,7 +10,7 @@ from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.starts import close_attempt, count_attempt
+from ddp_train.run_folder.starts import count_attempt, fail_attempt
 from ddp_train.run_folder.verdict import Outcome, mark_cancelled, note_refusal, verdict_after_end, verdict_of
 
 
@@ -74,7 +74,7 @@ def test_a_failure_is_tried_again_until_it_gets_nowhere(run_folder: RunFolder) -
         run_folder.archive_failure()
         count_attempt(run_folder)
         failed(run_folder, ValueError("too large"))
-        close_attempt(run_folder, has_failed=True)
+        fail_attempt(run_folder)
         verdicts.append(verdict_of(run_folder))
     assert [each.exit_code for each in verdicts] == [75, 75, 75, 93]
     assert all("ValueError: too large" in each.reason for each in verdicts)

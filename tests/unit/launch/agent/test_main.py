@@ -53,9 +53,9 @@ def test_a_rank_that_dies_after_the_end_of_the_run_changes_nothing(
     before.write(run_folder.result)
     died = {1: ProcessFailure(local_rank=1, pid=7, exitcode=-11, error_file="")}
 
-    def run(options: object, ranks: object, *, should_restart: elastic.ShouldRestart, **others: object) -> None:
+    def run(options: object, ranks: object, *, handle_failures: elastic.HandleFailures, **others: object) -> None:
         Result(status=status, step=8).write(run_folder.result)
-        started_again.append(should_restart(died, 2))
+        started_again.append(handle_failures(died, 2))
         raise ChildFailedError("ddp_train", died)
 
     monkeypatch.setattr(elastic, "run_elastic_agent", run)
