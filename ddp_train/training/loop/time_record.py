@@ -40,61 +40,29 @@ from ddp_train.training.record.records import run_event
 from ddp_train.training.record.slow_ranks import SlowRanks, Table
 
 _PART_OF_PHASE = {Phase.DATA: DATA, Phase.EVALUATION: EVALUATION, Phase.SAVE: CHECKPOINT, Phase.START: CHECKPOINT}  # START: a rewind's
-_MANY_MARKS = 512  # then those that are passed are read
+_MANY_EVENTS = 512  # then those that are passed are read
 _LINES = 1000  # the file grows by so many lines while the time since its first grows by a factor of 2.7; by fewer with many ranks
 _RANKS_OF_LINES = 64
 
 
-class HostClock:
-    """Marks the present moment."""
-
-    def mark(self) -> Any:
-        return time.perf_counter()
-
-    def between(self, start: Any, end: Any) -> float | None:
-        """Return the seconds between two marks; None: the second one has not happened yet."""
-        return float(end - start)
-
-
-class DeviceClock(HostClock):
-    """Marks the end of what the device has to do. `new_event` makes an event with `record`, `query` and `elapsed_time`."""
-
-    def __init__(self, new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)) -> None:
-        self._new_event = new_event
-        self._spare: list[Any] = []
-
-    def mark(self) -> Any:
-        event = self._spare.pop() if self._spare else self._new_event()
-        event.record()  # on the current stream; in backward autograd has made it that of forward
-        return event
-
-    def between(self, start: Any, end: Any) -> float | None:
-        if not end.query():
-            return None
-        self._spare.append(start)
-        return float(start.elapsed_time(end)) / 1e3
-
-
 class TimeSplit:
-    """Sums this rank's seconds in each part; those that are `not_split` are other ones."""
+    """Sums this rank's seconds in each part by the host's clock; those that are `not_split` are other ones."""
 
-    def __init__(self, clock: HostClock, not_split: Collection[str] = ()) -> None:
-        self._clock = clock
+    def __init__(self, not_split: Collection[str] = ()) -> None:
         self._contexts = {name: _Part(self, OTHER if name in not_split else part) for part, name in enumerate(PARTS)}
         self.begin()
 
     def begin(self) -> None:
         """Count from here on."""
-        self._seconds, self._part = [0.0] * len(PARTS), OTHER
-        self._marks = deque([(OTHER, self._clock.mark())])  # the part that begins, and when
+        self._seconds, self._part, self._since = [0.0] * len(PARTS), OTHER, time.perf_counter()
 
     def switch(self, part: int) -> int:
         """Enter a part, and return the one before."""
-        before, self._part = self._part, part
+        before = self._part
         if part != before:
-            self._marks.append((part, self._clock.mark()))
-            if len(self._marks) > _MANY_MARKS:
-                self._read()
+            now = time.perf_counter()
+            self._seconds[before] += now - self._since
+            self._part, self._since = part, now
         return before
 
     def enter_phase(self, phase: Phase, step: int) -> None:
@@ -107,15 +75,51 @@ class TimeSplit:
 
     def seconds(self) -> list[float]:
         """Return the seconds of each part, as far as they are known."""
-        self._marks.append((self._part, self._clock.mark()))
+        now = time.perf_counter()
+        self._seconds[self._part] += now - self._since
+        self._since = now
+        return [*self._seconds]
+
+
+class DeviceTimeSplit(TimeSplit):
+    """The same by the device's clock. `new_event` makes an event with `record`, `query` and `elapsed_time`."""
+
+    def __init__(
+        self, not_split: Collection[str] = (), new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)
+    ) -> None:
+        self._new_event = new_event
+        self._spare: list[Any] = []
+        super().__init__(not_split)
+
+    def begin(self) -> None:
+        self._seconds, self._part = [0.0] * len(PARTS), OTHER
+        self._events = deque([(OTHER, self._event())])  # the part that begins, and when
+
+    def switch(self, part: int) -> int:
+        before, self._part = self._part, part
+        if part != before:
+            self._events.append((part, self._event()))
+            if len(self._events) > _MANY_EVENTS:
+                self._read()
+        return before
+
+    def seconds(self) -> list[float]:
+        self._events.append((self._part, self._event()))
         self._read()
         return [*self._seconds]
 
+    def _event(self) -> Any:
+        event = self._spare.pop() if self._spare else self._new_event()
+        event.record()  # on the current stream; in backward autograd has made it that of forward
+        return event
+
     def _read(self) -> None:
-        marks = self._marks
-        while len(marks) > 1 and (seconds := self._clock.between(marks[0][1], marks[1][1])) is not None:
-            part, _ = marks.popleft()
-            self._seconds[part] += seconds
+        """Count what the device has done."""
+        events = self._events
+        while len(events) > 1 and events[1][1].query():
+            part, start = events.popleft()
+            self._seconds[part] += float(start.elapsed_time(events[0][1])) / 1e3
+            self._spare.append(start)
 
 
 class _Part(AbstractContextManager[None]):
@@ -141,7 +145,7 @@ class TimeRecord:
         self._first_ranks = {self._hosts.index(host) for host in self._hosts}  # of each machine
         self._modules = [turn.module for turn in trainer.components.turns.values()] or [trainer.components.module]
         self._not_split = why_not_split(trainer.components.strategy, self._modules, self._world)
-        self.split = TimeSplit(DeviceClock() if self._world.device.type == "cuda" else HostClock(), self._not_split)
+        self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
         self._watches: list[RemovableHandle] = []
         self._slow_ranks = SlowRanks(self._hosts, trainer.state.steps_run, is_split=not self._not_split)
         self._way = 0.0  # seconds of a message to the ranks' store and back; 0: not known

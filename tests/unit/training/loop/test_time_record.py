@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, COMMUNICATION, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, PARTS
 from ddp_train.system.phase import Phase
 from ddp_train.training.loop import time_record
-from ddp_train.training.loop.time_record import DeviceClock, HostClock, TimeSplit, call_after_gradients, why_not_split
+from ddp_train.training.loop.time_record import DeviceTimeSplit, TimeSplit, call_after_gradients, why_not_split
 from ddp_train.training.loop.trainer import Hooks
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_part_within_another_one_is_not_counted_to_it_and_all_sum_to_the_wall_time(clock: Clock) -> None:
-    split = TimeSplit(HostClock())
+    split = TimeSplit()
     clock.now = 100.0
     split.begin()
     for phase, seconds in ((Phase.DATA, 1.0), (Phase.STEP, 2.0)):
@@ -102,7 +102,7 @@ class Event:
 
 def test_on_a_device_only_what_it_has_passed_is_read_and_the_rest_with_a_later_record() -> None:
     device = Device()
-    split = TimeSplit(DeviceClock(device.event))
+    split = DeviceTimeSplit(new_event=device.event)
     device.now = 10.0
     split.begin()
     with split.mark("forward"):
@@ -122,7 +122,7 @@ def test_events_are_used_again() -> None:
         made.append(device.event())
         return made[-1]
 
-    split = TimeSplit(DeviceClock(new_event))
+    split = DeviceTimeSplit(new_event=new_event)
     split.begin()
     for _ in range(5000):
         with split.mark("forward"):
@@ -176,7 +176,7 @@ def test_communication_is_not_split_where_ranks_wait_within_forward(monkeypatch:
 
 @pytest.mark.parametrize("part", ["forward"])
 def test_a_mark_costs_little(part: str) -> None:
-    split = TimeSplit(HostClock())
+    split = TimeSplit()
     started = time.process_time()
     for _ in range(20_000):
         with split.mark(part):
