@@ -99,7 +99,7 @@ class SupportsPredict(Protocol):
     """An objective that can also say what it scored, sample by sample: for `evaluation.save_predictions=true`."""
 
     def predict(self, model: nn.Module, batch: Batch) -> Scored:
-        """Return sums and rows. Each name becomes a file NAME.npy with one row for each evaluation sample, in the data set's order."""
+        """Return sums and rows. Each name is that of a file NAME.npy with one row for each evaluation sample, in the data set's order."""
 
 
 @runtime_checkable

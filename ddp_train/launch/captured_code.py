@@ -4,7 +4,7 @@ Each folder from which Python imports counts, but for installed packages: the pr
 repository the commit is noted, and each file that is changed or not committed is kept whole (a diff without its secrets cannot be
 applied); elsewhere each *.py is kept.
 
-What else can change results besides data and configuration is in environment.json (`software`): packages, the processor, variables of math
+What can change results, apart from data and configuration, is in environment.json (`software`): packages, the processor, variables of math
 libraries.
 """
 

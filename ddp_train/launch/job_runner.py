@@ -55,7 +55,7 @@ class JobRunner(ABC):
     def follow_first_machine(self, config: RunConfig, *, run_identity: str) -> int | None:
         """Meet the other machines of a run, and take part to its end where another one leads it; return the exit code.
 
-        None: this machine is alone, or the first, which claims the folder and has a job to run; ranks that are there meet nobody.
+        None: this machine is alone, or the first, which claims the folder and has a job to run; ranks of an agent meet no machine.
         `run_identity`: which run this machine comes for (`NodeFacts.run`).
         """
         return None

@@ -33,7 +33,7 @@ def copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> I
 def _copied_ahead(micro_batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
     """Copy on a stream for copies, and let each copy wait for the work that the computing stream has been given by then.
 
-    A copy may get the memory of a batch that nobody holds any more and that the device has yet to read. All work that reads it is on the
+    A copy may get the memory of a batch that no code holds any more and that the device has yet to read. All work that reads it is on the
     computing stream by then, so the copy comes after it. `record_stream` would keep the memory of all batches by which the host is ahead.
     """
     side = _copying_stream(device)

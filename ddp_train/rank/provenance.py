@@ -70,7 +70,7 @@ def record_environment(job: Job, world: World) -> None:
 
 @contextmanager
 def code_captured(run_folder: RunFolder, world: World) -> Iterator[None]:
-    """Keep the code of the run beside the block, wait for that when it is left, and say what failed. A resumed run keeps the first one."""
+    """Keep the code of the run in a thread during the block, wait for it, and say what failed. A resumed run keeps the first one."""
     if not world.is_main or run_folder.code_list.exists():
         yield
         return

@@ -55,7 +55,7 @@ class RankRun:
 
     job: Job
     world: World
-    state: TrainState  # advanced in place, so that whoever reports a failure can say how far the run got
+    state: TrainState  # advanced in place, so that the report of a failure can say how far the run got
     stop: Stop
     phases: Phases
     started_monotonic: float = field(default_factory=time.monotonic)

@@ -135,7 +135,7 @@ def services(
 
 
 def rank_run(job: Job, state: TrainState) -> RankRun:
-    """Return what one rank that is alone has of a job; nobody stops it."""
+    """Return what one rank that is alone has of a job that no signal stops."""
     no_stop: Any = None
     return RankRun(job=job, world=alone(), state=state, stop=no_stop, phases=Phases())
 

@@ -191,7 +191,7 @@ def test_an_error_in_what_is_abstract_is_not_taken_for_a_missing_member() -> Non
         as_source(Unready())
 
 
-def test_a_wrapper_and_an_empty_slot_give_our_default_for_what_nobody_has() -> None:
+def test_a_wrapper_and_an_empty_slot_give_our_default_for_what_no_class_has() -> None:
     class Slotted(Users):
         __slots__ = ("lengths",)
 

@@ -34,7 +34,7 @@ def test_it_is_written_once(tmp_path: Path) -> None:
     assert json.loads(job.run_folder.environment.read_text()) == first
 
 
-def test_the_code_is_kept_beside_the_run_which_waits_for_it_at_its_end_also_after_an_error(
+def test_the_code_is_kept_during_the_run_which_waits_for_it_at_its_end_also_after_an_error(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_folder, goes_on = RunFolder(tmp_path / "run"), threading.Event()

@@ -432,7 +432,7 @@ def test_few_runs_and_an_old_optuna_say_no_importance(monkeypatch: pytest.Monkey
 
 
 def test_the_importance_of_keys_comes_from_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the interface of Optuna 3.6, which cannot be installed beside Hydra's sweeper."""
+    """Against the interface of Optuna 3.6, which cannot be installed together with Hydra's sweeper."""
     trials: list[dict[str, Any]] = []
     study = SimpleNamespace(add_trial=trials.append)
     float_distribution = type("Float", (), {"__init__": lambda self, low, high, log: None})

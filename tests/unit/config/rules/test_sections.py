@@ -117,7 +117,7 @@ def test_what_proves_several_copies_is_refused_with_the_command_that_was_meant(e
     assert problems(environment, launcher="machines") == [problem]  # of one machine alone: each copy would be one
     for launcher, nodes in (("machines", 2), ("slurm", 2), ("ssh", 2)):
         assert problems(environment, launcher=launcher, nodes=nodes) == []
-    ours = {"TORCHELASTIC_RUN_ID": "run", "LOCAL_RANK": "0"}  # a rank, whoever has started its agent
+    ours = {"TORCHELASTIC_RUN_ID": "run", "LOCAL_RANK": "0"}  # a rank of any agent
     assert problems({**environment, **ours}) == []
 
 
@@ -132,7 +132,7 @@ def test_what_proves_several_copies_is_refused_with_the_command_that_was_meant(e
         {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)"},  # a shell in salloc
         {"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "1", "NNODES": "1", "PET_NNODES": "1:1"},
         {"RANK": "0", "WORLD_SIZE": "1"},
-        {"WORLD_SIZE": "8"},  # nobody's rank
+        {"WORLD_SIZE": "8"},  # no rank has it
         {"RANK": "3"},
         {"NNODES": "", "PET_NNODES": "two", "PMI_SIZE": "x"},
         {"NPROC_PER_NODE": "4", "MASTER_ADDR": "m"},
