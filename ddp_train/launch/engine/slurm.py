@@ -1,6 +1,7 @@
 """SLURM: a batch script of its own kind, `sbatch`, `squeue`, `scancel`, and nothing between."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Allocation, Engine, Rendered, Stage, State, Submission
 from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, container, task_script, without_secrets
-from ddp_train.launch.signals import held_back, stop_signals
+from ddp_train.launch.signals import LISTENED, handling, held_back, stop_signals
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail
@@ -144,7 +145,6 @@ def _run_in_allocation(job: str, spec: Spec) -> int:
     environment = dict(os.environ)
     if (ends := slurm_client.state(job).ends) is not None:
         environment["SLURM_JOB_END_TIME"] = str(int(ends))
-    srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone
 
     def stop(number: int | str) -> None:
         if (step := slurm_client.step_named(job, name)) is not None:
@@ -156,8 +156,13 @@ def _run_in_allocation(job: str, spec: Spec) -> int:
         stop("KILL")
         srun.kill()
 
-    with stop_signals(stop, kill):
-        srun.wait()
+    came: list[int] = []
+    with handling(LISTENED, lambda number, frame: came.append(number)):  # until srun is there to have them
+        srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone
+        with stop_signals(stop, kill):
+            for number in came:
+                signal.raise_signal(number)
+            srun.wait()
     note_refusal(run_folder, srun.returncode, logs="the lines above", is_elastic=spec.is_elastic)
     verdict, code = verdict_after_end(run_folder)
     print(verdict, file=sys.stderr)

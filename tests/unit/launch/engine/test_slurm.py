@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from ddp_train.launch.engine.engine import Engine, Stage, State, Submission, eng
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
+from tests.conftest import wait_for
 from tests.unit.launch.engine.specs import spec
 
 ENGINE = slurm.ENGINE
@@ -192,19 +196,31 @@ def test_an_allocation_that_is_too_small_is_told(commands: Path, tmp_path: Path)
         run_in_job_7(inside(tmp_path, "cluster.nodes=4"))
 
 
-def test_ctrl_c_is_passed_on_to_the_step(commands: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_early", [False, True])
+def test_ctrl_c_is_passed_on_to_the_step(
+    commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_early: bool
+) -> None:
     (commands / "waits").touch()
-    one = inside(tmp_path)
 
     def interrupt() -> None:
-        while not (commands / "step").exists():
-            pass
+        wait_for((commands / "step").exists)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    assert run_in_job_7(one) == 130
-    thread.join()
+    class Srun(subprocess.Popen[bytes]):
+        """Ctrl-C comes while it is started, or while it is waited for."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            if is_early:
+                interrupt()
+
+        def wait(self, timeout: float | None = None) -> int:
+            if not is_early:
+                threading.Thread(target=interrupt).start()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(slurm, "subprocess", SimpleNamespace(Popen=Srun, DEVNULL=subprocess.DEVNULL))
+    assert run_in_job_7(inside(tmp_path)) == 130
     assert (commands / "signalled").read_text().split() == [f"--signal={signal.SIGINT:d}", "7.0"]
     assert "stopping after this step" in capfd.readouterr().err
 
