@@ -17,7 +17,7 @@ from ddp_train.config.check import check_config
 from ddp_train.config.hydra_internals import resolver_names
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.targets.locate import NeedsImport, importing_nothing
-from ddp_train.errors import ConfigError, ConfigErrors
+from ddp_train.errors import UserError
 from ddp_train.launch.agent_process import CheckRequest, request_check
 from ddp_train.system.process import file_in_memory
 
@@ -38,7 +38,7 @@ def check_in_torch_process(config: DictConfig, *, hydra: DictConfig, trains_here
 
 
 def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
-    """Let the other process check; None: it is gone, or cannot. ConfigErrors: what it has found."""
+    """Let the other process check; None: it is gone, or cannot. UserError: what it has found."""
     state = {"path": sys.path, "environment": dict(os.environ), "resolvers": resolver_names()}
     try:
         content = pickle.dumps({**state, "config": config, "hydra": hydra, "global": HydraConfig.instance().cfg})
@@ -48,13 +48,13 @@ def _ask(config: DictConfig, hydra: DictConfig) -> RunConfig | None:
     try:
         if request_check(files).wait() != 0:
             return None
-        reply = _read(files[1])
+        reply: RunConfig | UserError = _read(files[1])
     finally:
         for descriptor in files:
             os.close(descriptor)
-    if isinstance(reply, RunConfig):
-        return reply
-    raise ConfigErrors(reply)
+    if isinstance(reply, UserError):
+        raise reply
+    return reply
 
 
 def serve_check(request: CheckRequest) -> int:
@@ -69,11 +69,11 @@ def serve_check(request: CheckRequest) -> int:
         return 1  # of a user's plugin
     HydraConfig.instance().cfg = asked["global"]
     try:
-        result: Any = check_config(asked["config"], hydra=asked["hydra"])
-    except (ConfigErrors, ConfigError) as error:
-        result = error.errors if isinstance(error, ConfigErrors) else [error]
+        reply: RunConfig | UserError = check_config(asked["config"], hydra=asked["hydra"])
+    except UserError as error:
+        reply = error
     with open(reply_file, "wb", closefd=False) as file:
-        pickle.dump(result, file)
+        pickle.dump(reply, file)
     return 0
 
 

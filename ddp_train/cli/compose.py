@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -64,7 +64,8 @@ class HydraSession:
 
     def __init__(self, runner: JobRunner, change: Callable[[Job], Job]) -> None:
         self._runner, self._change = runner, change
-        self._claimed: _ClaimedRun | None = None
+        self._checked: RunConfig | None = None  # of a single run whose folder is claimed
+        self._plain: Any = None  # as it was checked (`_without_hydra`)
         self._multirun: Multirun | None = None
         self.exit_code = DONE
         self.error: Exception | None = None  # of a callback: Hydra would turn it into a warning, and go on
@@ -87,7 +88,7 @@ class HydraSession:
             composed.hydra.run.dir = str(folder)
             if location.is_continued:
                 composed.hydra.output_subdir = None  # `.hydra` says how the run was started, once
-        self._claimed = _ClaimedRun(_without_hydra(composed), checked)
+        self._checked, self._plain = checked, _without_hydra(composed)
 
     def _leave_with(self, exit_code: int | None) -> None:
         """Leave Hydra where this machine has taken part in what another one composes and claims; None: it has not."""
@@ -102,10 +103,8 @@ class HydraSession:
         known by now, or another callback has changed a value.
         """
         hydra_config: Any = HydraConfig.get()
-        claimed, plain = self._claimed, _without_hydra(composed)
-        if claimed is not None and plain is not None and claimed.config == plain:
-            checked = claimed.checked
-        else:
+        checked = self._checked
+        if checked is None or self._plain is None or self._plain != _without_hydra(composed):
             checked = check_composed(composed, hydra_config, trains_here=_starts_ranks_here(composed))
         job = job_of(checked, hydra_config, Path(hydra_config.runtime.output_dir))
         job.run_folder.record_config(config_text(job.config, job.run_folder.root))
@@ -158,13 +157,6 @@ class ClaimBeforeFolder(Callback):
 
 class _LeaveHydra(BaseException):
     """Leaves Hydra, which catches every `Exception` of a callback."""
-
-
-class _ClaimedRun(NamedTuple):
-    """A single run that is checked, and whose folder is claimed."""
-
-    config: Any  # as it was checked (`_without_hydra`)
-    checked: RunConfig
 
 
 def job_of(checked: RunConfig, hydra_config: DictConfig, folder: Path) -> Job:

@@ -129,9 +129,7 @@ def require_pipeline(config: RunConfig, *, begins: bool = True) -> None:
     """Check that a run can begin: it waits for runs, its weights exist or will exist, and its data has labels.
 
     `begins`: False: it has begun already; its initial weights may be gone.
-
-    Raises ConfigErrors: with every problem.
-    Raises EnvironmentRefuses: a run that it waits for never gets done.
+    Raises ConfigErrors: with every problem. EnvironmentRefuses: a run that it waits for never gets done.
     """
     waits_for, launcher = config.runs_before(), "torchrun" if is_torchrun_worker() else config.cluster.launcher
     if waits_for and not _waits(launcher):

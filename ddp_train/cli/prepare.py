@@ -1,11 +1,8 @@
 """`ddp-train prepare`: write token shards of text, in memory that does not grow with the text; or plain files of pickled weights."""
 
-from __future__ import annotations
-
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_train.cli.saved_run import parse_words
@@ -34,6 +31,7 @@ USAGE = f"""ddp-train prepare tokens FILE... to=FOLDER [key=value ...]
 
 {_WEIGHTS}"""
 
+_OPTIONS = {"to": "FOLDER", "tokenizer": "NAME", "val_fraction": "SHARE", "shard_tokens": "N"}
 _PRINT_EVERY_S = 10.0
 
 
@@ -42,55 +40,32 @@ def prepare(arguments: list[str], runner: JobRunner) -> int:
     if arguments[:1] == ["weights"]:
         _prepare_weights(arguments[1:])
     elif arguments[:1] == ["tokens"]:
-        _prepare_tokens(_Request.parse(arguments[1:]))
+        _prepare_tokens(arguments[1:])
     else:
         happened = f"prepare has no {arguments[0]!r}" if arguments else "no input was given"
         raise ConfigError(happened=happened, expected="tokens or weights", fix="ddp-train prepare tokens FILE... to=FOLDER")
     return DONE
 
 
-@dataclass(frozen=True)
-class _Request:
-    files: tuple[Path, ...]
-    folder: Path
-    tokenizer: str
-    val_fraction: float
-    shard_tokens: int
-
-    @classmethod
-    def parse(cls, arguments: Sequence[str]) -> _Request:
-        options = {"to": "", "tokenizer": "byte", "val_fraction": "0.01", "shard_tokens": str(1 << 28)}
-        typed, words = parse_words(arguments, USAGE, dict.fromkeys(options, "VALUE"), most=None)
-        options |= typed
-        for word in (word for word in words if not Path(word).exists()):
-            name, sign, value = word.partition("=")
-            close = nearest(name, options) if sign else ""
-            expected = f"text or .jsonl files, folders of them, or {', '.join(options)}"
-            fix = f"did you mean {close}={value}?" if close else "ddp-train prepare --help"
-            raise ConfigError(happened=f"there is no file {word}", expected=expected, fix=fix)
-        if not options["to"]:
-            raise ConfigError(happened="to=FOLDER is missing", expected=USAGE.partition("\n")[0])
-        files = tuple(file for word in words for file in text_files(Path(word)))
-        val_fraction = _number(options, "val_fraction", "at least 0 and below 1", lambda value: 0 <= value < 1)
-        shard_tokens = _number(options, "shard_tokens", "a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)
-        return cls(files, Path(options["to"]).expanduser(), options["tokenizer"], val_fraction, int(shard_tokens))
-
-
-def _prepare_tokens(request: _Request) -> None:
-    tokenizer = make_tokenizer(request.tokenizer)
-    request.folder.mkdir(parents=True, exist_ok=True)
-    hold(request.folder, key="to")
-    if (request.folder / INDEX).exists():
-        happened, expected = f"{request.folder} has an {INDEX} already", "a folder without one; nothing is written over"
+def _prepare_tokens(arguments: Sequence[str]) -> None:
+    options, words = parse_words(arguments, USAGE, _OPTIONS, most=None)
+    files = _typed_files(words)
+    if "to" not in options:
+        raise ConfigError(happened="to=FOLDER is missing", expected=USAGE.partition("\n")[0])
+    folder, tokenizer = Path(options["to"]).expanduser(), make_tokenizer(options.get("tokenizer", "byte"))
+    corpus = Corpus(files, tokenizer, val_fraction=_fraction(options.get("val_fraction", "0.01")))
+    folder.mkdir(parents=True, exist_ok=True)
+    hold(folder, key="to")
+    if (folder / INDEX).exists():
+        happened, expected = f"{folder} has an {INDEX} already", "a folder without one; nothing is written over"
         raise ConfigError(key="to", happened=happened, expected=expected, fix="another folder, or delete that one")
-    corpus = Corpus(request.files, tokenizer, val_fraction=request.val_fraction)
     with TokenWriter(
-        request.folder,
+        folder,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.name,
         end_of_text=tokenizer.end_of_text,
         splits=("train", "val"),
-        shard_tokens=request.shard_tokens,
+        shard_tokens=int(options.get("shard_tokens", 1 << 28)),
     ) as writer:
         num_bytes = num_tokens = 0
         began = printed = time.monotonic()
@@ -104,11 +79,31 @@ def _prepare_tokens(request: _Request) -> None:
         if not num_tokens:
             raise DataError(happened="there is no text in these files", expected="at least one document that is not empty")
         index = writer.finish()
-    _print_summary(request, index, corpus.empty)
+    _print_summary(folder, index, corpus.empty)
 
 
-def _print_summary(request: _Request, index: TokenIndex, empty: int) -> None:
-    folder = request.folder
+def _typed_files(words: Sequence[str]) -> list[Path]:
+    """Return the files that were typed, those of folders too. ConfigError: a word is no file."""
+    for word in (word for word in words if not Path(word).exists()):
+        name, sign, value = word.partition("=")
+        close = nearest(name, _OPTIONS) if sign else ""
+        expected = f"text or .jsonl files, folders of them, or {', '.join(_OPTIONS)}"
+        fix = f"did you mean {close}={value}?" if close else "ddp-train prepare --help"
+        raise ConfigError(happened=f"there is no file {word}", expected=expected, fix=fix)
+    return [file for word in words for file in text_files(Path(word))]
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < 1:
+        raise ConfigError(key="val_fraction", happened=f"is {text}", expected="at least 0 and below 1")
+    return value
+
+
+def _print_summary(folder: Path, index: TokenIndex, empty: int) -> None:
     print(f"tokens   {folder}: {index.tokenizer}, {index.vocab_size:,} in the vocabulary, {index.dtype}")
     for name, shards in index.splits.items():
         tokens, documents = sum(shard.tokens for shard in shards), sum(shard.documents for shard in shards)
@@ -118,16 +113,6 @@ def _print_summary(request: _Request, index: TokenIndex, empty: int) -> None:
     print(f"bytes    {index.bytes_per_token:.3f} per token")
     without_val = "" if index.splits["val"] else " data.eval=null"
     print(f"train    ddp-train data=token_files data.root={folder}{without_val} model=gpt objective=language_modeling")
-
-
-def _number(options: dict[str, str], name: str, expected: str, is_good: Callable[[float], bool]) -> float:
-    try:
-        value = float(options[name])
-    except ValueError:
-        value = float("nan")
-    if not is_good(value):
-        raise ConfigError(key=name, happened=f"is {options[name]}", expected=expected)
-    return value
 
 
 def _prepare_weights(arguments: Sequence[str]) -> None:

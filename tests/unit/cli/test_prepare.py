@@ -77,7 +77,7 @@ def test_a_large_vocabulary_makes_uint32(tmp_path: Path, monkeypatch: pytest.Mon
         ('{"text": ""}\n', [], "there is no text in these files"),
         ('{"text": "a"}\n' * 5, ["val_fraction=0.1"], "0.1 of 5 documents is less than one"),
         ('{"text": "a"}\n', ["val_fraction=1"], "val_fraction: is 1"),
-        ('{"text": "a"}\n', ["shard_tokens=many"], "shard_tokens: is many"),
+        ('{"text": "a"}\n', ["shard_tokens=many"], "shard_tokens: 'many' is not a number"),
         ('{"text": "a"}\n', ["tokenizer=bytes"], "there is no tokenizer 'bytes'"),
         ('{"text": "a"}\n', ["tokeniser=byte"], "did you mean tokenizer=byte?"),
         ('{"text": "a"}\n', ["b.txt"], "there is no file b.txt"),
