@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.download import RemoteFile, damaged, ensure_unpacked
+from ddp_train.data.download import damaged, ensure_unpacked
 from ddp_train.data.images.image_array import ImageArray, require_labels
 
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
@@ -34,10 +34,8 @@ class CIFAR10(ImageArray):
     """
 
     downloads = True
-    archive: ClassVar[RemoteFile] = RemoteFile(
-        url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    )
+    address: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    sha256: ClassVar[str] = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class CIFAR10(ImageArray):
         layouts = [(folder, *binary), (folder / _BINARY_FOLDER, *binary), (folder, *python), (folder / _PYTHON_FOLDER, *python)]
         layout = next((layout for layout in layouts if any((layout[0] / (name + layout[1])).is_file() for name in names)), None)
         if layout is None:
-            ensure_unpacked(self.archive, folder, member=_BINARY_FOLDER)
+            ensure_unpacked(self.address, self.sha256, folder, member=_BINARY_FOLDER)
         folder, suffix, parse = layout or layouts[1]
         batches = [_read(folder / (name + suffix), parse) for name in names]
         pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))

@@ -9,9 +9,8 @@ import tarfile
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_train.errors import DataError
@@ -22,41 +21,32 @@ _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoteFile:
-    """A file on the internet whose content is known."""
+def ensure(sha256: Mapping[str, str], address: str, folder: Path) -> None:
+    """Download from `address` into `folder` those files that are not there yet; `sha256` has them by name.
 
-    url: str
-    sha256: str
-
-    @property
-    def name(self) -> str:
-        return self.url.rpartition("/")[2]
-
-
-def ensure(files: Sequence[RemoteFile], folder: Path) -> None:
-    """Download into `folder` those of `files` that are not there yet. DataError: it failed; says which files to put where by hand."""
-    missing = [file for file in files if not (folder / file.name).exists()]
-    with _or_by_hand(folder, {file.name: file.url for file in missing}):
-        for file in missing:
-            download(file.url, folder / file.name, file.sha256)
+    Raises DataError: it failed; says which files to put where by hand.
+    """
+    missing = [name for name in sha256 if not (folder / name).exists()]
+    with _or_by_hand(folder, {name: f"{address}{name}" for name in missing}):
+        for name in missing:
+            download(f"{address}{name}", folder / name, sha256[name])
 
 
-def ensure_unpacked(archive: RemoteFile, folder: Path, *, member: str) -> None:
+def ensure_unpacked(url: str, sha256: str, folder: Path, *, member: str) -> None:
     """Download a tar archive and put its folder `member` into `folder`, unless it is there."""
     target, scratch = folder / member, folder / f".{member}.{uuid.uuid4().hex}.part"
     if target.exists():
         return
-    with _or_by_hand(folder, {member: archive.url}):
+    with _or_by_hand(folder, {member: url}):
         try:
-            download(archive.url, scratch / archive.name, archive.sha256)
-            with tarfile.open(scratch / archive.name) as tar:
+            download(url, scratch / "archive", sha256)
+            with tarfile.open(scratch / "archive") as tar:
                 # No links, no devices; "data" refuses paths that lead outside.
                 tar.extractall(scratch, members=(entry for entry in tar if entry.isfile()), filter="data")
             (scratch / member).rename(target)
         except (OSError, tarfile.TarError) as error:
             if not target.is_dir():  # else another machine was faster
-                raise DataError(key="data.root", happened=f"{archive.url} cannot be unpacked: {error}") from error
+                raise DataError(key="data.root", happened=f"{url} cannot be unpacked: {error}") from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 

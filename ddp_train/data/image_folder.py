@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddp_train.data.images.image_array import EncodedImages, ImageArray, ImageDecoder
+from ddp_train.data.images.image_array import EncodedImages, ImageArray
 from ddp_train.errors import DataError
 from ddp_train.hashing import Keys, fingerprint_of, hash_of
 from ddp_train.interfaces import Indices, Pixels
@@ -42,7 +43,7 @@ class ImageFolder(ImageArray):
         split: str = "train",
         *,
         image_size: int | None = None,
-        channels: int = 3,
+        channels: Literal[1, 3] = 3,
         in_memory: bool = False,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -50,13 +51,11 @@ class ImageFolder(ImageArray):
         flip: bool = False,
         labelled: bool = True,
     ) -> None:
-        decoder = ImageDecoder(image_size=image_size, channels=channels)
         _require_split(root, split)
         self._folder = os.path.join(root, split)
         self.classes, paths, labels = _list_images(self._folder, labelled)
-        self._files, self._is_labelled = _Files(paths), labelled
-        images = EncodedImages(self._files, decoder)
-        pixels = images.decode_all() if in_memory else images
+        self._files, self._is_labelled = _Files(paths=paths, image_size=image_size, channels=channels), labelled
+        pixels = self._files.decode_all() if in_memory else self._files
         super().__init__(pixels, labels, num_classes=len(self.classes), mean=mean, std=std, crop_padding=crop_padding, flip=flip)
 
     @property
@@ -69,7 +68,7 @@ class ImageFolder(ImageArray):
     def fingerprint(self) -> Mapping[str, Any]:
         """The names of all files, and the first and the last one."""
         first, last = (fingerprint_of(self._files.open(place)) for place in (0, -1))
-        return {"names": hash_of(path.removeprefix(self._folder) for path in self._files), "first_file": first, "last_file": last}
+        return {"names": hash_of(path.removeprefix(self._folder) for path in self._files.paths), "first_file": first, "last_file": last}
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -93,14 +92,18 @@ class ImageFolder(ImageArray):
         return self._files.name(index)
 
 
-class _Files(list[str]):
-    """The files of an image folder, by their paths."""
+@dataclass(kw_only=True, eq=False)
+class _Files(EncodedImages):
+    paths: list[str]
+
+    def __len__(self) -> int:
+        return len(self.paths)
 
     def open(self, index: int) -> BinaryIO:
-        return open(self[index], "rb")
+        return open(self.paths[index], "rb")
 
     def name(self, index: int) -> str:
-        return self[index]
+        return self.paths[index]
 
 
 def _require_split(root: str, split: str) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.data.download import RemoteFile, damaged, ensure
+from ddp_train.data.download import damaged, ensure
 from ddp_train.data.images.image_array import ImageArray, require_labels
 
 _PREFIXES = {"train": "train", "test": "t10k"}
@@ -45,7 +45,7 @@ class MNIST(ImageArray):
 
     def __init__(self, root: str, split: Literal["train", "test"] = "train", *, crop_padding: int = 0, flip: bool = False) -> None:
         folder, names = Path(root), [f"{_PREFIXES[split]}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
-        ensure([RemoteFile(url=f"{self.address}{name}.gz", sha256=self.sha256[name]) for name in names if not _find(folder, name)], folder)
+        ensure({f"{name}.gz": self.sha256[name] for name in names if not _find(folder, name)}, self.address, folder)
         images_path, labels_path = (path for name in names if (path := _find(folder, name)))
         images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
         require_labels(labels_path, labels, num_images=len(images))

@@ -60,13 +60,8 @@ class PackedTokens(DocumentSource):
         # Tensors: loader workers get them through shared memory, once for all of them.
         self._piece_document, self._piece_start = _compact(documents[by_bin]), _compact(starts[by_bin])
         self._first_piece = torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.bincount(bins).cumsum()]))
-        self.num_targets = int((sizes - 1).sum())
-        logger.info("%s: %d documents in %d windows; %.2f%% of the positions count", split, len(lengths), len(self), 100 * self.efficiency)
-
-    @property
-    def efficiency(self) -> float:
-        """Targets that count, as a fraction of the positions that are computed."""
-        return self.num_targets / (len(self) * self._context_length)
+        counting = 100 * int((sizes - 1).sum()) / (len(self) * context_length)
+        logger.info("%s: %d documents in %d windows; %.2f%% of the positions count", split, len(lengths), len(self), counting)
 
     def __len__(self) -> int:
         return len(self._first_piece) - 1

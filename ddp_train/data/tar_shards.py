@@ -4,12 +4,13 @@ import io
 import os
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from ddp_train.data.images.image_array import EncodedImages, ImageArray, ImageDecoder
+from ddp_train.data.images.image_array import EncodedImages, ImageArray
 from ddp_train.data.tars.tar_index import TarIndex, open_index
 from ddp_train.data.tars.tar_scan import find_shards, member_name
 from ddp_train.errors import ConfigError, DataError
@@ -42,14 +43,13 @@ class TarShards(ImageArray):
         label_extension: str = "cls",
         num_classes: int | None = None,
         image_size: int | None = None,
-        channels: int = 3,
+        channels: Literal[1, 3] = 3,
         in_memory: bool = False,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         crop_padding: int = 0,
         flip: bool = False,
     ) -> None:
-        decoder = ImageDecoder(image_size=image_size, channels=channels)
         if isinstance(image_extensions, str) or not image_extensions:
             happened = f"{image_extensions!r} is not a list of extensions"
             raise ConfigError(key="data.image_extensions", happened=happened, expected="a list, as [jpg,png]")
@@ -58,9 +58,8 @@ class TarShards(ImageArray):
         self._index = open_index(shards, image_extensions=extensions, label_extension=label_extension.lower().removeprefix("."))
         if not len(self._index.samples):
             raise DataError(key="data.root", happened=f"the tars {shards.pattern} in {shards.folder} are empty", expected="samples")
-        self._members = _Members(self._index)
-        images = EncodedImages(self._members, decoder)
-        pixels, labels = images.decode_all() if in_memory else images, self._index.samples["label"]
+        self._members = _Members(index=self._index, image_size=image_size, channels=channels)
+        pixels, labels = self._members.decode_all() if in_memory else self._members, self._index.samples["label"]
         num_classes = _num_classes(self._index, num_classes)
         super().__init__(pixels, labels, num_classes=num_classes, mean=mean, std=std, crop_padding=crop_padding, flip=flip)
 
@@ -82,33 +81,36 @@ class TarShards(ImageArray):
         self._labels = self._index.samples["label"]
 
 
-class _Members:
+@dataclass(kw_only=True, eq=False)
+class _Members(EncodedImages):
     """The image files in the tars. Each process opens the tars that it needs, and keeps the last ones open."""
 
-    def __init__(self, index: TarIndex) -> None:
-        self._index = index
-        self._shard = lru_cache(_MAX_OPEN)(partial(_Shard, index))
+    index: TarIndex
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._shard = lru_cache(_MAX_OPEN)(partial(_Shard, self.index))
 
     def __len__(self) -> int:
-        return len(self._index.samples)
+        return len(self.index.samples)
 
     def open(self, index: int) -> BinaryIO:
-        number, _, offset, size, _ = self._index.samples[index].item()
+        number, _, offset, size, _ = self.index.samples[index].item()
         content = self._shard(number).read(size, offset)
         if len(content) < size:
             raise EOFError(f"the tar ends {size - len(content)} bytes early")
         return io.BytesIO(content)
 
     def name(self, index: int) -> str:
-        number, header, offset, _, _ = self._index.samples[index].item()
-        path = self._index.shard_path(number)
+        number, header, offset, _, _ = self.index.samples[index].item()
+        path = self.index.shard_path(number)
         try:
             return f"{path}: {member_name(self._shard(number).read(offset - header, header))}"
         except (OSError, DataError, tarfile.TarError):  # it is no longer there
             return path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Members, (self._index,)
+        return partial(_Members, index=self.index, image_size=self.image_size, channels=self.channels), ()
 
 
 class _Shard:

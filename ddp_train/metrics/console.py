@@ -36,7 +36,7 @@ class Console:
     Args:
         total_steps: optimizer steps of the whole run.
         step: the step that this attempt begins at.
-        phases: has rank 0's phase; None: the lines move with the records.
+        phases: has rank 0's phase.
         epoch: the epochs that this attempt begins at; None: the data has none.
         steps_per_epoch: optimizer steps; None: the data has no epochs.
         notes: returns more lines about the run, each with a word in front.
@@ -45,14 +45,14 @@ class Console:
     def __init__(
         self,
         total_steps: int,
-        step: int = 0,
-        phases: Phases | None = None,
+        step: int,
+        phases: Phases,
         epoch: float | None = None,
         steps_per_epoch: int | None = None,
         notes: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self._total_steps, self._first_step = total_steps, step
-        self._phases, self._has_phases = phases or Phases(), phases is not None
+        self._phases = phases
         self._first_epoch, self._steps_per_epoch = epoch, steps_per_epoch
         self._started = time.monotonic()
         self._numbers = ""  # of the newest training record
@@ -69,8 +69,6 @@ class Console:
             self._thread.start()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if not self._has_phases:
-            self._phases.enter(Phase.STEP, record["step"])
         if self._thread is None:
             left = self._left(record["step"]) if record["split"] == "train" else ""
             print(f"{self._where(record)}  {_text(record)}  {left}".rstrip(), file=self._file, flush=True)

@@ -1,9 +1,7 @@
-"""TensorBoard: the same scalars, the config as text, hyper-parameters for comparing runs, and pictures as PNG files."""
+"""TensorBoard: the same scalars, the config as text, hyper-parameters for comparing runs, and pictures."""
 
 import json
 import re
-import struct
-import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +15,6 @@ from torch import Tensor
 from ddp_train.model_log import values_of
 
 _MAX_NAME_BYTES = 200  # bytes; a file name may have 255
-_COLOUR_TYPES = {1: 0, 3: 2}  # in a PNG: channels -> grey, RGB
-_FILTER_NONE = b"\0"  # in a PNG: before each row
 
 
 class TensorBoard:
@@ -56,13 +52,22 @@ class TensorBoard:
     def write(self, record: Mapping[str, Any]) -> None:
         values = values_of(record)
         self._last |= values
+        if self._has_given_up:
+            return
+        writer = self._writer.result()
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
         # One event for all of them: `add_scalar` makes one of each, and takes ten times as long.
-        self._add([{"tag": name, "simple_value": value} for name, value in values.items()], record["step"])
+        summary = Summary(value=[{"tag": name, "simple_value": value} for name, value in values.items()])
+        try:
+            writer._get_file_writer().add_summary(summary, record["step"])
+        except OSError as error:  # an earlier event's: TensorBoard writes in a thread
+            self._has_given_up = True
+            print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
 
     def write_image(self, name: str, image: Tensor, step: int) -> None:
-        channels, height, width = image.shape
-        content = {"height": height, "width": width, "colorspace": channels, "encoded_image_string": as_png(image)}
-        self._add([{"tag": name, "image": content}], step)
+        if not self._has_given_up:
+            self._writer.result().add_image(name, as_pixels(image), step, dataformats="HWC")
 
     def write_text(self, name: str, text: str, step: int) -> None:
         if not self._has_given_up:
@@ -80,18 +85,6 @@ class TensorBoard:
             writer._get_file_writer().add_summary(summary)
         writer.close()
 
-    def _add(self, values: list[dict[str, Any]], step: int) -> None:
-        if self._has_given_up:
-            return
-        writer = self._writer.result()
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-
-        try:
-            writer._get_file_writer().add_summary(Summary(value=values), step)
-        except OSError as error:  # an earlier event's: TensorBoard writes in a thread
-            self._has_given_up = True
-            print(f"TensorBoard's files cannot be written ({error.strerror}) and end here; metrics.jsonl has everything", flush=True)
-
     def _open(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -99,16 +92,6 @@ class TensorBoard:
         if self._config is not None:
             writer.add_text("config", f"```\n{json.dumps(self._config, indent=2, default=str)}\n```")
         return writer
-
-
-def as_png(image: Tensor) -> bytes:
-    """Return a picture [C, H, W] with C 1 or 3 as a PNG file (W3C, third edition); floats are clamped to [0, 1], and NaN is black."""
-    channels, height, width = image.shape
-    pixels = b"".join(_FILTER_NONE + row_WC.tobytes() for row_WC in as_pixels(image))
-    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
-    chunks = [b"IHDR" + header, b"IDAT" + zlib.compress(pixels), b"IEND"]
-    framed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
 
 
 def as_pixels(image: Tensor) -> NDArray[np.uint8]:

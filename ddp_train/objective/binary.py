@@ -3,7 +3,6 @@
 Shapes: B samples, K labels. The batch's forms are those of supervised.py.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,10 +27,6 @@ class _BinaryCrossEntropy(Supervised):
     def __init__(self, *, positive_weight: float = 1.0, aux_weight: float | None = None) -> None:
         super().__init__(aux_weight=aux_weight)
         self.positive_weight = positive_weight
-
-    @abstractmethod
-    def _same_shape(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and answers (0 or 1, as floats), both [B, K]."""
 
     def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted cross entropy in nats, the mean over a sample's labels, summed over the samples, shape []."""
@@ -67,6 +62,14 @@ class _BinaryCrossEntropy(Supervised):
         probabilities_BK, answers_BK = logits_BK.sigmoid(), answers_BK.long()
         return (probabilities_BK[:, 0], answers_BK[:, 0]) if self._is_single else (probabilities_BK, answers_BK)
 
+    def _same_shape(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and answers (0 or 1, as floats), both [B, K]."""
+        is_single, is_multiple = outputs.numel() == targets.numel() == len(targets), outputs.shape == targets.shape and outputs.ndim == 2
+        if not (is_single if self._is_single else is_multiple):
+            wanted = "one logit a sample" if self._is_single else "both [B, K]"
+            raise ValueError(f"the model gives {list(outputs.shape)} for answers of shape {list(targets.shape)}, not {wanted}")
+        return outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1).to(outputs.dtype)
+
 
 class Binary(_BinaryCrossEntropy):
     """Minimise the binary cross entropy between a model's logits, shape [B] or [B, 1], and answers of 0 or 1, shape [B] or [B, 1]."""
@@ -85,11 +88,6 @@ class Binary(_BinaryCrossEntropy):
             "loss": totals["loss"] / totals["samples"],
         }
 
-    def _same_shape(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if outputs.numel() != targets.numel() or outputs.numel() != len(targets):
-            raise ValueError(f"the model gives {list(outputs.shape)} for answers of shape {list(targets.shape)}, not one logit a sample")
-        return outputs.reshape(-1, 1), targets.reshape(-1, 1).to(outputs.dtype)
-
 
 class Multilabel(_BinaryCrossEntropy):
     """Minimise the mean binary cross entropy between a model's logits, shape [B, K], and answers of 0 or 1, shape [B, K]."""
@@ -107,11 +105,6 @@ class Multilabel(_BinaryCrossEntropy):
             "exact": totals["exact"] / totals["samples"],
             "loss": totals["loss"] / totals["samples"],
         }
-
-    def _same_shape(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if outputs.shape != targets.shape or outputs.ndim != 2:
-            raise ValueError(f"the model gives {list(outputs.shape)} for answers of shape {list(targets.shape)}; both should be [B, K]")
-        return outputs, targets.to(outputs.dtype)
 
 
 def _f1(hit: float, false_yes: float, false_no: float) -> float:

@@ -243,5 +243,11 @@ def _is_tensor(member: Any) -> bool:
 
 
 def _spell(hint: Any) -> str:
-    members = [typing.get_origin(member) or member for member in members_of(hint) if not _is_tensor(member)]
-    return " or ".join("null" if member is type(None) else str(getattr(member, "__name__", member)) for member in members)
+    return " or ".join(_spell_one(member) for member in members_of(hint) if not _is_tensor(member))
+
+
+def _spell_one(member: Any) -> str:
+    if typing.get_origin(member) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(member)))
+    kind = typing.get_origin(member) or member
+    return "null" if kind is type(None) else str(getattr(kind, "__name__", kind))

@@ -7,11 +7,14 @@ Shapes: N samples in all, B samples in a batch, C channels, H height, W width.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -42,6 +45,7 @@ class ImageArray(DataSource):
     """
 
     gives_pairs = True
+    argument_ranges: ClassVar = {"crop_padding": {"min": 0}, "image_size": {"min": 1}}  # the size: of those that read files
 
     def __init__(
         self,
@@ -62,8 +66,6 @@ class ImageArray(DataSource):
                 raise ConfigError(key=f"data.{name}", happened=f"{len(values)} values", expected=f"one per channel: {C}")
         if min(std) <= 0:
             raise ConfigError(key="data.std", happened=f"{list(std)} is not positive", expected="standard deviations above 0")
-        if crop_padding < 0:
-            raise ConfigError(key="data.crop_padding", happened=f"{crop_padding} is negative", expected="pixels, 0 for no crop")
         if crop_fill == "reflect" and crop_padding >= min(H, W):
             expected = f"less than the images' {min(H, W)} pixels, which are mirrored"
             raise ConfigError(key="data.crop_padding", happened=f"{crop_padding} is too much", expected=expected)
@@ -198,39 +200,74 @@ def _on(device: torch.device, values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(values).to(device, non_blocking=True)
 
 
-class ImageFiles(Protocol):
-    """Where the files are. Travels to loader workers."""
+@dataclass(kw_only=True, eq=False)
+class EncodedImages(ABC):
+    """Image files that read like an array uint8 [N, C, H, W], decoded by Pillow at each access. Travels to loader workers.
 
-    def __len__(self) -> int: ...
-
-    def open(self, index: int) -> BinaryIO:
-        """Open a file for reading."""
-
-    def name(self, index: int) -> str:
-        """Return the name of the file for messages. Never fails."""
-
-
-class ImageDecoder:
-    """Decodes whatever Pillow reads.
-
-    Args:
-        image_size: height and width in pixels: the shorter side is resized to it and the middle is cut out. None is the file's own size.
-        channels: 3 is RGB, 1 is grey.
-
-    Raises ConfigError: another number of channels, no size.
     Raises DataError: Pillow is not installed.
     """
 
-    def __init__(self, *, image_size: int | None, channels: int) -> None:
-        if channels not in _MODES:
-            raise ConfigError(key="data.channels", happened=f"{channels} channels", expected="3 (RGB) or 1 (grey)")
-        if image_size is not None and image_size < 1:
-            raise ConfigError(key="data.image_size", happened=f"{image_size} is too small", expected="pixels, or null for the files' own")
-        _import_pillow()  # now, not at the first batch
-        self.image_size, self.channels = image_size, channels
+    image_size: int | None  # height and width: the shorter side is resized, and the middle cut out. None: of the first, as all have it
+    channels: int  # 3 is RGB, 1 is grey
 
-    def __call__(self, file: BinaryIO) -> NDArray[np.uint8]:
-        """Return the pixels [C, H, W] of an open file. Pillow raises nearly anything for a damaged one."""
+    def __post_init__(self) -> None:
+        _import_pillow()  # now, not at the first batch
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def open(self, index: int) -> BinaryIO:
+        """Open a file for reading."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return the name of a file for messages. Never fails."""
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int, int]:
+        H, W = (self.image_size, self.image_size) if self.image_size else self._decode(0).shape[1:]
+        return len(self), self.channels, H, W
+
+    def __getitem__(self, indices: Indices, /) -> NDArray[np.uint8]:
+        images_BCHW = np.empty((len(indices), *self.shape[1:]), np.uint8)
+        for row in np.argsort(indices):  # neighbours lie side by side on the disk, in one shard
+            index = int(indices[row])
+            image = self._decode(index)
+            if image.shape != self.shape[1:]:
+                H, W = self.shape[2:]
+                happened = f"image {index}, {self.name(index)}, is {image.shape[1]} x {image.shape[2]} pixels"
+                expected = f"{H} x {W}, as the first image, {self.name(0)}"
+                fix = f"data.image_size={min(H, W)}, which resizes all to one size"
+                raise DataError(key="data.image_size", happened=happened, expected=expected, fix=fix)
+            images_BCHW[row] = image
+        return images_BCHW
+
+    def decode_all(self) -> NDArray[np.uint8]:
+        """Return all images. Threads help with large ones, which Pillow decodes outside the interpreter's lock."""
+        images = np.empty(self.shape, np.uint8)
+        chunks = np.array_split(np.arange(len(self)), -(-len(self) // _CHUNK_FILES))
+
+        def decode(chunk: Indices) -> None:
+            images[chunk[0] : chunk[-1] + 1] = self[chunk]
+
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(decode, chunks))  # raises an error of a thread
+        return images
+
+    def _decode(self, index: int) -> NDArray[np.uint8]:
+        try:
+            with self.open(index) as file:
+                return self._pixels(file)
+        except DataError:  # the files say themselves what is wrong
+            raise
+        except Exception as error:  # Pillow's decoders raise nearly anything for a damaged file
+            name = self.name(index)
+            happened = f"image {index}, {name}, cannot be decoded: {type(error).__name__}: {error}"
+            raise DataError(key="data.root", happened=happened, expected="a complete image", fix=f"replace or remove {name}") from error
+
+    def _pixels(self, file: BinaryIO) -> NDArray[np.uint8]:
+        """Return the pixels [C, H, W] of an open file."""
         pillow, size, mode = _import_pillow(), self.image_size, _MODES[self.channels]
         with pillow.open(file) as image:
             if size:
@@ -242,58 +279,6 @@ class ImageDecoder:
             left, top = (resized.width - size) // 2, (resized.height - size) // 2
             pixels = resized.crop((left, top, left + size, top + size))
         return np.asarray(pixels, np.uint8).reshape(pixels.height, pixels.width, -1).transpose(2, 0, 1)
-
-
-class EncodedImages:
-    """Files that read like an array uint8 [N, C, H, W], decoded at each access.
-
-    Args:
-        files: at least one.
-        decoder: where it has no image size, all files must have the size of the first.
-    """
-
-    def __init__(self, files: ImageFiles, decoder: ImageDecoder) -> None:
-        self._files, self._decoder = files, decoder
-        size = decoder.image_size
-        H, W = (size, size) if size else self._decode(0).shape[1:]
-        self.shape = (len(files), decoder.channels, H, W)
-
-    def __getitem__(self, indices: Indices, /) -> NDArray[np.uint8]:
-        images_BCHW = np.empty((len(indices), *self.shape[1:]), np.uint8)
-        for row in np.argsort(indices):  # neighbours lie side by side on the disk, in one shard
-            index = int(indices[row])
-            image = self._decode(index)
-            if image.shape != self.shape[1:]:
-                H, W = self.shape[2:]
-                happened = f"image {index}, {self._files.name(index)}, is {image.shape[1]} x {image.shape[2]} pixels"
-                expected = f"{H} x {W}, as the first image, {self._files.name(0)}"
-                fix = f"data.image_size={min(H, W)}, which resizes all to one size"
-                raise DataError(key="data.image_size", happened=happened, expected=expected, fix=fix)
-            images_BCHW[row] = image
-        return images_BCHW
-
-    def decode_all(self) -> NDArray[np.uint8]:
-        """Return all images. Threads help with large ones, which Pillow decodes outside the interpreter's lock."""
-        images = np.empty(self.shape, np.uint8)
-        chunks = np.array_split(np.arange(len(self._files)), -(-len(self._files) // _CHUNK_FILES))
-
-        def decode(chunk: Indices) -> None:
-            images[chunk[0] : chunk[-1] + 1] = self[chunk]
-
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(decode, chunks))  # raises an error of a thread
-        return images
-
-    def _decode(self, index: int) -> NDArray[np.uint8]:
-        try:
-            with self._files.open(index) as file:
-                return self._decoder(file)
-        except DataError:  # the files say themselves what is wrong
-            raise
-        except Exception as error:  # Pillow's decoders raise nearly anything for a damaged file
-            name = self._files.name(index)
-            happened = f"image {index}, {name}, cannot be decoded: {type(error).__name__}: {error}"
-            raise DataError(key="data.root", happened=happened, expected="a complete image", fix=f"replace or remove {name}") from error
 
 
 def _import_pillow() -> ModuleType:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ddp_train.data.cifar10 import CIFAR10
-from ddp_train.data.download import RemoteFile
 from ddp_train.errors import DataError
 from tests.unit.data_files import random_images, serve, sha256, write_cifar_binary, write_cifar_python, write_pickle, write_tar
 
@@ -146,9 +145,10 @@ def test_a_truncated_pickle_is_refused(tmp_path):
 def test_missing_data_is_downloaded_and_unpacked(tmp_path):
     tar = write_tar(tmp_path / "cifar-10-binary.tar.gz", write_cifar_binary(tmp_path / "published" / "cifar-10-batches-bin"))
     with serve(tmp_path) as address:
+        url = f"{address}{tar.name}"
 
         class Served(CIFAR10):
-            archive = RemoteFile(url=f"{address}{tar.name}", sha256=sha256(tar))
+            address, sha256 = url, sha256(tar)
 
         assert len(Served(str(tmp_path / "data"))) == 20
     assert len(Served(str(tmp_path / "data"), "test")) == 4

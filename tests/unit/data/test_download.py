@@ -3,7 +3,7 @@ import tarfile
 
 import pytest
 
-from ddp_train.data.download import RemoteFile, download, ensure, ensure_unpacked
+from ddp_train.data.download import download, ensure, ensure_unpacked
 from ddp_train.errors import DataError
 from tests.unit.data_files import serve, sha256, write_tar
 
@@ -67,11 +67,10 @@ def test_an_unwritable_folder_is_a_clear_error(address, folder):
 
 def test_only_missing_files_are_fetched_and_the_error_says_where_to_put_them(address, folder):
     (folder / "old.bin").write_bytes(b"mine")
-    files = [RemoteFile(url=f"{address}{name}", sha256=DIGEST) for name in ("old.bin", "file.bin", "gone.bin")]
-    ensure(files[:2], folder)
+    ensure({"old.bin": DIGEST, "file.bin": DIGEST}, address, folder)
     assert (folder / "old.bin").read_bytes() == b"mine"
     with pytest.raises(DataError, match=r"lacks gone\.bin, and .*404") as caught:
-        ensure(files, folder)
+        ensure({"old.bin": DIGEST, "file.bin": DIGEST, "gone.bin": DIGEST}, address, folder)
     assert caught.value.fix == f"put into {folder}: {address}gone.bin"
 
 
@@ -80,9 +79,8 @@ def test_an_archive_is_unpacked_and_removed(address, folder, tmp_path):
     inside.mkdir()
     (inside / "a.bin").write_bytes(b"a")
     archive = write_tar(tmp_path / "published" / "set.tar.gz", inside)
-    remote = RemoteFile(url=f"{address}set.tar.gz", sha256=sha256(archive))
     for _ in range(2):  # the second time it is there already
-        ensure_unpacked(remote, folder / "new", member="inside")
+        ensure_unpacked(f"{address}set.tar.gz", sha256(archive), folder / "new", member="inside")
     assert [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))] == ["new", "new/inside", "new/inside/a.bin"]
 
 
@@ -94,7 +92,7 @@ def test_an_archive_cannot_write_outside_its_folder(address, folder, tmp_path, e
         tar.add(tmp_path / "payload", arcname=evil)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(DataError, match="cannot be unpacked"):
-        ensure_unpacked(RemoteFile(url=f"{address}evil.tar.gz", sha256=sha256(path)), folder, member="inside")
+        ensure_unpacked(f"{address}evil.tar.gz", sha256(path), folder, member="inside")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -104,5 +102,5 @@ def test_links_in_an_archive_are_left_out(address, folder, tmp_path):
     (tmp_path / "inside" / "a.bin").write_bytes(b"a")
     (tmp_path / "inside" / "link.bin").symlink_to("/etc/passwd")
     write_tar(path, tmp_path / "inside")
-    ensure_unpacked(RemoteFile(url=f"{address}links.tar.gz", sha256=sha256(path)), folder, member="inside")
+    ensure_unpacked(f"{address}links.tar.gz", sha256(path), folder, member="inside")
     assert [path.name for path in (folder / "inside").iterdir()] == ["a.bin"]

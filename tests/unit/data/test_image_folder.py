@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddp_train.data.image_folder import ImageFolder
-from ddp_train.errors import ConfigError, DataError
+from ddp_train.errors import DataError
 from tests.unit.data_files import write_image_tree
 from tests.unit.parts import components
 
@@ -154,12 +154,6 @@ def test_listing_is_fast(tmp_path):
     started = time.perf_counter()
     assert len(ImageFolder(str(tmp_path))) == 5001
     assert time.perf_counter() - started < 1
-
-
-@pytest.mark.parametrize("changes", [{"channels": 2}, {"image_size": 0}])
-def test_a_senseless_argument_is_named(tmp_path, changes):
-    with pytest.raises(ConfigError, match=f"data.{next(iter(changes))}"):
-        ImageFolder(str(tmp_path), **changes)
 
 
 def test_a_split_that_is_not_there_is_told_with_those_that_are(tmp_path):

@@ -59,8 +59,6 @@ def test_every_token_of_a_document_but_its_first_is_a_target_once_and_no_other(t
     assert sorted(zip(tokens[counts].tolist(), targets[counts].tolist(), strict=True)) == pairs
     goes_on = counts[:, :-1]  # what is to be predicted is what stands next: a document lies in one piece, in its order
     assert torch.equal(targets[:, :-1][goes_on], tokens[:, 1:][goes_on])
-    assert data.num_targets == len(pairs)
-    assert data.efficiency == pytest.approx(counts.float().mean().item())
 
 
 def test_a_document_that_fits_is_not_cut(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.unit.metrics.records import record
 
 
 def test_without_a_terminal_the_console_writes_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(total_steps=100)
+    console = Console(total_steps=100, step=0, phases=Phases())
     console.write(record(50, loss=1.2345678, samples_per_s=1234.5, lr=0.1))
     console.write(record(50, "eval", accuracy=0.5))
     console.close()
@@ -92,7 +92,7 @@ def test_the_lines_on_a_terminal_move_with_the_rank_and_show_the_epoch_and_that_
 def test_loss_its_curve_learning_rate_and_data_wait_are_on_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(monkeypatch)
     monkeypatch.setattr(sys, "stdout", Terminal(screen.theirs, owns=False))
-    console = Console(total_steps=400, step=0, epoch=0.0, steps_per_epoch=20)
+    console = Console(total_steps=400, step=0, phases=Phases(), epoch=0.0, steps_per_epoch=20)
     for step, loss in enumerate((3.0, 2.0, float("nan"), 1.5), 1):
         console.write(record(step, loss=loss, lr=0.1, step_ms=10.0, data_wait_ms=2.5))
     wait_for(lambda: screen.shows("train    █▃x▁  loss 1.5  lr 0.1  data wait 25%"))
@@ -109,7 +109,7 @@ def test_a_terminal_that_can_move_nothing_gets_plain_lines(monkeypatch: pytest.M
     screen = Screen(monkeypatch)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stdout", Terminal(screen.theirs, owns=False))
-    console = Console(total_steps=40)
+    console = Console(total_steps=40, step=0, phases=Phases())
     console.write(record(7, loss=1.5))
     console.close()
     wait_for(lambda: screen.shows("step  7/40  epoch 0.70  train  loss 1.5"))

@@ -39,5 +39,5 @@ def test_labels_that_come_together() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="one logit a sample"):
         Binary().loss(IDENTITY, (torch.zeros(4, 2), torch.zeros(4)))
-    with pytest.raises(ValueError, match=r"both should be \[B, K\]"):
+    with pytest.raises(ValueError, match=r"not both \[B, K\]"):
         Multilabel().loss(IDENTITY, (torch.zeros(4, 2), torch.zeros(4)))

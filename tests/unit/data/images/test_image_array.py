@@ -92,7 +92,6 @@ def test_without_crop_and_flip_a_batch_is_left_alone():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"crop_padding": -1},
         {"mean": [0.5]},
         {"std": [1.0, 0.0, 1.0]},
         {"crop_padding": 8, "crop_fill": "reflect"},
