@@ -19,6 +19,7 @@ from ddp_train.checkpoint.manifest import Ranking, rank_file
 from ddp_train.config.run_config import ANSWERED
 from ddp_train.config.schema import SECTIONS
 from ddp_train.errors import ConfigError, UserError, one_line
+from ddp_train.launch.captured_code import CodeFolder
 from ddp_train.launch.engine.engine import Stage, State, submitted_state
 from ddp_train.model_log import values_of
 from ddp_train.run_folder.paths import RunFolder
@@ -76,15 +77,17 @@ class ArchivedRun:
         return self._json("environment.json")
 
     @cached_property
-    def code(self) -> list[dict[str, Any]]:
-        """The folders with its code, as code.json has them; []: it ended before that was written, or it cannot be read."""
-        return [folder for folder in self._json("code.json").get("folders", []) if isinstance(folder, dict)]
+    def code(self) -> list[CodeFolder]:
+        """The folders with its code, as code.json has them; []: it ended before that was written, or it cannot be used."""
+        with suppress(TypeError, ValueError):  # another version has written it, or it was made to deceive
+            return [CodeFolder(**folder) for folder in self._json("code.json").get("folders", [])]
+        return []
 
     @property
     def commit(self) -> str:
         """The commit that it was started from, with a word on changes; "": not known, or no repository."""
-        first = next(iter(self.code), {})
-        return f"{first['commit']}{', with changes: code.tar.gz' if first.get('changed') else ''}" if first.get("commit") else ""
+        commits = [f"{code.commit}{', with changes: code.tar.gz' if code.changed else ''}" for code in self.code[:1] if code.commit]
+        return "".join(commits)
 
     @cached_property
     def result(self) -> Result | None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,19 @@ def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
     above = [place for root in roots for place in (root.absolute(), *root.absolute().parents)]
     starts = [Path.cwd(), *above]  # paths are relative to one of them, also when all has moved
     outputs = [place for place in (*reversed(above), Path("outputs")) if place.name == "outputs" and place.is_dir()]
+
+    @cache
+    def runs_at(text: str) -> set[Path]:
+        paths = [Path(os.path.realpath(start / text)) for start in starts if text.isprintable()]
+        return {place for path in paths for place in (path, *path.parents)} & real.keys()
+
     users: dict[Path, set[Path]] = {run: set() for run in real}
-    users_of = defaultdict[str, set[Path]](set)  # by a text in their configurations
     for row in Index(*outputs[:1], *roots).rows():
         user = Path(os.path.realpath(row["folder"]))
-        for value in (value for key, value in row.items() if key not in COLUMNS):
-            for text in value if isinstance(value, list) else [value]:
-                if isinstance(text, str) and text.isprintable():
-                    users_of[text].add(user)
-    for text, named_by in users_of.items():
-        paths = [Path(os.path.realpath(start / text)) for start in starts]
-        for used in {place for path in paths for place in (path, *path.parents)} & real.keys():
-            users[used] |= named_by - {used}
+        lists = [value if isinstance(value, list) else [value] for key, value in row.items() if key not in COLUMNS]
+        for text in (text for values in lists for text in values if isinstance(text, str)):
+            for used in runs_at(text) - {user}:
+                users[used].add(user)
     leaving = set(real)
     while staying := {run for run in leaving if users[run] - leaving}:
         leaving -= staying

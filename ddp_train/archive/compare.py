@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,13 +96,12 @@ def origin_of(run: ArchivedRun) -> Callable[[str], str]:
 def _code(run: ArchivedRun) -> dict[str, Any]:
     """Return the commits of a run's code, and the files that no commit has by names and hash; an engine's copy has all files."""
     facts = dict[str, Any]()
-    with suppress(TypeError, LookupError, ValueError):  # as far as code.json says it
-        if commits := sorted({folder["commit"] for folder in run.code} - {None}):
-            facts["commits"] = ", ".join(commits)
-        kept = {name: text for code in run.code for name, text in {**dict.fromkeys(code["changed"], "deleted"), **code["kept"]}.items()}
+    if commits := sorted({code.commit for code in run.code if code.commit}):
+        facts["commits"] = ", ".join(commits)
+    if run.code:
+        kept = {name: text for code in run.code for name, text in {**dict.fromkeys(code.changed, "deleted"), **code.kept}.items()}
         digest = hashlib.sha256(repr(sorted(kept.items())).encode()).hexdigest()[:8]
-        if run.code:
-            facts["files that no commit has" if commits else "files"] = f"{join_few(sorted(kept), 4)} ({digest})"
+        facts["files that no commit has" if commits else "files"] = f"{join_few(sorted(kept), 4)} ({digest})"
     return facts
 
 

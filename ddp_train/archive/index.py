@@ -14,11 +14,14 @@ import shlex
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import track
 
 from ddp_train.archive.archived_run import BAD_FILE, BROKEN, ArchivedRun, live_status, size_of, sweep_statuses
 from ddp_train.config.spelling import nearest
@@ -40,6 +43,7 @@ _BEGUN = {".hydra", "result.json", "logs", "launch", "metrics.jsonl", "failure.j
 _WORD = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*(?:[./][\w-]+)*""")
 _SHOWN = ("folder", "status", "metric", "best", "last", "steps", "tags")  # in a notebook
 _MAX_ROWS, _MAX_CURVES = 50, 6
+_MANY_RUNS = 200  # to read: a person at a terminal sees how far it is
 
 Kept = dict[str, tuple[str, str]]
 """stamp -> what was read of a run, as JSON: its columns, and the keys of its configuration with its metrics."""
@@ -55,9 +59,9 @@ class _Found(NamedTuple):
 
 
 class Index:
-    """The runs below some folders. `on_read(done, all)` is called for runs that have to be read. ConfigError: there is no such folder."""
+    """The runs below some folders. ConfigError: there is no such folder."""
 
-    def __init__(self, *roots: Path, on_read: Callable[[int, int], None] = lambda done, all: None) -> None:
+    def __init__(self, *roots: Path) -> None:
         columns = ", ".join(f"{name} AS (json_extract(facts, '$.{name}'))" for name in COLUMNS)
         self._database = sqlite3.connect(":memory:")
         self._database.execute(f"CREATE TABLE runs (facts, named, {columns})")
@@ -66,7 +70,7 @@ class Index:
             if not root.is_dir():
                 raise ConfigError(happened=f"there is no folder {root}", expected="a folder with runs", fix="ddp-train runs FOLDER")
             if places.keys().isdisjoint(place.parents):  # else its runs are those of the folder above it
-                self._database.executemany("INSERT INTO runs VALUES (?, ?)", _runs_below(root, on_read))
+                self._database.executemany("INSERT INTO runs VALUES (?, ?)", _runs_below(root))
 
     def __len__(self) -> int:
         return int(self._database.execute("SELECT count(*) FROM runs").fetchone()[0])
@@ -142,15 +146,16 @@ def runs(*folders: str | Path, where: str = "", sort: str = "", limit: int = 0) 
     return Runs(map(RunRow, index.rows(where=where, sort=sort, limit=limit)))
 
 
-def _runs_below(root: Path, on_read: Callable[[int, int], None]) -> Iterator[tuple[str, str]]:
+def _runs_below(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the columns, and the keys with the metrics, of each run below a folder as JSON; keep what had to be read."""
     found = {run.stamp: run for run in find(root)}
     kept = _load(root / FILE)
     gone, new = kept.keys() - found.keys(), found.keys() - kept.keys()
+    console = Console(stderr=True)
+    is_quiet = len(new) < _MANY_RUNS or not console.is_terminal
     try:
-        for done, stamp in enumerate(new, 1):
+        for stamp in track(new, "reading runs", console=console, transient=True, disable=is_quiet):
             kept[stamp] = _read(Path(found[stamp].path))
-            on_read(done, len(new))
     finally:  # what an interrupted command has read is not read again
         if gone or new:
             _save(root / FILE, {stamp: read for stamp, read in kept.items() if stamp in found})

@@ -2,17 +2,18 @@
 
 import platform
 import re
-import subprocess
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from ddp_train import FOLDER, __version__
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.archive.compare import environment_facts
 from ddp_train.errors import ConfigError, DataError, plural
-from ddp_train.launch.captured_code import CodeFolder, ask_git, software
+from ddp_train.launch.captured_code import CodeFolder, software
+from ddp_train.launch.source_copy import git
 from ddp_train.system.devices import ask_driver
 
 _MEASURED = re.compile(r"time|.*_ms|.*(per_s|seconds|_s)(_per_\w+)?|(device|memory)/.*|mfu|.*flops.*|split|step|epoch|samples")
@@ -64,17 +65,9 @@ def differences(run: ArchivedRun, other: ArchivedRun) -> list[str]:
 
 
 def code_of(run: ArchivedRun) -> list[CodeFolder]:
-    """Return the folders with the code of a run. Raises ConfigError: they, or where and how it ran, are not known."""
-    try:
-        folders, blank = [CodeFolder(**folder) for folder in run.code], vars(CodeFolder(name="", folder="", commit=""))
-        _ = run.environment["working_directory"], [(rank["device"], rank["threads"]) for rank in run.environment.get("ranks", [])]
-        is_known = all(isinstance(value, type(blank[key])) for code in folders for key, value in vars(code).items() if value is not None)
-        # A name with a slash would lead out of the folder, and a commit that begins with a dash is an option of git's.
-        is_safe = all(Path(code.name).name == code.name and re.fullmatch("[0-9a-f]{40,64}|None", str(code.commit)) for code in folders)
-        if folders and is_known and is_safe:
-            return folders
-    except (KeyError, TypeError):
-        pass
+    """Return the folders with the code of a run. Raises ConfigError: they, or where it was started, are not known."""
+    if run.code and "working_directory" in run.environment:
+        return run.code
     another = "environment.json or code.json is damaged, or of another version of ddp_train"
     why = another if run.folder.code_list.exists() else "the run ended before its code was kept"
     raise ConfigError(key="RUN", happened=f"{run.folder.as_typed()} cannot be reproduced: {why}", expected="a run with a code.json")
@@ -94,7 +87,8 @@ def changed_code(folders: list[CodeFolder]) -> Iterator[str]:
 def repository_of(code: CodeFolder) -> Path:
     """Return a folder of a repository here that has the commit. Raises ConfigError: there is none."""
     for folder in (Path(code.folder), Path.cwd(), FOLDER.parent):
-        if folder.is_dir() and ask_git(folder, "cat-file", "-t", str(code.commit)) == "commit\n":
+        with suppress(ConfigError):
+            git(folder, "cat-file", "-e", f"{code.commit}^{{commit}}")
             return folder
     expected = f"a clone of {code.name} as the current folder (there: `git fetch REMOTE {code.commit}`), or a bundle: --export=FILE"
     raise ConfigError(key="RUN", happened=f"commit {code.commit} is in no repository here", expected=expected)
@@ -110,25 +104,17 @@ def restore_code(run: ArchivedRun, into: Path) -> tuple[Path, list[str]]:
         target = into / code.name
         if code.commit is None:
             target.mkdir(parents=True)
-            run_git(target, "init", "--quiet")  # of its own, should it lie in another one: the new run keeps its code, too
+            git(target, "init", "--quiet")  # of its own, should it lie in another one: the new run keeps its code, too
             continue
-        run_git(repository_of(code), "worktree", "add", "-f", "--detach", str(target), code.commit)
+        git(repository_of(code), "worktree", "add", "-f", "--detach", str(target), code.commit, within_s=None)
         if code.changed:
             words = ("rm", "-rfq", "--ignore-unmatch", "--pathspec-from-file=-", "--pathspec-file-nul")
-            run_git(target, "--literal-pathspecs", *words, given="\0".join(code.changed))
-            run_git(target, "reset", "--quiet")
+            git(target, "--literal-pathspecs", *words, given="\0".join(code.changed))
+            git(target, "reset", "--quiet")
     unpack(run.folder.code_archive, into)
     here, *others = [into / code.name / root for code in folders for root in code.roots] or [into]
     here.mkdir(parents=True, exist_ok=True)
     return here, [str(path) for path in others if path.is_dir()]
-
-
-def run_git(folder: Path, *words: str, given: str = "") -> None:
-    """Run git without hooks. Raises ConfigError: it fails."""
-    command = ["git", "-c", "core.hooksPath=/dev/null", *words]
-    done = subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True, errors="surrogateescape")
-    if done.returncode != 0:
-        raise ConfigError(key="RUN", happened=f"git {' '.join(words)} in {folder}: {done.stderr.strip()}")
 
 
 def compare_losses(old: ArchivedRun, new: ArchivedRun) -> tuple[bool, str]:

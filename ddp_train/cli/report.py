@@ -34,13 +34,9 @@ def report(arguments: list[str], runner: JobRunner) -> int:
         if not (shown := collect(folders)):
             raise ConfigError(key="SWEEP", happened=f"{words[0]} has no job yet", expected="a sweep with jobs")
         goes_on = "--watch" in options and any(each.run.status in (Status.QUEUED, Status.RUNNING) for each in shown)
-        try:
-            write_atomic(file, page(shown, title=title, reload_s=_EVERY_S if goes_on else 0))
-            figures = write_figures(shown, Path(options["--figures"])) if "--figures" in options and not goes_on else []
-        except OSError as error:
-            raise ConfigError(key="--out", happened=f"{error.filename or file} cannot be written: {error.strerror}") from None
+        write_atomic(file, page(shown, title=title, reload_s=_EVERY_S if goes_on else 0))
         time.sleep(_EVERY_S if goes_on else 0)
     print(f"{file}: {plural(len(shown), 'run')}, {file.stat().st_size / 1000:,.0f} kB")
-    if figures:
-        print(f"{options['--figures']}: {plural(len(figures), 'figure')} as SVG")
+    if "--figures" in options:
+        print(f"{options['--figures']}: {plural(len(write_figures(shown, Path(options['--figures']))), 'figure')} as SVG")
     return DONE

@@ -27,7 +27,7 @@ from ddp_train.config.tree import changes_results, dotted_items
 from ddp_train.errors import DONE, FAILED, ConfigError, DataError
 from ddp_train.launch.captured_code import VARIABLES, add_files
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.launch.source_copy import names_below
+from ddp_train.launch.source_copy import git, names_below
 from ddp_train.run_folder.claim import claim_new, release
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
@@ -174,7 +174,7 @@ def _export(run: ArchivedRun, file: Path, scratch: Path) -> int:
             top = restored / code.name
             add_files(tar, code, top, (name for name in names_below(top) if name.split("/")[0] != ".git"))
             if (top / ".git").is_file():
-                reproduction.run_git(top, "worktree", "remove", "--force", ".")
+                git(top, "worktree", "remove", "--force", ".")
     write_json(bundle.code_list, {"folders": [asdict(code) for code in folders]})
     ranks = [{**rank, "host": ""} for rank in run.environment.get("ranks") or []]
     write_json(bundle.environment, {**run.environment, "hosts": [], "ranks": ranks})

@@ -55,7 +55,6 @@ _LIMIT = 50
 _SHOWN = 40  # characters of a value
 _WIDTH, _HEIGHT = 64, 8  # characters of a curve's frame
 _PROBLEMS = 10  # lines
-_PROGRESS_EVERY = 200  # runs
 
 
 def runs(arguments: list[str], runner: JobRunner) -> int:
@@ -64,7 +63,7 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
         return _ACTIONS[arguments[0]](arguments[1:])
     known = {"--where": "SQL", "--sort": "KEY", "--group": "", "--limit": "N", "--json": ""}
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
-    index, is_json, is_of_sweep = _index(folders), "--json" in options, len(folders) == 1 and is_sweep(Path(folders[0]))
+    index, is_json, is_of_sweep = Index(*map(Path, folders)), "--json" in options, len(folders) == 1 and is_sweep(Path(folders[0]))
     limit = int(options.get("--limit", 0 if is_json or "--group" in options else _LIMIT))
     rows = index.rows(where=options.get("--where", ""), sort=options.get("--sort", "best" if is_of_sweep else ""), limit=limit)
     if "--group" in options:
@@ -76,16 +75,6 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
             rows, f"{len(rows):,} of {plural(len(index), 'run')}{', all with --limit=0' if len(rows) == limit < len(index) else ''}"
         )
     return FAILED if is_of_sweep and index.rows(where="status = 'failed'", limit=1) else DONE
-
-
-def _index(folders: Sequence[str]) -> Index:
-    """Return the index of some folders; a person at a terminal sees how far it is."""
-
-    def on_read(done: int, all: int) -> None:
-        if sys.stderr.isatty() and all > _PROGRESS_EVERY and (done % _PROGRESS_EVERY == 0 or done == all):
-            print(f"\rreading {done:,} of {all:,} runs" + ("\r\x1b[K" if done == all else ""), end="", file=sys.stderr, flush=True)
-
-    return Index(*map(Path, folders), on_read=on_read)
 
 
 def _print_rows(rows: Sequence[dict[str, Any]], count: str) -> None:
@@ -211,7 +200,7 @@ def _clean(arguments: list[str]) -> int:
     rules, what, failed = options.get("--keep", "").splitlines(), "checkpoints of " if "--checkpoints" in options else "", list[str]()
     if not rules and "--where" not in options:
         raise ConfigError(happened="which runs stay?", expected="--keep=RULE or --where=SQL", fix="--keep=best=2 --keep=tagged")
-    index = _index(folders)
+    index = Index(*map(Path, folders))
     found = removals(index, where=options.get("--where", ""), rules=rules, only_checkpoints=bool(what))
     for removal in found:
         used = f"  stays: {removal.used_by} uses it" if removal.used_by else ""

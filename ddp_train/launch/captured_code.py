@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import tarfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -25,7 +24,7 @@ from typing import Any
 
 from ddp_train import FOLDER
 from ddp_train.errors import ConfigError, join_few
-from ddp_train.launch.source_copy import OURS, Code, imported_folders, names_below, source_names
+from ddp_train.launch.source_copy import OURS, Code, git, imported_folders, names_below, source_names
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import appears_whole, write_json
 from ddp_train.system.redaction import redact_code
@@ -33,7 +32,6 @@ from ddp_train.system.redaction import redact_code
 _MAX_FILES = {"git": 5000, "folder": 1000}  # of a folder, by who has listed them: without git much may be no code
 _MAX_CHOSEN = 50_000  # where a setting chooses the files
 _BYTES_PER_FILE = 4 << 10  # so many together, one file a tenth of them: what is larger is data, as a rule
-_GIT_TIMEOUT_S = 10
 _SECRET = re.compile(
     r"(?i)\.env(\..*|rc)?|\.(netrc|npmrc|pypirc|pgpass)|id_(rsa|dsa|ecdsa|ed25519).*|(\.git-)?credentials.*|secrets?\..*"
     r"|.*service.*account.*\.json|.*\.(env|pem|key|p12|pfx|jks|keystore)"
@@ -54,21 +52,19 @@ class CodeFolder:
     kept: dict[str, str] = field(default_factory=dict)  # file -> the beginning of its sha256
     differs: dict[str, str] = field(default_factory=dict)  # file -> how that differs which is kept of it; ".": of the folder
 
-
-def ask_git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints in a folder; None: it fails. No hook runs, and no lock is taken. Raises ConfigError: git does not answer."""
-    command, environment = ["git", "-c", "core.hooksPath=/dev/null", *arguments], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, cwd=folder, env=environment)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(happened=f"git does not answer in {folder}: {error}") from None
-    return os.fsdecode(done.stdout) if done.returncode == 0 else None
+    def __post_init__(self) -> None:
+        if Path(self.name).name != self.name or not re.fullmatch("[0-9a-f]{40,64}|None", str(self.commit)):
+            raise ValueError(f"{self.name!r} leads out of a folder, or {self.commit!r} is no commit but an option of git's")
 
 
 def capture_code(run_folder: RunFolder) -> list[CodeFolder]:
     """Keep the code that this process imports, or the copy of it that an engine runs. Raises OSError: a file cannot be written."""
     found: dict[Path, CodeFolder] = {}
-    copied = _copied(run_folder.spec)
+    copied: Code | None = None
+    if run_folder.spec.exists():  # an engine runs it
+        from ddp_train.launch.spec import Spec
+
+        copied = Spec.read(run_folder.spec).code
     with appears_whole(run_folder.code_archive) as partial, tarfile.open(partial, "w:gz", compresslevel=1) as tar:
         if copied is not None:
             code = CodeFolder(name="code", folder=copied.folder, roots=sorted(copied.roots, key=lambda root: root == OURS))
@@ -84,31 +80,19 @@ def capture_code(run_folder: RunFolder) -> list[CodeFolder]:
     return list(found.values())
 
 
-def _copied(spec: Path) -> Code | None:
-    """Return the copy that an engine runs; None: no engine does."""
-    if not spec.exists():
-        return None
-    from ddp_train.launch.spec import Spec
-
-    return Spec.read(spec).code
-
-
 def _capture(tar: tarfile.TarFile, root: Path, found: dict[Path, CodeFolder]) -> None:
     """Keep the code of a folder, all of that of its repository, and note it in `found`. Raises ConfigError: git cannot list it."""
     top, names, lister = source_names(root)
     if top not in found and (lister == "git" or root != FOLDER.parent):  # else it lacks our YAML
         found[top] = code = CodeFolder(name=_free_name(top, found), folder=str(top), roots=[str(root.relative_to(top))])
-        if lister == "git" and (commit := ask_git(top, "rev-parse", "HEAD")) is not None:
-            code.commit = commit.strip()
-            listed = (
-                ask_git(top, "diff", "--name-only", "--no-renames", "--ignore-submodules", "-z", "HEAD"),
-                ask_git(top, "ls-files", "-z"),
-            )
-            if None in listed:
-                raise ConfigError(happened=f"git does not say what is changed in {top}")
-            changed, tracked = ({*str(text).split("\0")} - {""} for text in listed)
-            code.changed = sorted(changed)
-            names = (name for name in names if name in changed or name not in tracked)
+        if lister == "git":
+            with suppress(ConfigError):  # it has none yet
+                code.commit = git(top, "rev-parse", "HEAD").strip()
+        if code.commit is not None:
+            changed = git(top, "diff", "--name-only", "--no-renames", "--ignore-submodules", "-z", "HEAD")
+            code.changed = sorted({*changed.split("\0")} - {""})
+            unchanged = {*git(top, "ls-files", "-z").split("\0")}.difference(code.changed)
+            names = (name for name in names if name not in unchanged)
         add_files(tar, code, top, names, max_files=_MAX_FILES[lister])
     elif top in found:
         found[top].roots.append(str(root.relative_to(top)))

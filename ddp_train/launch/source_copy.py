@@ -9,6 +9,7 @@ folder where the command stands. Run folders are left out. `ddp_train` itself is
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 OURS = ".ddp_train"  # the folder of our own package in the source copy of another project
 _RUN_HAS = (".hydra", "sweep.json", ".holder.json")  # what tells the folder of a run or a sweep
 _MAX_ENTRIES = 100_000  # looked at where no repository says which files are source
-_LIST_WITHIN_S = 60  # by git, of a repository
+_GIT_WITHIN_S = 60
 _KEY = "cluster.code_limit_mib"
 
 
@@ -136,27 +137,31 @@ def imported_folders() -> Iterator[Path]:
 def source_names(here: Path) -> tuple[Path, Iterator[str], str]:
     """Return the top of the source that a command in a folder uses, its files' names below that, and who has listed them: git or folder."""
     try:
-        environment = {**os.environ, "LC_ALL": "C"}  # what it says is read below
-        asked = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=here, capture_output=True, text=True, env=environment)
-    except FileNotFoundError:
-        asked = None  # no git here
-    if asked is not None and asked.returncode == 0:
-        top = Path(asked.stdout.removesuffix("\n"))
-        names = (name for name in _repository_files(top) if not _is_of_a_run(top, (top / name).parent))
-        return top, names, "git"
-    if asked is not None and "not a git repository" not in asked.stderr:
-        raise ConfigError(happened=f"git cannot list the source in {here}: {asked.stderr.strip()}")
-    return here, (str(path.relative_to(here)) for path in _python_files(here)), "folder"
+        top = Path(git(here, "rev-parse", "--show-toplevel").removesuffix("\n"))
+    except ConfigError as error:
+        if shutil.which("git") and "not a git repository" not in error.happened:
+            raise
+        return here, (str(path.relative_to(here)) for path in _python_files(here)), "folder"
+    return top, (name for name in _repository_files(top) if not _is_of_a_run(top, (top / name).parent)), "git"
+
+
+def git(folder: Path, *words: str, given: str = "", within_s: float | None = _GIT_WITHIN_S) -> str:
+    """Return what git prints in a folder, with `given` as its input. No hook runs. Raises ConfigError: it fails."""
+    command = ["git", "-c", "core.hooksPath=/dev/null", *words]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, input=os.fsencode(given), capture_output=True, check=True, timeout=within_s
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        said = os.fsdecode(getattr(error, "stderr", None) or b"").strip()
+        raise ConfigError(happened=f"`git {shlex.join(words)}` fails in {folder}: {said or error}") from None
+    return os.fsdecode(done.stdout)
 
 
 def _repository_files(root: Path, prefix: str = "") -> Iterator[str]:
     """Yield the names of the files of a repository and of those in it (submodules), Python's first. ConfigError: git cannot list them."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        listed = os.fsdecode(subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=_LIST_WITHIN_S).stdout)
-    except subprocess.SubprocessError as error:
-        said = os.fsdecode(getattr(error, "stderr", None) or b"").strip()
-        raise ConfigError(happened=f"git cannot list the source in {root}: {said or error}") from None
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in sorted({*listed.split("\0")}, key=lambda name: (not name.endswith(".py"), name)):
         path = root / name
         if name and path.is_dir() and not path.is_symlink():

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -30,11 +31,11 @@ def rows(root: Path, **asked: Any) -> dict[str, dict[str, Any]]:
     return {os.path.relpath(row["folder"], root): row for row in Index(root).rows(**asked)}
 
 
-def read_again(root: Path) -> list[int]:
+def read_again(root: Path) -> int:
     """Return how many runs a new index has to read."""
-    counts: list[int] = []
-    Index(root, on_read=lambda done, all: counts.append(all))
-    return counts[:1]
+    with mock.patch.object(module, "_read", wraps=module._read) as read:
+        Index(root)
+    return read.call_count
 
 
 def test_runs_are_found_at_any_depth_and_the_newest_comes_first(tmp_path: Path) -> None:
@@ -66,10 +67,10 @@ def test_runs_are_found_at_any_depth_and_the_newest_comes_first(tmp_path: Path) 
 
 def test_what_has_changed_is_read_again_and_nothing_else(tmp_path: Path) -> None:
     runs = [finished(tmp_path / str(number), 0.1 * number) for number in range(4)]
-    assert read_again(tmp_path) == [4] and read_again(tmp_path) == []
+    assert read_again(tmp_path) == 4 and read_again(tmp_path) == 0
     Result(status=Status.FAILED, step=3).write(runs[1].result)
     saved(runs[2])
-    assert read_again(tmp_path) == [2]
+    assert read_again(tmp_path) == 2
     assert rows(tmp_path)["1"]["status"] == Status.FAILED
     shutil.rmtree(runs[0].root)
     assert [*rows(tmp_path)] == ["1", "2", "3"]
@@ -105,7 +106,7 @@ def test_an_index_may_be_damaged_of_another_version_or_gone(tmp_path: Path, monk
         (tmp_path / FILE).write_bytes(content)
         assert rows(tmp_path)["r"]["best"] == expected
     monkeypatch.setattr(module, "_VERSION", 7)
-    assert read_again(tmp_path) == [1] and read_again(tmp_path) == []
+    assert read_again(tmp_path) == 1 and read_again(tmp_path) == 0
     (tmp_path / FILE).unlink()
     assert rows(tmp_path)["r"]["best"] == expected
 
@@ -113,7 +114,7 @@ def test_an_index_may_be_damaged_of_another_version_or_gone(tmp_path: Path, monk
 def test_where_no_index_can_be_written_there_is_none(tmp_path: Path) -> None:
     finished(tmp_path / "r", 0.5)
     (tmp_path / FILE).mkdir()
-    assert [*rows(tmp_path)] == ["r"] and read_again(tmp_path) == [1]
+    assert [*rows(tmp_path)] == ["r"] and read_again(tmp_path) == 1
 
 
 def test_commands_at_the_same_time_say_the_same(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_commands_at_the_same_time_say_the_same(tmp_path: Path) -> None:
     code = f"from pathlib import Path; from ddp_train.archive.index import Index; print(len(Index(Path({str(tmp_path)!r})).rows()))"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [process.communicate()[0].strip() for process in started] == ["30"] * 4
-    assert read_again(tmp_path) == []
+    assert read_again(tmp_path) == 0
 
 
 def test_sql_knows_columns_keys_and_metrics(tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_one_strange_run_does_not_break_the_list(tmp_path: Path) -> None:
         found = rows(tmp_path)
         assert set(found) == {strange.name, "infinite", "circle", "large", "metric"}
         assert found[strange.name]["note"] == "\ud800" and found["circle"]["status"] == BROKEN and found["infinite"]["problem"] == ""
-        assert read_again(tmp_path) == []
+        assert read_again(tmp_path) == 0
         assert "infinite" in rows(tmp_path, where="trainer.max_steps = 100")
     assert {row.root.name for row in ddp_train.runs(tmp_path)} == set(found)
     with pytest.raises(ConfigError, match="--where"):

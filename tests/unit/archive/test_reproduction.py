@@ -81,7 +81,7 @@ def test_the_code_comes_back_as_it_was(project: Path, tmp_path: Path, monkeypatc
 def test_a_commit_that_is_gone_is_named_with_what_helps(project: Path, tmp_path: Path) -> None:
     commit(project, a="1\n")
     run = begun(tmp_path / "run")
-    run.code[0]["commit"] = "1" * 40
+    run.code[0].commit = "1" * 40
     code = code_of(run)
     assert next(changed_code(code)) == f"code project: commit {'1' * 40} is in no repository here"
     with pytest.raises(ConfigError, match="git fetch REMOTE 1111"):
@@ -94,15 +94,14 @@ def test_names_in_a_forged_list_lead_nowhere(project: Path, tmp_path: Path) -> N
     commit(project, a="1\n")
     (tmp_path / "precious.py").write_text("1\n")
     run = begun(tmp_path / "run")
-    run.code[0]["changed"] = ["../../precious.py"]
+    run.code[0].changed = ["../../precious.py"]
     with pytest.raises(ConfigError, match="outside repository"):
         restore_code(run, tmp_path / "into")
     assert (tmp_path / "precious.py").exists()
-    for key, value in {"name": "../x", "commit": "--upload-pack=x", "unknown": 1, "differs": [3]}.items():
-        forged = ArchivedRun(tmp_path)
-        forged.code = [{**run.code[0], key: value}]
+    for key, value in {"name": "../x", "commit": "--upload-pack=x", "unknown": 1}.items():
+        run.folder.code_list.write_text(json.dumps({"folders": [{**vars(run.code[0]), key: value}]}))
         with pytest.raises(ConfigError, match="cannot be reproduced"):
-            code_of(forged)
+            code_of(ArchivedRun(run.root))
     with pytest.raises(ConfigError, match="ended before its code was kept"):
         code_of(ArchivedRun(tmp_path / "killed before its code was kept"))
 

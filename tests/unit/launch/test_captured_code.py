@@ -144,13 +144,13 @@ def test_a_folder_that_cannot_be_read_is_said_and_the_others_are_kept(
 ) -> None:
     commit(project, a="1\n")
     (project / ".git" / "index").write_bytes(b"corrupt")
-    assert "git does not say what is changed" in captured(tmp_path)[0].differs["."]
+    assert "`git diff" in captured(tmp_path)[0].differs["."]
     (project / ".git").rename(tmp_path / "no_git")
     monkeypatch.setattr(source_copy, "_MAX_ENTRIES", 0)
     assert "more than 0 files" in captured(tmp_path)[0].differs["."]
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match="git does not answer"):
-        captured_code.ask_git(project, "rev-parse")
+    with pytest.raises(ConfigError, match=r"`git rev-parse` fails in .*No such file"):
+        source_copy.git(project, "rev-parse")
 
 
 def test_the_packages_have_the_names_and_versions_of_their_own_metadata() -> None:

@@ -53,7 +53,7 @@ def test_code_that_cannot_be_kept_is_said_and_ends_no_run(project: Path, tmp_pat
     commit(project, a="1\n")
     (project / ".git" / "index").write_bytes(b"corrupt")
     (tmp_path / "file").touch()
-    for folder, why in (("run", "git does not say"), ("file", "[Errno")):
+    for folder, why in (("run", "`git diff"), ("file", "[Errno")):
         with provenance.code_captured(RunFolder(tmp_path / folder), alone()):
             pass
         assert f"not all code of the run was kept: {why}" in capsys.readouterr().out

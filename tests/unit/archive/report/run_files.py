@@ -24,7 +24,7 @@ def write_run(folder: Path, *, seed: int = 0, lr: float = 0.1, steps: int = 60, 
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     environment = {"command": f"/bin/ddp-train seed={seed} optimizer.lr={lr}", "overrides": [], "world_size": 2, "hosts": ["a"]}
     (folder / "environment.json").write_text(json.dumps(environment))
-    (folder / "code.json").write_text(json.dumps({"folders": [{"commit": "abc", "changed": ["m.py"]}]}))
+    (folder / "code.json").write_text(json.dumps({"folders": [{"name": "m", "folder": "/m", "commit": "a" * 40, "changed": ["m.py"]}]}))
     head = {"started": 1000.0, "restart": False, "queued": False, "step": 0, "hosts": ["a", "b"], "not_split": {"communication": "gloo"}}
     records, times = [], [{**head, "parts": list(PARTS)}]
     for step in range(1, steps + 1):
