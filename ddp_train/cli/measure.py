@@ -1,8 +1,8 @@
 """Measure the sizes of a run in a child process, which imports torch, may write nothing, and has a time limit."""
 
 import errno
-import json
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -43,23 +43,20 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
         sys.stdout = sys.stderr = os.fdopen(devnull, "w")  # a user's data set may print; a plan does not show it
         for descriptor in (1, 2):
             os.dup2(devnull, descriptor)
-        os.write(reply_file, json.dumps(_measured(config)).encode())
+        os.write(reply_file, pickle.dumps(_measured(config)))
         return DONE
 
     def sizes() -> dict[str, Any] | str:
         if not wait_until(lambda: child.exit_code() is not None, within_s=deadline - time.monotonic(), every_s=_POLL_S):
             return f"building it without values takes longer than {within_s:g} s"
-        if not (text := os.pread(reply_file, os.fstat(reply_file).st_size, 0)):
+        if not (content := os.pread(reply_file, os.fstat(reply_file).st_size, 0)):
             return "the process that built it without values has died"
-        reply = json.loads(text)
-        if "sizes" in reply:
-            return dict(reply["sizes"])
-        error = reply["error"]
-        if isinstance(error, str):
-            return error
-        if error["key"].partition(".")[0] == "data" or not reply["is_config"]:  # the machines of the run may have it
-            return str(UserError(**{**error, "fix": "", "expected": ""}))
-        raise ConfigError(**error)
+        reply: dict[str, Any] | str | UserError = pickle.loads(content)
+        if isinstance(reply, ConfigError) and reply.key.partition(".")[0] != "data":
+            raise reply
+        if isinstance(reply, UserError):  # the machines of the run may have it
+            return str(UserError(key=reply.key, happened=reply.happened))
+        return reply
 
     deadline, child = time.monotonic() + within_s, fork(work)
     try:
@@ -70,27 +67,24 @@ def measuring(config: RunConfig, *, within_s: float = WITHIN_S) -> Iterator[Call
         child.wait()
 
 
-def _measured(config: RunConfig) -> dict[str, Any]:
+def _measured(config: RunConfig) -> dict[str, Any] | str | UserError:
     """Build the run, and return its sizes or the error (in the child process)."""
-    forbid_effects("ddp-train plan")
+    forbid_effects()
     try:
         from ddp_train.training.build import dry_build  # imports torch: in this process only
 
-        return {"sizes": asdict(dry_build.measure(config))}
+        return asdict(dry_build.measure(config))
     except UserError as error:
-        fields = {name: getattr(error, name) for name in ("key", "happened", "expected", "fix")}
-        return {"error": fields, "is_config": isinstance(error, ConfigError)}
+        return error
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def forbid_effects(name: str) -> None:
+def forbid_effects() -> None:
     """Let every attempt of this process to write, to reach the network or to start a process fail from now on, for good.
 
     The error is a PermissionError, as on a read-only machine without a network: code that can do without goes on. A library in C that
     opens files by itself is not stopped.
-
-    `name`: of this process, for the error.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -100,7 +94,7 @@ def forbid_effects(name: str) -> None:
             if isinstance(flags, int) and flags & _WRITES and path != os.devnull and not isinstance(path, int):
                 reason = "writes nothing"
         if reason:
-            raise PermissionError(errno.EPERM, f"{name} {reason}")
+            raise PermissionError(errno.EPERM, f"ddp-train plan {reason}")
 
     tempfile.tempdir = os.environ.get("TMPDIR") or "/tmp"  # else tempfile looks for it by writing a file
     sys.addaudithook(hook)

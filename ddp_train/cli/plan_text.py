@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -29,17 +28,14 @@ from ddp_train.config.tree import value_at
 from ddp_train.errors import ConfigError, printable
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.progress import duration, progress_of
+from ddp_train.run_folder.progress import duration, newest_record, progress_of
 from ddp_train.system import devices
-from ddp_train.system.files import tail
 from ddp_train.system.redaction import redact
 
 _BLOCK = "text"  # the label of the text of a file
 _LABEL = 9  # characters, as in the lines that a run begins with
 _JOBS_SHOWN = 40
 _RUNS_READ = 20  # the newest ones: for each a YAML is read
-_RECORDS = 20  # the newest ones of training; their median counts
-_TAIL_BYTES = 1 << 16
 
 
 @dataclass
@@ -217,19 +213,16 @@ def _saves(job: Job, measured: Mapping[str, Any] | str) -> list[str]:
 
 
 def newest_like(config: RunConfig, runs: Path) -> tuple[Path, float] | None:
-    """Return the newest run in a folder, or in its `sweeps`, with the same model, data and precision, and its median seconds for a step."""
+    """Return the newest run in a folder, or in its `sweeps`, with the same model, data and precision, and its newest seconds for a step."""
     files = [*runs.glob("*/metrics.jsonl"), *runs.glob("sweeps/*/*/metrics.jsonl")]
     with suppress(OSError):  # a run that is just removed
         files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     for folder in [file.parent for file in files[:_RUNS_READ]]:
-        times = list[float]()
-        for line in tail(folder / "metrics.jsonl", _TAIL_BYTES).splitlines():
-            with suppress(ValueError, KeyError, TypeError):  # the first line may be cut off, and not every one is of training
-                times.append(json.loads(line)["step_ms"] / 1000)
+        step_ms = newest_record(RunFolder(folder)).get("step_ms")
         with suppress(ConfigError):  # a config of another version, say
             saved = saved_config(folder)
-            if times and all(saved.get(name) == getattr(config, name) for name in ("model", "data", "amp")):
-                return folder, median(times[-_RECORDS:])
+            if step_ms and all(saved.get(name) == getattr(config, name) for name in ("model", "data", "amp")):
+                return folder, step_ms / 1000
     return None
 
 
@@ -242,19 +235,20 @@ def show_time(screen: Screen, job: Job, measured: Mapping[str, Any] | str) -> No
     steps = measured["steps"] if isinstance(measured, Mapping) else job.config.trainer.max_steps
     past = newest_like(job.config, next((parent.parent for parent in folder.parents if parent.name == "sweeps"), folder.parent))
     if past is None:
-        lines = ["not known: no earlier run of this name had this model, data and precision"]
-    else:
-        lines = [f"{1000 * past[1]:.4g} ms a step in {as_typed(past[0])}, the newest run with this model, data and precision"]
-    if past is not None and steps is not None:
+        screen.fact("time", "not known: no earlier run of this name had this model, data and precision", *filter(None, [ends]))
+        return
+    past_folder, step_s = past
+    lines = [f"{1000 * step_s:.4g} ms a step in {as_typed(past_folder)}, the newest run with this model, data and precision"]
+    if steps is not None:
         steps = max(0, steps - max(job.run_folder.saved_steps(), default=0))
-        seconds = steps * past[1]
+        seconds = steps * step_s
         lines = [f"about {duration(seconds)} for {steps:,} steps: {lines[0]}", "without start-up, evaluations and waiting for checkpoints"]
         if limit_s is not None:
             starts = math.ceil(seconds / limit_s)
             ends += f", which is {'enough' if starts <= 1 else f'too short: the run has to be started {starts} times'}"
     lines += [ends] if ends else []
     with suppress(OSError, ValueError, KeyError, TypeError):
-        batch = json.loads((past[0] / "environment.json").read_text())["batch"] if past else str(job.config.batch)
+        batch = json.loads((past_folder / "environment.json").read_text())["batch"]
         lines += [f"that run had a different batch: {batch}"] if batch != str(job.config.batch) else []
     screen.fact("time", *lines)
 

@@ -1,6 +1,7 @@
 """A fixture for the tests of people's own projects. pytest knows it wherever ddp_train is installed."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,10 @@ def ddp_train_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pyte
     `ddp_train.RunFailed`, as `ddp_train.run` does.
     """
     monkeypatch.chdir(request.config.rootpath)
-    count = 0
+    numbers = count(1)
 
     def train(*overrides: str) -> RunResult:
-        nonlocal count
-        count += 1
         cluster = [] if any(word.startswith(("cluster=", "cluster.device=")) for word in overrides) else ["cluster=cpu"]
-        return run([*cluster, f"hydra.run.dir='{tmp_path}/runs/{count}'", *overrides])
+        return run([*cluster, f"hydra.run.dir='{tmp_path}/runs/{next(numbers)}'", *overrides])
 
     return train

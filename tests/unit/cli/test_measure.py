@@ -92,7 +92,7 @@ def test_no_process_and_no_descriptor_is_left() -> None:
 
 
 def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    program = f"{BEFORE}forbid_effects('the test')\n{code}"
+    program = f"{BEFORE}forbid_effects()\n{code}"
     return subprocess.run([sys.executable, "-B", "-c", program], cwd=folder, capture_output=True, text=True, timeout=60)
 
 
@@ -121,7 +121,7 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 def test_nothing_is_written_reached_or_started(tmp_path: Path, code: str, reason: str) -> None:
     (tmp_path / "there").write_text("as it was")
     ended = run(tmp_path, code)
-    assert ended.returncode == 1 and f"PermissionError: [Errno 1] the test {reason}" in ended.stderr
+    assert ended.returncode == 1 and f"PermissionError: [Errno 1] ddp-train plan {reason}" in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["there"] and (tmp_path / "there").read_text() == "as it was"
 
 
@@ -129,7 +129,7 @@ def test_it_reads_and_imports(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("x = 3\n")
     code = "import mine\nprint(mine.x, open('mine.py').read(), len(os.listdir('.')), tempfile.gettempdir())\nopen(os.devnull, 'w').close()"
     ended = subprocess.run(  # with -B left out: Python would write what it has compiled
-        [sys.executable, "-c", f"{BEFORE}forbid_effects('the test')\n{code}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"{BEFORE}forbid_effects()\n{code}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("3 x = 3")
