@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
+from statistics import median, mode
 from typing import Any
 
 from ddp_train.doctor.machine import MachineReport, PeerReport
@@ -74,7 +74,7 @@ class ClusterReport:
     def usual(self) -> int:
         """The first machine of the largest group of equal ones; others are compared with it."""
         fingerprints = {number: fingerprint(machine.facts) for number, machine in sorted(self.machines.items())}
-        usual = most_common(list(fingerprints.values()))
+        usual = mode(fingerprints.values())
         return next(number for number, own in fingerprints.items() if own == usual)
 
 
@@ -119,7 +119,7 @@ def _outliers(report: ClusterReport) -> Iterator[_Finding]:
     facts = [machine.facts for machine in machines.values()]
 
     def outliers(values: Sequence[Any], what: str, advice: str) -> Iterator[_Finding]:
-        usual = most_common(values)
+        usual = mode(values)
         return ((number, what.format(own=own, usual=usual), advice) for number, own in zip(machines, values, strict=True) if own != usual)
 
     what = "runs as user {own}, the others as {usual}: they cannot read each other's files"
@@ -240,8 +240,3 @@ def _slow(values: Mapping[int, float], share: Callable[[int], float]) -> Iterato
         others = [other for other_key, other in values.items() if other_key != key]
         if others and value < share(key) * (usual := median(others)):
             yield key, usual
-
-
-def most_common(values: Sequence[Any]) -> Any:
-    """Return the most common value; of several the first."""
-    return Counter(values).most_common(1)[0][0]

@@ -1,9 +1,9 @@
 """The result on one screen: a line for each fact, the value on most machines, and the machines that differ."""
 
 from collections.abc import Iterator, Mapping
-from statistics import median
+from statistics import median, mode
 
-from ddp_train.doctor.problems import ClusterReport, most_common
+from ddp_train.doctor.problems import ClusterReport
 from ddp_train.errors import UserError, printable
 from ddp_train.launch.node_facts.file_list import FileList
 
@@ -17,7 +17,7 @@ def screen(report: ClusterReport, problems: list[UserError], *, seconds: float) 
     rows = [("examined", "on most machines", "the odd one out") if report.count > 1 else ("examined", "here", "")]
     for title, values in _lines(report):
         if values:
-            usual = most_common(list(values.values()))
+            usual = mode(values.values())
             odd = [f"{report.name(number)}: {value}" for number, value in sorted(values.items()) if value != usual]
             rows.append((title, usual, "; ".join(odd[:_MAX_NAMED]) + (f"; and {len(odd) - _MAX_NAMED} more" if odd[_MAX_NAMED:] else "")))
     first, second = (min(_MAX_COLUMN, max(len(row[column]) for row in rows)) for column in (0, 1))

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed import DistError
 
@@ -185,35 +184,28 @@ def _refuse_labels(objective: AnyObjective, forward: _ForwardShapes, trial: _Tri
     takes_classes = says_so or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
     if not takes_classes or len(forward.scores) != 1 or not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
-    labels, shape = batch[1], forward.scores[0]
-    if len(shape) != 2 or not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != shape[:1]:
+    targets, shape = batch[1], forward.scores[0]
+    if len(shape) != 2 or not isinstance(targets, Tensor) or targets.is_floating_point() or targets.shape != shape[:1]:
         return
-    size, num_classes = shape
-    batch, ids = trial.micro_batch, trial.ids
-    is_whole = not batch.bad_samples and batch.num_samples is None and ids is not None and len(ids) == size  # no sample is missing
-    ids = ids if is_whole else None
-    ignored, batch_labels = getattr(objective if says_so else loss, "ignore_index", None), labels.cpu().numpy()
-    _refuse_out_of_range(batch_labels, ids, num_classes, ignored=ignored, name=trial.name)
-    source_labels = None if ids is None else getattr(trial.source, "labels", None)
-    all_labels = np.asarray(source_labels) if isinstance(source_labels, (np.ndarray, Tensor)) else None
-    if all_labels is not None and np.array_equal(all_labels[ids], batch_labels):  # the model is trained on these labels
-        name = trial.name.replace("first ", "").replace("batch", "data")
-        _refuse_out_of_range(all_labels, np.arange(len(all_labels)), num_classes, ignored=ignored, name=name)
-
-
-def _refuse_out_of_range(labels: NDArray[Any], ids: Indices | None, num_classes: int, *, ignored: int | None, name: str) -> None:
+    labels, num_classes, ids, name = targets.cpu().numpy(), shape[1], trial.ids, trial.name
+    if trial.micro_batch.bad_samples or trial.micro_batch.num_samples is not None or (ids is not None and len(ids) != len(labels)):
+        ids = None  # a sample is missing
+    of_source = getattr(trial.source, "labels", None)
+    if ids is not None and isinstance(of_source, (np.ndarray, Tensor)) and np.array_equal(np.asarray(of_source)[ids], labels):
+        labels = np.asarray(of_source)  # on which the model is trained
+        ids, name = np.arange(len(labels)), name.replace("first ", "").replace("batch", "data")
+    ignored = getattr(objective if says_so else loss, "ignore_index", None)
     outside = np.argwhere(((labels < 0) | (labels >= num_classes)) & (True if ignored is None else labels != ignored))
-    if not len(outside):
-        return
-    first = outside[0]
-    sample = f"sample {ids[first[0]]}" if ids is not None else f"sample number {first[0] + 1} of the batch"
-    raise DataError(
-        key="data",
-        happened=f"label {labels[tuple(first)]} of {sample} is out of range: the model's output has {num_classes} classes"
-        f" ({len(outside)} of {labels.size} labels of {name})",
-        expected=f"labels from 0 to {num_classes - 1}",
-        fix="data whose labels count from 0, or a model with more classes",
-    )
+    if len(outside):
+        first = int(outside[0][0])
+        sample = f"sample {ids[first]}" if ids is not None else f"sample number {first + 1} of the batch"
+        raise DataError(
+            key="data",
+            happened=f"label {labels[first]} of {sample} is out of range: the model's output has {num_classes} classes"
+            f" ({len(outside)} of {labels.size} labels of {name})",
+            expected=f"labels from 0 to {num_classes - 1}",
+            fix="data whose labels count from 0, or a model with more classes",
+        )
 
 
 def _refuse_means(components: Components, trial: _Trial, world: World) -> None:
