@@ -26,13 +26,6 @@ class BatchSizes:
     is_derived: bool = False  # the global batch follows from the number of ranks: none was given
     is_open: bool = False  # `loader.micro_batch_size=auto`, not measured yet: the sizes are for a batch that fits as a whole
 
-    def on(self, world_size: int, *, micro_batch_size: int | Literal["auto"]) -> BatchSizes:
-        """Return the same global batch on another number of ranks, at least one sample each: the accumulation follows.
-
-        `micro_batch_size`: as configured, a number or auto; it is smaller if the global batch does not fill it.
-        """
-        return _sizes(self.global_batch_size, micro_batch_size, world_size)
-
     def notes(self) -> list[str]:
         """Return the line on the effect of another number of ranks, if it has one."""
         keeps = f"trainer.global_batch_size={self.global_batch_size} keeps both"
@@ -63,15 +56,15 @@ def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: Cl
             raise ConfigError(key="cluster.processes_per_node", happened=happened, fix=fix)
     micro, total, accumulation = loader.micro_batch_size, trainer.global_batch_size, trainer.grad_accum_steps
     if micro == AUTO:
-        return _sizes(_open_batch_size(trainer, cluster), micro, world_size)
+        return sizes_on(world_size, _open_batch_size(trainer, cluster), micro)
     if total is not None and accumulation is not None and micro * world_size * accumulation != total:
         product = f"micro-batch {micro} x {world_size} ranks x accumulation {accumulation} = {micro * world_size * accumulation}"
         expected = "give trainer.global_batch_size or trainer.grad_accum_steps; the other is derived"
         fix = "trainer.grad_accum_steps=null"
         raise ConfigError(key="trainer.global_batch_size", happened=f"is {total}, but {product}", expected=expected, fix=fix)
     if total is None:
-        return replace(_sizes(micro * world_size * (accumulation or 1), micro, world_size), is_derived=True)
-    return _sizes(total, micro, world_size)
+        return replace(sizes_on(world_size, micro * world_size * (accumulation or 1), micro), is_derived=True)
+    return sizes_on(world_size, total, micro)
 
 
 def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:
@@ -79,8 +72,11 @@ def accumulation_of(size: int, loader: LoaderConfig, world_size: int) -> int:
     return 1 if loader.micro_batch_size == AUTO else -(-size // (loader.micro_batch_size * world_size))
 
 
-def _sizes(total: int, micro: int | Literal["auto"], world_size: int) -> BatchSizes:
-    """Return the sizes for this many ranks: the accumulation follows. The micro-batch may be auto, and shrinks to the global batch."""
+def sizes_on(world_size: int, total: int, micro: int | Literal["auto"]) -> BatchSizes:
+    """Return the sizes of a global batch on this many ranks: the accumulation follows. The micro-batch shrinks to the global batch.
+
+    Raises ConfigError: there are more ranks than samples.
+    """
     if total < world_size:
         happened = f"{total} is smaller than the world size {world_size}"
         fix = f"trainer.global_batch_size={world_size}, or fewer processes"

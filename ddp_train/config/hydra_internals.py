@@ -9,6 +9,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import hydra.utils
@@ -106,10 +107,7 @@ def limit_yaml() -> None:
 def refuse_large_overrides(overrides: Sequence[str]) -> None:
     """Refuse overrides that Hydra's parser would choke on."""
     for text in overrides:
-        depth = deepest = 0
-        for char in text:
-            depth += (char in "[{(") - (char in "]})")
-            deepest = max(deepest, depth)
+        deepest = max(accumulate((char in "[{(") - (char in "]})") for char in text), default=0)
         if len(text) > MAX_CHARACTERS or deepest > MAX_DEPTH:
             _refuse(text.partition("=")[0][:80], f"has {len(text):,} characters, {deepest} levels deep")
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import yaml
 
 from ddp_train.config import auto
-from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes
+from ddp_train.config.batch_sizes import BatchSizes, accumulation_of, derive_batch_sizes, sizes_on
 from ddp_train.config.hydra_internals import get_omega_conf_dumper
 from ddp_train.config.schema import EVALUATION_SETS, NAMED, ROOT_KEYS, SECTIONS, TARGETS, RootConfig, Sections, as_dataclass
 from ddp_train.config.targets.locate import constants_of_ours, declares, look_up_or_none
@@ -118,16 +118,16 @@ class RunConfig(RootConfig, Sections):
         return [Path(folder).absolute() for folder in self.after or ()]
 
     def on(self, world_size: int) -> RunConfig:
-        """Return the same run on another number of ranks: the global batch is kept, the accumulation follows (`BatchSizes.on`)."""
+        """Return the same run on another number of ranks: the global batch is kept, the accumulation follows."""
         if world_size == self.batch.world_size:
             return self
-        batch = self.batch.on(world_size, micro_batch_size=self.loader.micro_batch_size)
+        batch = sizes_on(world_size, self.batch.global_batch_size, self.loader.micro_batch_size)
         accumulation = None if batch.is_open else batch.grad_accum_steps
         return RunConfig.of({**self.tree, "trainer": {**self.tree["trainer"], "grad_accum_steps": accumulation}}, batch, self.left_out)
 
     def with_micro_batch(self, size: int) -> RunConfig:
         """Return the same run with the measured micro-batch (`auto`); its tree and hash stay as composed."""
-        batch = self.batch.on(self.batch.world_size, micro_batch_size=size)
+        batch = sizes_on(self.batch.world_size, self.batch.global_batch_size, size)
         return replace(self, loader=replace(self.loader, micro_batch_size=size), batch=batch)
 
     def yaml(self, answers: Mapping[str, Any] | None = None) -> str:
@@ -184,10 +184,7 @@ def set_name(key: str) -> str:
 
 
 def _merged(node: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node with changes: groups of keys are merged, lists and values are replaced.
-
-    With another `_target_` the node keeps only the arguments that this class has by name: the others were for another class.
-    """
+    """Return a node with changes, groups of keys merged. With another `_target_` it keeps the arguments that this class has by name."""
     kept = dict(node)
     if changes.get("_target_", node.get("_target_")) != node.get("_target_"):
         target = look_up_or_none(changes["_target_"])

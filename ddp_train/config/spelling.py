@@ -21,7 +21,6 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # text that Hydra's p
 _WORDS = ("null", "true", "false", "nan", "inf")
 LEAVE_IT_OUT = "leave it out, "
 SECTIONS_HERE = {
-    "callbacks": "checkpoint, evaluation, health and trainer, for what they do",
     **dict.fromkeys(("logger", "loggers"), "metrics, one writer for each NAME: +metrics.NAME._target_=my_package.MyWriter"),
     "datamodule": "data",
     "net": "model",

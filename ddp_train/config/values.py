@@ -91,9 +91,7 @@ def batch_changes(value: Any) -> tuple[StepChange, ...]:
 def length_changes(value: Any) -> tuple[StepChange, ...]:
     """Return the tokens of a piece, by ascending steps."""
     expected = "the first step, counted from 0, and the tokens of a piece from there on: {0: 256, 2000: 512, 5000: 1024}"
-    if changes := _by_step(value, 0, expected, "lengths of at least 1"):
-        return changes
-    raise ValueError(expected)
+    return _by_step(value, 0, expected, "lengths of at least 1")
 
 
 def _by_step(value: Any, least_step: int, expected: str, limits: str) -> tuple[StepChange, ...]:

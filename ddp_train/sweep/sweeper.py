@@ -74,12 +74,9 @@ def save_as_hydra(composed: DictConfig, folder: Path) -> None:
 
 
 def freeze_yaml(loader: Any, base: DictConfig, folder: Path) -> None:
-    """Make Hydra's loader read copies of the YAML files: an edit must not reach the later jobs of the sweep.
+    """Let Hydra's loader and the base config read copies of the YAML: an edit must not reach the later jobs of the sweep.
 
-    Args:
-        loader: Hydra's; its search path is changed.
-        base: the config that jobs are composed from; its search path is changed too.
-        folder: for the copies. Those of an earlier attempt are used again.
+    `folder`: for the copies; those of an earlier attempt are used again.
     """
     for number, element in enumerate(loader.config_search_path.get_path()):
         element.path = _copy_yaml(element.path, folder / f"path_{number}")
@@ -168,8 +165,6 @@ def _goal(composed: DictConfig) -> str | None:
 
 def _resume_study(storage: str, study_name: str, jobs: list[set[str]]) -> int:
     """Return the number of finished trials of this sweep; enqueue those again whose result the study never got.
-
-    The launcher recognises the jobs of those by their identity: it does not run a completed job again.
 
     `jobs`: the overrides of the sweep's jobs. Another sweep may have trials in the same study.
     """

@@ -33,10 +33,7 @@ _MAX_CHARACTERS = 60  # of the folder for temporary files: the path of a Unix so
 class WarmSlot:
     """A slot whose group serves all jobs with as many processes, on the same devices, in the same environment.
 
-    Args:
-        agent_log: the log of torch's agent.
-        number: of this slot among those that share this machine, from 0.
-        slots: their number.
+    `number`: its place, from 0, among the `slots` that share this machine.
     """
 
     _agent: Child  # set where there is a group

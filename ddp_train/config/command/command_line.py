@@ -58,12 +58,7 @@ def join_cut_words(words: Sequence[str]) -> tuple[list[str], list[ConfigError]]:
 
 
 def without_override(words: Sequence[str], keys: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> Iterator[ConfigError]:
-    """Yield what to say of words that are neither `key=value` nor `~key`.
-
-    Args:
-        keys: every key of the configuration, with its value.
-        groups: every group, with its options.
-    """
+    """Say what is wrong with words that are neither `key=value` nor `~key`: `keys` have their values, `groups` their options."""
     bare = [text for text in words if is_bare(text)]
     if bare and (problem := _misplaced_command(bare, [text for text in words if text not in bare], keys)):
         yield problem

@@ -19,9 +19,10 @@ def check_strategy(config: PartialConfig) -> Iterator[ConfigError]:
     strategy, num_micro_batches, world_size = config.strategy, config.num_micro_batches, config.batch.world_size
     if world_size == 1:
         return
+    count = f"perhaps several ({MICRO_BATCH}=auto)" if config.batch.is_open else num_micro_batches
     for key, value in given(strategy, class_constants(strategy, StrategyConstants).refuses_accumulation):
-        if num_micro_batches > 1 and value:
-            yield conflict(key, f"is true, with {num_micro_batches} micro-batches a step", "false")
+        if value and count != 1:
+            yield conflict(key, f"is true, with {count} micro-batches a step", "false")
     for key, value in given(strategy, class_constants(strategy, StrategyConstants).divides_ranks):
         if isinstance(value, int) and (value < 1 or world_size % value):
             yield ConfigError(key=key, happened=f"is {value}, on {world_size} ranks", expected="a divisor of the number of ranks")
@@ -91,16 +92,10 @@ def check_early_step(config: PartialConfig) -> Iterator[ConfigError]:
 
 
 def check_open_micro_batch(config: PartialConfig) -> Iterator[ConfigError]:
-    """Refuse to let the device decide on a micro-batch where results depend on it, or where it may need accumulation that cannot be."""
-    batch = config.batch
-    if not batch.is_open:
-        return
-    if class_constants(config.objective, ObjectiveConstants).compares_samples:
+    """Refuse to let the device decide on a micro-batch where results depend on it."""
+    if config.batch.is_open and class_constants(config.objective, ObjectiveConstants).compares_samples:
         happened = "is auto, and the objective compares the samples of a micro-batch: the gradient would depend on the device"
         yield conflict(MICRO_BATCH, happened, 32, expected="a number")
-    for key, value in given(config.strategy, class_constants(config.strategy, StrategyConstants).refuses_accumulation):
-        if batch.world_size > 1 and value:
-            yield conflict(key, f"is true, and {MICRO_BATCH} is auto, which may give several micro-batches a step", "false")
 
 
 def check_loss_scale(config: PartialConfig) -> Iterator[ConfigError]:

@@ -1,6 +1,6 @@
 """Import the object that a `_target_` names, or read a stub of it from its source; tell its arguments and bases.
 
-Importing a class of ddp_train or torch imports torch, which takes seconds (docs/decisions/0078-a-quick-start.md). So `signature_stub`
+Importing a class of ddp_train or torch imports torch, which takes seconds (docs/decisions/0078-a-quick-start.md). So `look_up`
 parses its source and makes an empty class or function of the same module, name, arguments and bases: `target.py` needs no more. It does so
 while torch is not imported, and where the source is plain: one definition of the name, perhaps re-exported by other modules, with literals
 as defaults. Everything else, and every other package, is imported.
@@ -80,8 +80,9 @@ def locate(path: str) -> Any:
 
 
 def look_up(path: str) -> Any:
-    """Return the object that a dotted path names, or a stub, which is enough for its arguments."""
-    return signature_stub(path) or locate(path)
+    """Return the object that a dotted path names; or a stub, enough for its arguments, where importing it would import torch."""
+    imports_torch = "torch" not in sys.modules and path.partition(".")[0] in _ROOTS
+    return (stub_from_source(path) if imports_torch else None) or locate(path)
 
 
 def look_up_or_none(path: Any) -> Any:
@@ -147,13 +148,6 @@ def declares(target: Callable[..., Any], name: str) -> bool:
         if not any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values()):
             return False
     return False
-
-
-def signature_stub(path: str) -> Any | None:
-    """Return a stub of the object that a dotted path names; None: it must be imported."""
-    if "torch" in sys.modules or path.partition(".")[0] not in _ROOTS:
-        return None  # modules that are already imported are used directly
-    return stub_from_source(path)
 
 
 class _Unclear(Exception):

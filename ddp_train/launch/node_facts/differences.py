@@ -18,9 +18,7 @@ _BATCH = "trainer.global_batch_size"  # each machine computes it as if all had a
 _ABSENT = "absent"
 
 
-class _Names(NamedTuple):
-    """How the two machines are called in a sentence."""
-
+class _Names(NamedTuple):  # of the two machines, in a sentence
     first: str
     other: str
 

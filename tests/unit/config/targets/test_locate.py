@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import inspect
 import re
 import sys
@@ -65,10 +66,11 @@ def test_what_is_no_plain_class_or_function_is_imported(path: str) -> None:
 
 
 def test_other_packages_are_imported_and_so_is_all_where_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert locate.signature_stub("torch.optim.AdamW") is None  # it is imported here
+    stub = locate.stub_from_source("torch.optim.AdamW")
+    assert locate.look_up("torch.optim.AdamW") is torch.optim.AdamW is not stub
     monkeypatch.delitem(locate.sys.modules, "torch")
-    assert locate.signature_stub("torch.optim.AdamW").__module__ == "torch.optim.adamw"
-    assert locate.signature_stub("collections.OrderedDict") is None and locate.signature_stub("mine.Model") is None
+    assert locate.look_up("torch.optim.AdamW") is stub
+    assert locate.look_up("collections.OrderedDict") is collections.OrderedDict
 
 
 SOURCES = {
