@@ -20,8 +20,7 @@ _BINARY_FOLDER, _PYTHON_FOLDER = "cifar-10-batches-bin", "cifar-10-batches-py"
 _PIXELS = 3 * 32 * 32  # the red plane, the green one, the blue one, each row by row
 _RECORD_BYTES = 1 + _PIXELS
 
-Batch = tuple[NDArray[np.uint8], NDArray[np.integer[Any]]]
-"""One file: pixels [N, 3072] and labels [N]."""
+Batch = tuple[NDArray[np.uint8], NDArray[np.integer[Any]]]  # one file: pixels [N, 3072] and labels [N]
 
 
 class CIFAR10(ImageArray):

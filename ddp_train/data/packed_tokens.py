@@ -17,9 +17,7 @@ from ddp_train.data.tokens.token_shards import TokenDocuments
 from ddp_train.errors import DataError
 from ddp_train.interfaces import Indices
 
-IGNORE_INDEX = -100
-"""Target that counts nowhere; the fact `ignore_index`, which the objective takes."""
-
+IGNORE_INDEX = -100  # a target that counts nowhere: the fact `ignore_index`, which the objective takes
 logger = logging.getLogger(__name__)
 
 

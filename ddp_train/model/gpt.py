@@ -94,7 +94,6 @@ class Block(nn.Module):
         self.mlp = FeedForward(width, dropout=dropout, bias=bias, gelu=gelu)
 
     def forward(self, stream_BTD: Tensor) -> Tensor:
-        """Return the stream after both branches, shape [B, T, D]."""
         attended_BTD: Tensor = stream_BTD + self.attention(self.attention_norm(stream_BTD))
         output_BTD: Tensor = attended_BTD + self.mlp(self.mlp_norm(attended_BTD))
         return output_BTD
@@ -111,7 +110,6 @@ class CausalSelfAttention(nn.Module):
         self.project = nn.Linear(width, width, bias=bias)
 
     def forward(self, stream_BTD: Tensor) -> Tensor:
-        """Return what the branch adds to the stream, shape [B, T, D]."""
         heads_BT3NE = self.query_key_value(stream_BTD).unflatten(-1, (3, self.num_heads, -1))
         query_BNTE, key_BNTE, value_BNTE = (part_BTNE.transpose(1, 2) for part_BTNE in heads_BT3NE.unbind(2))
         dropout = self.dropout if self.training else 0.0
@@ -130,6 +128,5 @@ class FeedForward(nn.Module):
         self.project = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, stream_BTD: Tensor) -> Tensor:
-        """Return what the branch adds to the stream, shape [B, T, D]."""
         output_BTD: Tensor = self.project(F.gelu(self.widen(stream_BTD), approximate=self.gelu))
         return F.dropout(output_BTD, self.dropout, self.training)

@@ -27,8 +27,7 @@ from ddp_train.interfaces.batch import batch_size
 from ddp_train.interfaces.parameters import plain_name
 from ddp_train.objective.supervised import CountsTargets, at_least_float32, count, unwrap, weighed
 
-_HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")
-"""Usual names of the layer that returns the logits."""
+_HEAD_NAMES = ("head", "lm_head", "output", "embed_out", "output_projection")  # usual ones of the layer that returns the logits
 
 
 class LanguageModeling(CountsTargets):

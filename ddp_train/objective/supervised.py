@@ -25,8 +25,7 @@ from ddp_train.interfaces import AnyObjective, Batch, Goal, Objective, Scored
 from ddp_train.interfaces.batch import batch_size, describe
 from ddp_train.traits import ObjectiveConstants, require_members
 
-TARGETS = ("target", "targets", "label", "labels")
-"""Names of the targets in a batch that is a dict."""
+TARGETS = ("target", "targets", "label", "labels")  # names of the targets in a batch that is a dict
 IGNORE_NOTHING = -(2**31)
 """An index that no target has: torch's own default, -100, would drop targets of -100 from the loss, and `weight` would count them."""
 _OUTPUTS = ("logits", "out")
@@ -211,8 +210,6 @@ def count(number: int, like: Tensor) -> Tensor:
 
 def outputs_and_targets(model: nn.Module, batch: Batch) -> tuple[Any, Any]:
     """Return the model's outputs for the batch's inputs, and the batch's targets."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:  # as nearly all are
-        return model(batch[0]), batch[1]
     inputs, targets = split(batch)
     return call_model(model, inputs), targets
 

@@ -106,5 +106,4 @@ def _step(optimizer: TorchAdamW, closure: Callable[[], Any] | None = None) -> An
         return _torch_step(optimizer, closure)
 
 
-_step_with_hooks = Optimizer.profile_hook_step(_step)
-"""The same with its hooks, and its mark for a profiler."""
+_step_with_hooks = Optimizer.profile_hook_step(_step)  # and with its mark for a profiler

@@ -9,8 +9,7 @@ from ddp_train.errors import ConfigError
 from ddp_train.interfaces import Joint
 from ddp_train.interfaces.parameters import matching, named_parameters, plain_name
 
-REST = "rest"
-"""The name of the group of all other parameters."""
+REST = "rest"  # the group of all other parameters
 Groups = Mapping[str, Mapping[str, Any]]
 """Name -> `match` (one pattern or several for `matching`), `freeze`, and arguments of the optimizer that differ in this group."""
 

@@ -165,9 +165,6 @@ def _collect(
         sample.extensions.append(extension)
         if extension not in (*image_extensions, label_extension):
             continue
-        if member.issparse():
-            happened = f"{path}: {member.name} is sparse"
-            raise DataError(key="data.root", happened=happened, expected="plain files", fix="tar without --sparse")
         what = "label" if extension == label_extension else "image"
         if getattr(sample, what) is not None:
             happened = f"{path}: {member.name} is the second {what} of its sample"

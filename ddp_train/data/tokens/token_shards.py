@@ -75,7 +75,9 @@ class TokenIndex:
                 for name, shards in content["splits"].items()
             }
             index = cls(content["dtype"], content["vocab_size"], content["tokenizer"], content["end_of_text"], splits)
-            if not index._is_sound():
+            shards = [shard for of_split in splits.values() for shard in of_split]
+            fits_dtype = 0 <= index.end_of_text < index.vocab_size <= np.iinfo(DTYPES[index.dtype]).max + 1
+            if not fits_dtype or not all(shard.tokens >= shard.documents >= 1 and Path(shard.file).name == shard.file for shard in shards):
                 raise ValueError("tokens do not fit the vocabulary or the dtype, or a shard is empty")
         except OSError as error:
             happened = f"{path.absolute()} cannot be read: {error.strerror}"
@@ -101,12 +103,6 @@ class TokenIndex:
             return sum(shard.tokens - shard.documents for shard in shards) / tokens
         known = [shard.bytes for shard in shards if shard.bytes is not None]
         return sum(known) / tokens if len(known) == len(shards) else None
-
-    def _is_sound(self) -> bool:
-        if not 0 <= self.end_of_text < self.vocab_size <= np.iinfo(DTYPES[self.dtype]).max + 1:
-            return False
-        shards = [shard for shards in self.splits.values() for shard in shards]
-        return all(shard.tokens >= shard.documents >= 1 and Path(shard.file).name == shard.file for shard in shards)
 
 
 class TokenShards:
@@ -145,10 +141,7 @@ class TokenShards:
         return {"tokens": self.num_tokens, "documents": sum(shard.documents for shard in self.shards), "first_and_last_tokens": ends}
 
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
-        """Return the `length` tokens from each position of the stream in `starts` [B], shape [B, length].
-
-        Raises IndexError: one of them does not lie in the stream.
-        """
+        """Return the `length` tokens from each position of the stream in `starts` [B], shape [B, length]; all lie in the stream."""
         if len(self.shards) != 1:
             return self._join(starts, length)
         if self._view.shape[1] != length:
@@ -172,9 +165,6 @@ class TokenShards:
 
     def _join(self, starts: NDArray[np.int64], length: int) -> Tokens:
         """Return windows of several files: a slice for each window, and more where it goes on in the next files."""
-        if starts.min(initial=0) < 0 or starts.max(initial=0) + length > self.num_tokens:
-            span = f"{starts.min()} to {starts.max()}"
-            raise IndexError(f"windows of {length} from {span} do not lie in a stream of {self.num_tokens} tokens")
         shards = self._borders.searchsorted(starts, side="right") - 1
         memories, parts = self._memories, []
         for shard, start in zip(shards.tolist(), (starts - self._borders[shards]).tolist(), strict=True):
@@ -229,11 +219,8 @@ class TokenDocuments(TokenShards):
         number = int(self._first_documents.searchsorted(index, side="right")) - 1
         shard, starts = self.shards[number], self._starts(number)
         place = index - int(self._first_documents[number])
-        start, stop = int(starts[place]), int(starts[place + 1]) if place + 1 < shard.documents else shard.tokens
-        if not 0 <= start < stop <= shard.tokens:
-            what = f"has document {index} from {start} to {stop}"
-            raise damaged(self.root / shard.starts_file, what, f"a part of {shard.tokens} tokens")
-        return self.map(number)[start:stop]
+        stop = int(starts[place + 1]) if place + 1 < shard.documents else shard.tokens
+        return self.map(number)[int(starts[place]) : stop]
 
     def _read_starts(self, number: int) -> NDArray[np.int64]:
         shard = self.shards[number]

@@ -57,11 +57,7 @@ class TiktokenTokenizer:
         self.name = f"tiktoken:{name}"
         self._encoding = _encoding(name)
         self.vocab_size = self._encoding.n_vocab
-        try:
-            self.end_of_text = self._encoding.eot_token
-        except KeyError:
-            happened = f"the encoding {name} has no <|endoftext|>"
-            raise ConfigError(key="tokenizer", happened=happened, expected="one that has it", fix="tokenizer=tiktoken:gpt2") from None
+        self.end_of_text = self._encoding.eot_token
 
     def encode(self, text: bytes) -> Tokens:
         tokens: Tokens = self._encoding.encode_to_numpy(text.decode("utf-8"), disallowed_special=())

@@ -94,13 +94,6 @@ def test_a_linear_model_does_not_learn_the_classes():
     assert ((images.flatten(1) @ weights).argmax(1) == labels).float().mean() < 0.3
 
 
-def test_an_index_outside_is_refused():
-    with pytest.raises(IndexError):
-        SyntheticImages(10).batch(np.asarray([10]))
-    with pytest.raises(IndexError):
-        SyntheticImages(10).batch(np.asarray([-1]))
-
-
 @pytest.mark.parametrize("changes", [{"num_samples": 0}, {"num_classes": 0}, {"noise": -0.1}])
 def test_a_senseless_argument_is_named(changes):
     (problem,) = check_target({"_target_": "ddp_train.data.synthetic_images.SyntheticImages", "num_samples": 10, **changes}, "data")
