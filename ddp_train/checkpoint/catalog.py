@@ -72,21 +72,21 @@ def candidates(name: Path) -> list[Path]:
     return [entry.path for entry in best_first(entries, ranking)] if ranking is not None else []
 
 
-def find_checkpoint(path: Path, problem_of: Callable[[Path], str], *, key: str) -> Path:
+def find_checkpoint(path: Path, damage_of: Callable[[Path], str | None], *, key: str) -> Path:
     """Return the undamaged checkpoint that `path` is, or that its name RUN/checkpoints/best or last names; say which were passed over.
 
-    `problem_of` returns what is wrong with a checkpoint, or ""; `key` is the config key that has the path. Raises UserError: there is none.
+    `damage_of`: that of `verify`; `key`: the config key that has the path. Raises UserError: there is none.
     """
     if not is_name(path):
-        if problem := problem_of(path):
-            raise UserError(key=key, happened=f"{path}: {problem}", expected="a checkpoint that is complete and undamaged")
+        if damage := damage_of(path):
+            raise UserError(key=key, happened=f"{path}: {damage}", expected="a checkpoint that is complete and undamaged")
         return path
     foreign = [entry.path for entry in all_entries(path.parent) if entry.is_foreign]  # they are named, and passed over
     for checkpoint in [*foreign, *require_candidates(path, key=key)]:
-        problem = problem_of(checkpoint)
-        if not problem:
+        damage = damage_of(checkpoint)
+        if damage is None:
             return checkpoint
-        print(f"checkpoint {checkpoint.name} is not used: {problem}", flush=True)
+        print(f"checkpoint {checkpoint.name} is not used: {damage}", flush=True)
     raise UserError(key=key, happened=f"{path}: all checkpoints are damaged", expected="an undamaged checkpoint")
 
 

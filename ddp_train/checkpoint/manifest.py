@@ -171,15 +171,15 @@ def require_origin(checkpoint: Path, source: str, *, step: Any, run: Any = _ANY)
         raise CheckpointError(happened=f"it is of another run ({source} says {run}, and the run of this folder is {run_id})")
 
 
-def problem_in(check: Callable[[], None]) -> str:
-    """Return the problem that a check finds, or ""."""
+def damage_found_by(check: Callable[[], None]) -> str | None:
+    """Return the damage that a check of files finds; None: they are what was written."""
     try:
         check()
     except CheckpointError as error:
         return error.happened
     except OSError as error:
         return f"{error.filename or 'a file'}: {error.strerror}"
-    return ""
+    return None
 
 
 def listed_files(checkpoint: Path) -> Mapping[str, FileEntry]:

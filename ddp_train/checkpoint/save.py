@@ -35,6 +35,7 @@ from ddp_train.checkpoint.schedule import readable_size
 from ddp_train.checkpoint.staging import StagedShare, StagingBuffer
 from ddp_train.distributed.store import add_line, lines_of, wait_for, wait_for_thread
 from ddp_train.distributed.world import World
+from ddp_train.errors import DISK_REFUSES
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, step_folder
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Saver:
         self._num_saves = 0
         self._chunks_written = 0
         self._under_way: tuple[Thread, PendingSave] | None = None
-        self._problem = ""
+        self._problem: str | None = None
         self._error: Exception | None = None
 
     def make_room(self, num_bytes: int) -> None:
@@ -118,8 +119,8 @@ class Saver:
         if not self.asynchronous:
             self.finish()
 
-    def finish(self) -> str:
-        """Wait for the save that is under way; return what went wrong with the last one, the same on all ranks, or "".
+    def finish(self) -> str | None:
+        """Wait for the save that is under way; return what went wrong with the last one, the same on all ranks. None: it is saved.
 
         Raises DistError: the store in which the ranks meet is gone, and with it another rank, or the agent.
         """
@@ -151,7 +152,7 @@ class Saver:
             return
         finally:
             pending.is_written.set()
-        if not self._problem:
+        if self._problem is None:
             logger.info("the checkpoint of step %d is written, in %.2f s", pending.manifest.step, time.monotonic() - began)
             return
         message = f"the checkpoint of step {pending.manifest.step} was NOT saved; earlier ones are unchanged. {self._problem}"
@@ -179,21 +180,22 @@ class _Report:
 
     bytes: int
     xxh3_128: str = ""
-    problem: str = ""
-    needs_room: bool = False  # whether the problem is the disk's
+    problem: str | None = None
+    needs_room: bool = False  # whether the disk refused: it is full, or there is a limit
     layout: dict[str, str] = field(default_factory=dict)  # a hash of each part of the shared state
 
 
-def write_together(pending: PendingSave, mailbox: Store, world: World) -> str:
-    """Write this rank's share and wait for the others; return what went wrong on any rank, the same on all, or "".
+def write_together(pending: PendingSave, mailbox: Store, world: World) -> str | None:
+    """Write this rank's share and wait for the others; return what went wrong on any rank, the same on all. None: it is saved.
 
     Raises DistError: the store is gone, and with it the run.
     """
     number = pending.number
+    problem, needs_room = _failure_of(lambda: pending.partial.mkdir(0o750, parents=True)) if world.is_main else (None, False)
     if world.is_main:
-        mailbox.set(f"{number}/made", _problem_of(lambda: pending.partial.mkdir(0o750, parents=True)))
-    if problem := wait_for(mailbox, f"{number}/made"):
-        report = _Report(pending.staged.num_bytes, problem=problem if world.is_main else "", needs_room=True)
+        mailbox.set(f"{number}/made", problem or "")
+    if wait_for(mailbox, f"{number}/made"):
+        report = _Report(pending.staged.num_bytes, problem=problem, needs_room=needs_room)
     else:
         report = _write_share(pending, world.rank)
     # All reports are lines of one key, and are counted: rank 0 waits for the last of thousands, and reads once (docs/scale.md).
@@ -204,35 +206,37 @@ def write_together(pending: PendingSave, mailbox: Store, world: World) -> str:
     if world.is_main:
         wait_for(mailbox, f"{number}/all")
         reports = dict(lines_of(mailbox, f"{number}/reports"))
-        mailbox.set(f"{number}/outcome", _publish_or_discard(pending, [_Report(**reports[rank]) for rank in range(world.size)]))
+        mailbox.set(f"{number}/outcome", _publish_or_discard(pending, [_Report(**reports[rank]) for rank in range(world.size)]) or "")
         for key in _KEYS:
             mailbox.delete_key(f"{number - 1}/{key}")  # a rank that reports on this save has read the outcome of the one before
-    return wait_for(mailbox, f"{number}/outcome")
+    return wait_for(mailbox, f"{number}/outcome") or None
 
 
 def _write_share(pending: PendingSave, rank: int) -> _Report:
     staged, path, digests = pending.staged, pending.partial / rank_file(rank), list[str]()
     contents = (memoryview(staged.header), staged.values.numpy().data)
-    if name := staged.not_finite(pending.may_be_infinite):
+    if name := staged.broken_tensor(pending.may_be_infinite):
         return _Report(staged.num_bytes, problem=f"{name} has NaN or infinity: broken weights must not replace good ones")
-    problem = _problem_of(lambda: digests.append(tensor_file.write(path, contents, on_progress=pending.on_progress)))
-    return _Report(staged.num_bytes, "".join(digests), problem, needs_room=bool(problem), layout=staged.layout())
+    problem, needs_room = _failure_of(lambda: digests.append(tensor_file.write(path, contents, on_progress=pending.on_progress)))
+    return _Report(staged.num_bytes, "".join(digests), problem, needs_room=needs_room, layout=staged.layout())
 
 
-def _publish_or_discard(pending: PendingSave, reports: list[_Report]) -> str:
-    """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong (rank 0)."""
-    problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem]
+def _publish_or_discard(pending: PendingSave, reports: list[_Report]) -> str | None:
+    """Publish the checkpoint if all ranks have written their files, else remove them; return what went wrong, or None (rank 0)."""
+    problems = [f"rank {rank}: {report.problem}" for rank, report in enumerate(reports) if report.problem is not None]
     problems = problems or _other_tensors(reports)
     needs_room = any(report.needs_room for report in reports)
     if not problems:
         files = {rank_file(rank): FileEntry(bytes=report.bytes, xxh3_128=report.xxh3_128) for rank, report in enumerate(reports)}
         manifest = replace(pending.manifest, files=files)
-        problem = _problem_of(lambda: publish(pending.partial, pending.partial.with_name(step_folder(manifest.step)), manifest))
-        if not problem:
-            if problem := _problem_of(lambda: pending.remove_old(pending.partial.parent)):
+        final = pending.partial.with_name(step_folder(manifest.step))
+        problem, needs_room = _failure_of(lambda: publish(pending.partial, final, manifest))
+        if problem is None:
+            problem, _ = _failure_of(lambda: pending.remove_old(final.parent))
+            if problem is not None:
                 logger.warning("old checkpoints were not removed: %s", problem)
-            return ""
-        problems, needs_room = [f"rank 0: {problem}"], True
+            return None
+        problems = [f"rank 0: {problem}"]
     shutil.rmtree(pending.partial, ignore_errors=True)  # it would keep a full disk full; the next start removes what is left
     if needs_room:
         problems.append(f"It needs {readable_size(sum(report.bytes for report in reports))}, {_free(pending.partial.parent)}")
@@ -266,18 +270,19 @@ def _other_tensors(reports: Sequence[_Report]) -> list[str]:
     return [f"rank {rank}: its tensors differ from rank 0's in {', '.join(parts)}" for rank, parts in different.items() if parts]
 
 
-def _problem_of(action: Callable[[], None]) -> str:
-    """Call `action`, and return what went wrong, or "": the other ranks wait for a report of every failure."""
+def _failure_of(action: Callable[[], None]) -> tuple[str | None, bool]:
+    """Call `action`; return what went wrong, of which the other ranks wait to hear, or None; and whether the disk refused it."""
     try:
         action()
     except DistError:
         raise
     except OSError as error:
-        return f"{error.strerror or error}" + (f" ({os.path.basename(error.filename)})" if isinstance(error.filename, str) else "")
+        file = f" ({os.path.basename(error.filename)})" if isinstance(error.filename, str) else ""
+        return f"{error.strerror or error}{file}", error.errno in DISK_REFUSES
     except Exception as error:
         logger.exception("a save failed")
-        return f"{type(error).__name__}: {error}"
-    return ""
+        return f"{type(error).__name__}: {error}", False
+    return None, False
 
 
 def _free(folder: Path) -> str:

@@ -99,11 +99,11 @@ def remove_old(folder: Path, keep: Retention) -> None:
         shutil.rmtree(old.path.rename(old.path.with_name(f".removed_{old.path.name}")))  # never half a checkpoint under a good name
 
 
-def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
+def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str | None:
     """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for them.
 
     Each takes about `checkpoint_bytes`; there are at most `wanted`, with the one that is being written. Returns a warning when not all of
-    them fit, or "". Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
+    them fit, else None. Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
     """
     try:
         probe = folder / f".probe_{os.getpid()}"
@@ -124,7 +124,7 @@ def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str:
         fix = "free disk space there, or use hydra.run.dir=FOLDER on a larger disk"
         raise EnvironmentRefuses(key="checkpoint", happened=happened, expected=expected, fix=fix)
     if num_saved + free // checkpoint_bytes >= wanted:
-        return ""
+        return None
     return (
         f"checkpoints: {readable_size(free)} free in {folder}, but {readable_size((wanted - num_saved) * checkpoint_bytes)} may be needed"
         f" for {wanted - num_saved} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"

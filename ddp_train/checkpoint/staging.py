@@ -49,15 +49,15 @@ class StagedShare:
     def num_bytes(self) -> int:
         return len(self.header) + self.values.numel()
 
-    def not_finite(self, may_be_infinite: Callable[[str], bool]) -> str:
-        """Return the name of a tensor of the shared state that has NaN, or infinity where it may not; "": there is none."""
+    def broken_tensor(self, may_be_infinite: Callable[[str], bool]) -> str | None:
+        """Return the name of a tensor of the shared state that has NaN, or infinity where it may not; None: there is none."""
         for piece, values in self.copies:
             name = piece.leaf.name
             if name.startswith(f"{SHARED}.") and values.numel() and (piece.dtype.is_floating_point or piece.dtype.is_complex):
                 lowest, highest = _range(values)
                 if highest.isnan() or not (may_be_infinite(name.removeprefix(f"{SHARED}.")) or (lowest.isfinite() and highest.isfinite())):
                     return name.removeprefix(f"{SHARED}.")
-        return ""
+        return None
 
 
 class StagingBuffer:

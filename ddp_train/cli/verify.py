@@ -12,7 +12,7 @@ from rich.progress import Progress, TransferSpeedColumn
 
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.checkpoint.catalog import is_checkpoint, is_name, require_candidates
-from ddp_train.checkpoint.manifest import CHUNK_BYTES, FileEntry, compare_files, listed_files, problem_in
+from ddp_train.checkpoint.manifest import CHUNK_BYTES, FileEntry, compare_files, damage_found_by, listed_files
 from ddp_train.cli.saved_run import parse_words
 from ddp_train.cli.status import runs_of
 from ddp_train.errors import DONE, FAILED, ConfigError, plural, printable
@@ -61,8 +61,8 @@ def verify(arguments: list[str], runner: JobRunner) -> int:
 def _read(checkpoint: Path) -> tuple[Mapping[str, FileEntry], list[str]]:
     """Read the files of a checkpoint in several threads; return them and what is wrong with them."""
     files, is_over = dict[str, FileEntry](), Event()
-    if problem := problem_in(lambda: files.update(listed_files(checkpoint))):
-        return files, [problem]
+    if damage := damage_found_by(lambda: files.update(listed_files(checkpoint))):
+        return files, [damage]
     columns, console = (*Progress.get_default_columns(), TransferSpeedColumn()), Console(stderr=True)
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
@@ -75,10 +75,10 @@ def _read(checkpoint: Path) -> tuple[Mapping[str, FileEntry], list[str]]:
                 raise CancelledError
             progress.advance(task, CHUNK_BYTES)
 
-        def problem_of(name: str) -> str:
-            return problem_in(lambda: compare_files(checkpoint, {name: files[name]}, on_progress))
+        def damage_of(name: str) -> str | None:
+            return damage_found_by(lambda: compare_files(checkpoint, {name: files[name]}, on_progress))
 
         try:
-            return files, [*filter(None, pool.map(problem_of, files))]
+            return files, [*filter(None, pool.map(damage_of, files))]
         finally:
             is_over.set()  # after Ctrl-C no file is read to its end

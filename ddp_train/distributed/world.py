@@ -140,13 +140,13 @@ class World:
         value: _T = box[0]
         return value
 
-    def first_of(self, text: str) -> str:
-        """Return, on every rank, the text of the first rank that has one; "": none has. Two messages more where one has. Collective."""
+    def first_of(self, text: str | None) -> str | None:
+        """Return, on every rank, the text of the first rank that has one; None: none has. Two messages more where one has. Collective."""
         if self.size == 1:
             return text
-        first = int(self.lowest(torch.tensor([self.rank if text else self.size])))
+        first = int(self.lowest(torch.tensor([self.size if text is None else self.rank])))
         if first == self.size:
-            return ""
+            return None
         box = [text]
         dist.broadcast_object_list(box, src=first)
         return box[0]

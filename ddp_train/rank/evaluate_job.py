@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.manifest import CheckpointError
-from ddp_train.checkpoint.verify import problem_of
+from ddp_train.checkpoint.verify import damage_of
 from ddp_train.config.saved import answers_of
 from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.errors import DONE, UserError, printable
@@ -63,10 +63,10 @@ def evaluate_job(run: RankRun, evaluation: Evaluation) -> int:
     for checkpoint in _checkpoints(run, evaluation, seen):
         state.step = step_of(checkpoint)
         run.phases.enter(Phase.START, state.step)
-        if problem := _load(run, checkpoint, components, is_verified=not evaluation.watches):
+        if damage := _load(run, checkpoint, components, is_verified=not evaluation.watches):
             if not evaluation.watches:
-                raise UserError(key="RUN", happened=f"{checkpoint}: {problem}", expected="a checkpoint that is complete and undamaged")
-            world.print(f"checkpoint {checkpoint.name} is left out: {problem}")
+                raise UserError(key="RUN", happened=f"{checkpoint}: {damage}", expected="a checkpoint that is complete and undamaged")
+            world.print(f"checkpoint {checkpoint.name} is left out: {damage}")
             continue
         world.print(f"weights  of {checkpoint}")
         metrics = _infer(run, components, predicts=evaluation.predicts)
@@ -119,48 +119,48 @@ def _infer(run: RankRun, components: EvaluationComponents, *, predicts: bool) ->
     return metrics
 
 
-def _load(run: RankRun, checkpoint: Path, components: EvaluationComponents, *, is_verified: bool) -> str:
-    """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or "". Collective.
+def _load(run: RankRun, checkpoint: Path, components: EvaluationComponents, *, is_verified: bool) -> str | None:
+    """Put the weights of a checkpoint into the model on all ranks; return what is wrong with it, or None. Collective.
 
     Rank 0 alone reads the weights, and gives them to the others: a checkpoint that its run removes meanwhile is missed by all ranks alike.
     Of a model that is sharded among the ranks each reads its own rows, and a checkpoint that is removed meanwhile ends the evaluation.
     """
     world, modules = run.world, components.modules
-    if not is_verified and (problem := problem_of(checkpoint, world, on_progress=run.phases.report_progress)):
-        return problem
+    if not is_verified and (damage := damage_of(checkpoint, world, on_progress=run.phases.report_progress)):
+        return damage
 
     def put(weights: Mapping[str, Any]) -> None:
         put_weights(checkpoint, weights, modules)
         run.state.samples = int(weights["state"]["samples"])
 
-    def put_whole() -> str:
+    def put_whole() -> str | None:
         try:
             put(read_weights(checkpoint))
         except CheckpointError as error:
             return error.happened
         except OSError as error:
             return f"{error.filename or checkpoint.name}: {error.strerror}"
-        return ""
+        return None
 
     if components.forward_is_collective:
         put(read_weights(checkpoint, world, modules))
-        return ""
-    if problem := world.from_main(put_whole):
-        return problem
+        return None
+    if damage := world.from_main(put_whole):
+        return damage
     states: list[dict[str, Any]] = [module.state_dict() for module in modules.values()]
     others = world.from_main(lambda: [{name: value for name, value in own.items() if not isinstance(value, Tensor)} for own in states])
     for module, own, of_main in zip(modules.values(), states, others, strict=True):
         world.copy_from_main([value for value in own.values() if isinstance(value, Tensor)])
         if of_main and not world.is_main:
             module.load_state_dict({**own, **of_main})
-    return ""
+    return None
 
 
 def _checkpoints(run: RankRun, evaluation: Evaluation, seen: Collection[int]) -> Iterator[Path]:
     """Yield the checkpoint that was asked for, or each one of the run, the oldest first, until no more will come. Collective."""
     if not evaluation.watches:
-        find_problem = partial(problem_of, on_progress=run.phases.report_progress)
-        yield run.world.from_main(lambda: catalog.find_checkpoint(Path(evaluation.checkpoint), find_problem, key="RUN"))
+        find_damage = partial(damage_of, on_progress=run.phases.report_progress)
+        yield run.world.from_main(lambda: catalog.find_checkpoint(Path(evaluation.checkpoint), find_damage, key="RUN"))
         return
     watch = new_checkpoints(RunFolder(Path(evaluation.run)), seen=seen)
     while True:

@@ -265,7 +265,7 @@ def finish_run(run: RankRun, trainer: Trainer, *, is_done: bool) -> int:
     return EXIT_CODE_OF_STOP.get(status, DONE)
 
 
-def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str) -> None:
+def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str | None) -> None:
     """Write result.json, and say how the run ended (rank 0)."""
     job, state, run_folder, is_done = run.job, run.state, run.job.run_folder, status == Status.COMPLETED
     ranking = ranking_of(trainer.components)

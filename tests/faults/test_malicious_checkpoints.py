@@ -23,7 +23,7 @@ import torch
 import xxhash
 
 from ddp_train.checkpoint.catalog import find_checkpoint
-from ddp_train.checkpoint.verify import newest_good, problem_of
+from ddp_train.checkpoint.verify import damage_of, newest_good
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.parts.components import Components
@@ -207,7 +207,7 @@ def test_a_folder_of_dcp_is_not_unpickled(tmp_path: Path, marker: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(Payload(open, str(marker), "w")))
     (folder / "__0_0.distcp").write_bytes(b"")
     refused(begin_with(folder), r"pickles can run code")
-    refused(lambda: find_checkpoint(folder, problem_of, key="resume"), "COMPLETE is missing")
+    refused(lambda: find_checkpoint(folder, damage_of, key="resume"), "COMPLETE is missing")
 
 
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path, marker: Path) -> None:
@@ -298,9 +298,9 @@ def test_a_checkpoint_that_leads_elsewhere_is_refused_and_the_one_before_it_used
     folder = shutil.copytree(sound, tmp_path / "checkpoints")
     good, bad = folder / "step_00000001", folder / "step_00000002"
     SPOILT[reason](bad, tmp_path / "outside")
-    refused(lambda: find_checkpoint(bad, problem_of, key="resume"), reason)
+    refused(lambda: find_checkpoint(bad, damage_of, key="resume"), reason)
     assert newest_good(folder) == good
-    assert find_checkpoint(folder / "last", problem_of, key="resume") == good
+    assert find_checkpoint(folder / "last", damage_of, key="resume") == good
 
 
 @pytest.mark.parametrize("deceit", ["twice", "overlap"])
@@ -321,7 +321,7 @@ def test_a_shard_that_deceives_though_its_manifest_knows_it_is_refused(
     changed = struct.pack("<Q", len(text)) + text.encode() + content[8 + length :]
     shard.write_bytes(changed)
     rewrite(path, lambda manifest: manifest["files"].update({shard.name: entry_of(changed)}))
-    assert problem_of(path) == ""
+    assert damage_of(path) is None
     refused(lambda: start_from(path, parts, TrainState(), alone()), {"twice": "twice", "overlap": "at a wrong position"}[deceit])
 
 

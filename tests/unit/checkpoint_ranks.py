@@ -74,12 +74,12 @@ class Ranks:
         for rank, (saver, world) in enumerate(zip(self.savers, self.worlds, strict=True)):
             saver.save(checkpoint_content(self.parts[rank], state, WindowSums([float(rank)], [2.0], skipped=rank), world), **settings)
 
-    def save(self, step: int) -> str:
+    def save(self, step: int) -> str | None:
         """Save on every rank and return what went wrong; all ranks must say the same."""
         self.start(step)
         return self.finish()
 
-    def finish(self) -> str:
+    def finish(self) -> str | None:
         problems = {saver.finish() for saver in self.savers}
         assert len(problems) == 1, problems
         return problems.pop()

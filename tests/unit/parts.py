@@ -185,5 +185,5 @@ def saved(folder: Path, step: int, parts: Components, metrics: Mapping[str, Any]
     """Save a checkpoint as a run does, and return it."""
     saver = Saver(folder=folder, world=alone(), config_hash="abc")
     saver.save(checkpoint_content(parts, TrainState(step=step, samples=step * 32), WindowSums(), alone()), metrics=metrics, ranked_by=LOSS)
-    assert saver.finish() == ""
+    assert saver.finish() is None
     return folder / f"step_{step:08d}"

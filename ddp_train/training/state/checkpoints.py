@@ -10,7 +10,7 @@ from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debri
 from ddp_train.checkpoint.manifest import Ranking, read_manifest
 from ddp_train.checkpoint.save import Saver
 from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, probe_room, remove_old
-from ddp_train.checkpoint.verify import newest_good, problem_of
+from ddp_train.checkpoint.verify import damage_of, newest_good
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
@@ -78,8 +78,8 @@ class Checkpoints:
             content = checkpoint_content(self.components, self.state, window, self.world, kept)
             self._saver.save(content, metrics=self.schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
-    def finish(self) -> str:
-        """Wait until the newest checkpoint is complete; return its error, or "". Collective."""
+    def finish(self) -> str | None:
+        """Wait until the newest checkpoint is complete; return what went wrong with it, or None. Collective."""
         return self._saver.finish()
 
     def rewind(self, cause: Rewind) -> None:
@@ -149,7 +149,7 @@ def find_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on
     """Return the checkpoint to resume from, verified: at `path`, or the newest good one of the run; None: there is none. Collective."""
     if path is None:
         return newest_good(run_folder.checkpoints, world, on_progress=on_progress)
-    return world.from_main(lambda: catalog.find_checkpoint(Path(path), partial(problem_of, on_progress=on_progress), key="resume"))
+    return world.from_main(lambda: catalog.find_checkpoint(Path(path), partial(damage_of, on_progress=on_progress), key="resume"))
 
 
 def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:

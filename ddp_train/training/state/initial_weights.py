@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.foreign_files import read_pickled, read_safetensors
 from ddp_train.checkpoint.foreign_form import require_known_form
-from ddp_train.checkpoint.verify import problem_of
+from ddp_train.checkpoint.verify import damage_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces.batch import describe
@@ -87,7 +87,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
         return str(path), read_pickled(path)
     require_known_form(path)
     name = path if catalog.is_checkpoint(path) else path / "checkpoints" / catalog.LAST
-    checkpoint = catalog.find_checkpoint(name, problem_of, key="init_from")
+    checkpoint = catalog.find_checkpoint(name, damage_of, key="init_from")
     return str(checkpoint), read_weights(checkpoint)["model"]
 
 

@@ -14,7 +14,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.codec import Leaf
 from ddp_train.checkpoint.layout import SHARED
 from ddp_train.checkpoint.read import read_shared
-from ddp_train.checkpoint.verify import problem_of
+from ddp_train.checkpoint.verify import damage_of
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces.batch import describe
@@ -35,13 +35,13 @@ def find_run(path: Path) -> tuple[Path, Path]:
     """
     path = path.absolute()
     if catalog.is_checkpoint(path):
-        return path.parent.parent, catalog.find_checkpoint(path, problem_of, key=_KEY)
+        return path.parent.parent, catalog.find_checkpoint(path, damage_of, key=_KEY)
     if not (path / "config.yaml").exists():
         expected = "a folder that holds config.yaml, or one of its checkpoints"
         raise ConfigError(key=_KEY, happened=f"{path} is neither a run folder nor a checkpoint", expected=expected)
     newest = path / "checkpoints" / catalog.LAST
     catalog.require_candidates(newest, key=_KEY)
-    return path, catalog.find_checkpoint(newest, problem_of, key=_KEY)
+    return path, catalog.find_checkpoint(newest, damage_of, key=_KEY)
 
 
 def read_weights(checkpoint: Path, world: World | None = None, modules: Mapping[str, nn.Module] | None = None) -> dict[str, Any]:

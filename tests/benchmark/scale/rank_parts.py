@@ -23,7 +23,7 @@ from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.layout import divide_shared
 from ddp_train.checkpoint.manifest import FileEntry, rank_file
 from ddp_train.checkpoint.save import publish
-from ddp_train.checkpoint.verify import problem_of
+from ddp_train.checkpoint.verify import damage_of
 from ddp_train.config.run_config import RunConfig
 from ddp_train.distributed.world import World
 from ddp_train.launch.job import Job
@@ -125,11 +125,11 @@ def restoring(size: int) -> tuple[int, list[Cost]]:
         found = []
         with fake_world(0, size) as world:
             found.append(cost("checkpoint published", world, lambda: publish(folder / ".partial", checkpoint, of_all)))
-            found.append(cost("checkpoint verified", world, lambda: problem_of(checkpoint, world)))
+            found.append(cost("checkpoint verified", world, lambda: damage_of(checkpoint, world)))
         own = {rank_file(size // 2): files[rank_file(size // 2)]}
         with fake_world(size // 2, size) as world:
             object.__setattr__(world, "each_from_main", lambda make: ("", own))  # the fake backend brings nothing from rank 0
-            found.append(cost("checkpoint verified", world, lambda: problem_of(checkpoint, world)))
+            found.append(cost("checkpoint verified", world, lambda: damage_of(checkpoint, world)))
         return (checkpoint / "manifest.json").stat().st_size, found
     finally:
         shutil.rmtree(folder)

@@ -55,7 +55,7 @@ def saving(size: int) -> Traffic:
     state = {"model": {"weight": torch.ones(1024)}, "scheduler": {"step": 1}, "window": {"loss": 0.5}}
     staged = StagingBuffer(torch.device("cpu")).copy_state(state, {"random": torch.zeros(5056, dtype=torch.uint8)}, rank=0, size=1)
 
-    def save(rank: int, number: int) -> str:
+    def save(rank: int, number: int) -> str | None:
         pending = PendingSave(
             number=number,
             partial=folder / f".partial_{number}",

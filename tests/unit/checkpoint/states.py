@@ -39,7 +39,7 @@ def saved(folder: Path, step: int, parts: Components | None = None, keep_last: i
     keep = Retention(last=keep_last, ranking=LOSS)
     saver = Saver(folder=folder, world=alone(), config_hash="abc", run=run, remove_old=lambda folder: remove_old(folder, keep))
     saver.save(checkpoint_content(parts or components(), state, WindowSums(), alone()))
-    assert saver.finish() == ""
+    assert saver.finish() is None
     return folder / f"step_{step:08d}"
 
 

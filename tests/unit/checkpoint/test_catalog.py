@@ -48,7 +48,7 @@ def test_best_and_last_are_found_by_name_and_damaged_ones_passed_over(tmp_path: 
     (put(folder, 6, {"eval/loss": 0.0}) / "manifest.json").write_text("[" * 100_000)
     assert candidates(folder / "best") == [two, one, three]
     assert candidates(folder / "last") == [four, three, two, one]
-    assert find_checkpoint(folder / "best", lambda path: "a file is damaged" if path == two else "", key="resume") == one
+    assert find_checkpoint(folder / "best", lambda path: "a file is damaged" if path == two else None, key="resume") == one
     assert "checkpoint step_00000002 is not used: a file is damaged" in capsys.readouterr().out
     put(folder, 7, {}, ranked_by=ACCURACY)  # the run goes on under another metric
     assert candidates(folder / "best") == [three, two, one]
@@ -60,10 +60,10 @@ def test_a_name_without_a_checkpoint_is_refused_in_words(tmp_path: Path) -> None
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     with pytest.raises(ConfigError, match="there is no complete checkpoint"):
-        find_checkpoint(folder / "last", lambda path: "", key="resume")
+        find_checkpoint(folder / "last", lambda path: None, key="resume")
     put(folder, 1, {"train/loss": 1.0})
     with pytest.raises(ConfigError, match="none of the 1 checkpoints was saved right after an evaluation"):
-        find_checkpoint(folder / "best", lambda path: "", key="resume")
+        find_checkpoint(folder / "best", lambda path: None, key="resume")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "0.1", [0.1], 10**400])

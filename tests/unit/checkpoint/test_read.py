@@ -22,7 +22,7 @@ from tests.unit.parts import components, trainer
 def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) -> None:
     parts = components("optimizer=adamw", "trainer.max_steps=2")
     trainer(parts).train()
-    assert Ranks(tmp_path, parts, size=size).save(3) == ""
+    assert Ranks(tmp_path, parts, size=size).save(3) is None
     path = tmp_path / "step_00000003"
     sizes = [file.stat().st_size for file in sorted(path.glob("rank_*"))]
     assert len(sizes) == size
@@ -36,7 +36,7 @@ def test_any_number_of_ranks_writes_the_same_state(tmp_path: Path, size: int) ->
 def test_ranks_read_what_all_have_once_together_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = components("optimizer=adamw", "trainer.max_steps=2")
     trainer(parts).train()
-    assert Ranks(tmp_path, parts, size=4).save(3) == ""
+    assert Ranks(tmp_path, parts, size=4).save(3) is None
     path, count, moved = tmp_path / "step_00000003", dict.fromkeys(range(3), 0), list[int]()
     real = tensor_file.read_into
 

@@ -19,8 +19,9 @@ from torch.distributed import DistError, DistNetworkError
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.read import read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import newest_good, problem_of
+from ddp_train.checkpoint.verify import damage_of, newest_good
 from ddp_train.distributed.world import alone
+from ddp_train.errors import DISK_REFUSES
 from ddp_train.training.parts.components import Components
 from ddp_train.training.state.saved_state import checkpoint_content, start_from
 from ddp_train.training.train_state import TrainState, WindowSums
@@ -70,7 +71,7 @@ def test_what_changes_after_save_returns_is_not_in_the_checkpoint(
     for tensor in changed:
         tensor.add_(1)
     go.set()
-    assert ranks.finish() == ""
+    assert ranks.finish() is None
     for tensor, value in zip(changed, before, strict=True):
         tensor.copy_(value)
     other = untrained()
@@ -86,7 +87,7 @@ def test_all_shares_are_of_rank_0s_buffers_and_every_rank_goes_on_with_them(tmp_
         for buffer in parts.model.buffers():
             buffer.fill_(rank + 1)
     ranks = Ranks(tmp_path, each, size=size)
-    assert ranks.save(1) == ""
+    assert ranks.save(1) is None
     files = [path.read_bytes() for path in sorted((tmp_path / "step_00000001").glob("rank_*"))]
     assert sum(b"running_mean" in content for content in files) > 1  # they are spread over the shares
     loaded = untrained()
@@ -101,7 +102,7 @@ def test_what_nothing_keeps_alike_is_rank_0s_alone(tmp_path: Path) -> None:
         for name in ("scheduler", "scaler"):
             part, plain = getattr(parts, name), getattr(parts, name).state_dict()
             part.state_dict = lambda rank=rank, plain=plain: {**plain, "table": torch.full((1000,), float(rank)), "number": rank}
-    assert Ranks(tmp_path, each).save(1) == ""
+    assert Ranks(tmp_path, each).save(1) is None
     state = read_shared(tmp_path / "step_00000001")
     for name in ("scheduler", "scaler"):
         assert (state[name]["table"] == 0).all()
@@ -129,9 +130,9 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, trained: Components, 
     ranks = Ranks(tmp_path, trained, size=1, keep_last=9)
     for step in range(1, 6):
         ranks.start(step)
-    assert ranks.finish() == ""
+    assert ranks.finish() is None
     assert max(most) == 1 and len(most) == 1 + 3 * 5  # the rank's file, manifest and mark
-    assert all(not problem_of(tmp_path / f"step_{step:08d}") for step in range(1, 6))
+    assert all(not damage_of(tmp_path / f"step_{step:08d}") for step in range(1, 6))
 
 
 def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
@@ -148,7 +149,7 @@ def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
     monkeypatch.setattr(os, "write", slow)
     monkeypatch.setattr(tensor_file, "_CHUNK", 1 << 15)
     saver.save(checkpoint_content(trained, TrainState(step=1), WindowSums([0.0], [1.0]), alone()))
-    assert saver.finish() == ""
+    assert saver.finish() is None
     num_parts = (tmp_path / "step_00000001/rank_00000.safetensors").stat().st_size >> 15
     assert num_parts > 5
     assert len(moved) >= num_parts - 1
@@ -161,7 +162,7 @@ def test_a_store_that_is_gone_is_no_failed_save(tmp_path: Path, trained: Compone
         raise DistNetworkError("Connection reset by peer")
 
     ranks = Ranks(tmp_path, trained)
-    assert ranks.save(1) == ""
+    assert ranks.save(1) is None
     monkeypatch.setattr(sys.modules["ddp_train.checkpoint.save"], "wait_for", gone)
     ranks.start(2)
     for saver in ranks.savers:
@@ -174,20 +175,20 @@ def test_lost_weights_replace_nothing(tmp_path: Path) -> None:
     parts = untrained()
     parts.model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))  # infinity is no loss there
     ranks = Ranks(tmp_path, parts)
-    assert ranks.save(1) == ""
+    assert ranks.save(1) is None
     name, weight = list(parts.model.named_parameters())[-1]
     for bad in (torch.nan, torch.inf, -torch.inf):
         weight.data.view(-1)[-1] = bad
-        assert f"model.{name} has NaN or infinity" in ranks.save(2)
+        assert f"model.{name} has NaN or infinity" in str(ranks.save(2))
     weight.data.zero_()
     parts.model.mask[0] = torch.nan  # type: ignore[index, operator]
-    assert "model.mask has NaN or infinity" in ranks.save(2)
+    assert "model.mask has NaN or infinity" in str(ranks.save(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
 
 
 def test_a_folder_that_is_there_is_never_written_into(tmp_path: Path, trained: Components) -> None:
     (tmp_path / "step_00000002").mkdir()
-    assert "step_00000002 exists already" in Ranks(tmp_path, trained).save(2)
+    assert Ranks(tmp_path, trained).save(2) == "rank 0: step_00000002 exists already"  # and nothing of the room on the disk
     assert list((tmp_path / "step_00000002").iterdir()) == []
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
 
@@ -238,24 +239,23 @@ def test_a_disk_that_fails_at_any_point_is_no_success(
     tmp_path: Path, trained: Components, point: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks = Ranks(tmp_path, trained)
-    assert ranks.save(1) == ""
+    assert ranks.save(1) is None
     call, number, when = POINTS[point]
     disk = Disk(monkeypatch)
     disk.fail(call, number, when=when)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if number == errno.EFBIG:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, limits[1]))
-    problem = ranks.save(2)
+    problem = str(ranks.save(2))
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     disk.mend()
     assert os.strerror(number) in problem
-    assert "It needs" in problem
-    assert "are free" in problem
+    assert ("It needs" in problem) == ("are free" in problem) == (number in DISK_REFUSES)
     assert ("`ulimit -f` allows a file 1.0 GB" in problem) == (number == errno.EFBIG)
     assert f"the checkpoint of step 2 was NOT saved; earlier ones are unchanged. {problem}" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     assert newest_good(tmp_path) == tmp_path / "step_00000001"
-    assert ranks.save(3) == ""  # there is room again
+    assert ranks.save(3) is None  # there is room again
     assert newest_good(tmp_path) == tmp_path / "step_00000003"
 
 
@@ -266,7 +266,7 @@ def test_a_checkpoint_that_may_be_gone_after_a_power_cut_does_not_count(
     ranks = Ranks(folder, trained)
     disk = Disk(monkeypatch)
     disk.fail("fsync", errno.EIO, when=in_("/step_ones"))
-    assert os.strerror(errno.EIO) in ranks.save(2)
+    assert os.strerror(errno.EIO) in str(ranks.save(2))
     assert list(folder.iterdir()) == []
 
 
@@ -274,8 +274,8 @@ def test_an_old_one_that_cannot_be_removed_does_not_spoil_the_new_one(
     tmp_path: Path, trained: Components, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = Ranks(tmp_path, trained, keep_last=1)
-    assert ranks.save(1) == ""
+    assert ranks.save(1) is None
     disk = Disk(monkeypatch)
     disk.fail("rename", errno.EIO, when=in_("step_00000001"))
-    assert ranks.save(2) == ""
+    assert ranks.save(2) is None
     assert newest_good(tmp_path) == tmp_path / "step_00000002"

@@ -128,7 +128,7 @@ def test_room_for_all_for_some_and_for_none(tmp_path: Path, monkeypatch: pytest.
 
     folder = tmp_path / "checkpoints"
     disk(free=3 * MB)
-    assert probe_room(folder, MB, wanted=3) == ""
+    assert probe_room(folder, MB, wanted=3) is None
     assert list(folder.iterdir()) == []
     assert "3.0 MB free" in (warning := probe_room(folder, MB, wanted=5)) and "5.0 MB may be needed for 5 more" in warning
     disk(free=2 * MB - 1)
@@ -137,7 +137,7 @@ def test_room_for_all_for_some_and_for_none(tmp_path: Path, monkeypatch: pytest.
     (folder / "step_00000001").mkdir()  # of the attempt before
     assert "may be needed for 2 more" in probe_room(folder, MB, wanted=3)
     (folder / "step_00000002").mkdir()
-    assert probe_room(folder, MB, wanted=3) == ""
+    assert probe_room(folder, MB, wanted=3) is None
     disk(free=MB - 1)
     with pytest.raises(EnvironmentRefuses):
         probe_room(folder, MB, wanted=3)

@@ -17,7 +17,7 @@ from ddp_train.checkpoint.catalog import set_aside
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.read import read_own, read_shared
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import newest_good, problem_of
+from ddp_train.checkpoint.verify import damage_of, newest_good
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.training.state.saved_state import checkpoint_content
@@ -89,10 +89,10 @@ def test_a_checkpoint_of_another_run_is_named_passed_over_and_set_aside(tmp_path
     assert newest_good(ours) == good
     assert "step_00000003 is not used: it is of another run (manifest.json says 2222, and the run of this folder is 1111)" in read(capsys)
     assert [each.path for each in catalog.saved_checkpoints(ours)] == [good]  # to be kept, to be the best, to be evaluated
-    assert catalog.find_checkpoint(ours / "last", problem_of, key="RUN") == good
+    assert catalog.find_checkpoint(ours / "last", damage_of, key="RUN") == good
     assert "step_00000003 is not used: it is of another run" in read(capsys)
     with pytest.raises(UserError, match="it is of another run"):  # also where somebody types it
-        catalog.find_checkpoint(copy, problem_of, key="resume")
+        catalog.find_checkpoint(copy, damage_of, key="resume")
     assert len(set_aside(ours, from_step=2, chosen=good)) == 2 and not copy.exists() and not earlier.exists()
     assert newest_good((tmp_path / "ours").rename(tmp_path / "moved") / "checkpoints") is not None  # the number travels with the folder
 
@@ -109,7 +109,7 @@ def test_a_ranks_file_of_another_step_or_run_is_refused(tmp_path: Path, step: in
     shutil.copy(other / FILE, path / FILE)
     content = (path / FILE).read_bytes()
     forge(path, files={FILE: {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}})
-    assert problem_of(path) == ""  # the manifest fits the file
+    assert damage_of(path) is None  # the manifest fits the file
     for reading in (lambda: read_own(path, 0), lambda: read_shared(path)):
         with pytest.raises(CheckpointError, match=said):
             reading()
@@ -118,6 +118,6 @@ def test_a_ranks_file_of_another_step_or_run_is_refused(tmp_path: Path, step: in
 def test_the_step_of_the_state_is_that_of_the_manifest(tmp_path: Path) -> None:
     parts, saver = components(), Saver(folder=tmp_path, world=alone(), config_hash="abc")
     saver.save(replace(checkpoint_content(parts, TrainState(step=3), WindowSums(), alone()), step=4))
-    assert saver.finish() == ""
+    assert saver.finish() is None
     with pytest.raises(CheckpointError, match="its state is of step 3"):
         read_shared(tmp_path / "step_00000004")

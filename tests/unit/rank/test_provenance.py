@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from ddp_train.checkpoint.verify import problem_of
+from ddp_train.checkpoint.verify import damage_of
 from ddp_train.distributed.world import alone
 from ddp_train.launch.captured_code import capture_code
 from ddp_train.rank import provenance
@@ -71,6 +71,6 @@ def test_a_run_has_a_number_of_its_own_and_keeps_it_when_the_file_is_lost(tmp_pa
     assert numbers[0] and numbers[1] and numbers[0] != numbers[1]
     checkpoint = saved(job.run_folder.checkpoints, 3, run=numbers[1])
     job.run_folder.environment.unlink()
-    assert problem_of(checkpoint) == ""  # nothing says whose it is not
+    assert damage_of(checkpoint) is None  # nothing says whose it is not
     record_environment(job, alone())
-    assert job.run_folder.run_id() == numbers[1] and problem_of(checkpoint) == ""
+    assert job.run_folder.run_id() == numbers[1] and damage_of(checkpoint) is None

@@ -51,7 +51,7 @@ def run_of(folder: Path, model: nn.Module, **parts: Any) -> Path:
     state = model.state_dict()
     shared = {"model": state, "model_versions": state._metadata, "optimizer": {"state": {}}, "state": {}, **parts}  # type: ignore[attr-defined]
     saver.save(Content(step=3, shared=shared, own={}, may_be_infinite=lambda name: False))
-    assert saver.finish() == ""
+    assert saver.finish() is None
     (folder / "config.yaml").write_text("made: by hand")
     return folder
 

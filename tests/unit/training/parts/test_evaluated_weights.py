@@ -69,7 +69,7 @@ def save(folder: Path, parts: Components, state: TrainState) -> Path:
     saver = Saver(folder=folder, world=alone(), config_hash="abc")
     with evaluation_mode(parts.optimizer) as trained:
         saver.save(checkpoint_content(parts, state, WindowSums(), alone(), KeptWeights(parameters=trained)))
-    assert saver.finish() == ""
+    assert saver.finish() is None
     return folder / f"step_{state.step:08d}"
 
 

@@ -219,6 +219,6 @@ def test_the_identity_is_part_of_every_checkpoint(tmp_path: Path) -> None:
     parts = components(*IMAGES)
     saver = Saver(folder=tmp_path, world=alone(), config_hash="abc")
     saver.save(checkpoint_content(parts, TrainState(step=4, samples=128), WindowSums(), alone()))
-    assert saver.finish() == ""
+    assert saver.finish() is None
     assert data_identity.saved_identity(tmp_path / "step_00000004") == parts.data_identity
     assert auto.yaml_value(parts.data_identity) == parts.data_identity

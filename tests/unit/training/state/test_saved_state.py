@@ -17,7 +17,7 @@ import xxhash
 from torch import Tensor, nn
 
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.verify import problem_of
+from ddp_train.checkpoint.verify import damage_of
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
 from ddp_train.strategy.ddp import DDP
@@ -96,7 +96,7 @@ def test_a_model_that_draws_from_python_numpy_and_torch_continues_bitwise(tmp_pa
     stopped = train_to(5, "parts", state)
     saver = Saver(folder=tmp_path, world=alone(), config_hash="abc")
     saver.save(checkpoint_content(stopped, state, WindowSums(), alone()))
-    assert saver.finish() == ""
+    assert saver.finish() is None
     resumed = train_to(10, "parts", TrainState(), load=tmp_path / "step_00000005")
     assert [record["loss"] for record in records["parts"]] == [record["loss"] for record in records["whole"]]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
@@ -106,7 +106,7 @@ def test_the_loss_scale_follows_the_number_of_ranks(tmp_path: Path) -> None:
     """The loop multiplies the loss by the number of ranks, so the scale times that number is what must go on."""
     parts = components()
     parts.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    assert Ranks(tmp_path, parts, size=2).save(3) == ""
+    assert Ranks(tmp_path, parts, size=2).save(3) is None
     assert not saved_state.start_from(tmp_path / "step_00000003", parts, TrainState(), alone())
     assert parts.scaler.get_scale() == 2.0**11
 
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_lies_in_its_plain_part_is_refused(tmp_path: Path) -> 
     content = content.replace(b'"$tensor"', b'"$import"')
     (path / FILE).write_bytes(content)
     forge(path, files={FILE: {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}})
-    assert problem_of(path) == ""
+    assert damage_of(path) is None
     with pytest.raises(UserError, match=r"is missing|a checkpoint says"):
         saved_state.start_from(path, components(), TrainState(), alone())
 
