@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 try:
     from ddp_train.errors import INTERRUPTED
     from ddp_train.launch.agent_process import COMPILER, AgentRequest, CheckRequest, RankRequest, early_fork_server
-    from ddp_train.launch.signals import keep_early
+    from ddp_train.launch.signals import keep_early_stops
     from ddp_train.system import process_env, terminal
     from ddp_train.system.fork_server import import_for_good, run_fork_server
     from ddp_train.system.process import die_with_parent, exit_at_once, exit_with, restrict_new_files
@@ -95,7 +95,7 @@ def _load_cli() -> "CommandLine":
 
 def _run_command() -> int:
     if sys.argv[1:2] == ["node"]:
-        keep_early()  # before what takes its time to import
+        keep_early_stops()  # before what takes its time to import
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before anything imports torch, which reads it then
     atexit.register(gc.freeze)  # Python would look through all that was imported once more: with torch a third of a second
     try:

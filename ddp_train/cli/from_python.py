@@ -20,7 +20,7 @@ from types import FrameType
 from typing import IO, Any, TextIO
 
 from ddp_train.errors import WRONG_INPUT, UserError
-from ddp_train.launch.signals import handling
+from ddp_train.launch.signals import handling_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.failure import Failure
 from ddp_train.run_folder.paths import RunFolder
@@ -206,7 +206,7 @@ def _stop_signals_passed_on() -> Iterator[Callable[[subprocess.Popen[bytes]], No
             children[0].send_signal(waiting.pop(0))
 
     try:
-        with handling(STOP_SIGNALS, on_signal):
+        with handling_signals(STOP_SIGNALS, on_signal):
             yield pass_on_to
     finally:
         for number in dict.fromkeys(came):

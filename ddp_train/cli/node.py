@@ -68,11 +68,11 @@ def _run_own_part(spec: Spec, rendezvous: NodeRendezvous, runner: JobRunner) -> 
         if _fails_the_run(run_folder, rendezvous):  # the verdict reads the run's folder alone
             failure.from_exception(error, rank=0, step=None).record(run_folder)
         return error.exit_code
-    runner.begin(run_folder.root)
+    runner.note_begun(run_folder.root)
     if rendezvous.is_first:
         update_table(run_folder.root, Status.RUNNING)
     start_fork_server(uses_compiler=True)  # before other machines wait for this one: in a new attempt seconds count
-    code = run_node(this_node, received=signals.received_early)
+    code = run_node(this_node, received=signals.early_stops)
     if rendezvous.is_first:
         update_table(run_folder.root)
     return DONE if code in _SAVED else code
@@ -112,7 +112,7 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
             hold(run_folder.root, key="RUN")
             break
         except ConfigError:
-            if signals.received_early:  # a batch system does not wait
+            if signals.early_stops:  # a batch system does not wait
                 return DONE
             if time.monotonic() > deadline:
                 raise
@@ -130,7 +130,7 @@ def _fails_the_run(run_folder: RunFolder, rendezvous: NodeRendezvous) -> bool:
     """
     deadline = time.monotonic() + _UNLOCKED_WITHIN_S
     while not rendezvous.is_first and (rendezvous.meeting_file is None or not rendezvous.registry_addresses()):
-        if rendezvous.meeting_file is None or signals.received_early or time.monotonic() > deadline:
+        if rendezvous.meeting_file is None or signals.early_stops or time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return not run_folder.is_completed()

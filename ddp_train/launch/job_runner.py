@@ -33,15 +33,15 @@ class JobRunner(ABC):
     """What a command gives its jobs to: `cli.main.CommandRunner`, which starts their ranks, or the ranks of a user's torchrun."""
 
     def __init__(self) -> None:
-        self.begun_folder: Path | None = None
+        self.begun_folder: Path | None = None  # of the run or the sweep, once it has begun
 
-    def begin(self, folder: Path) -> None:
-        """Begin a run or a sweep, in its folder: what goes wrong from now on is no mistake of the command line."""
+    def note_begun(self, folder: Path) -> None:
+        """Note that a run or a sweep has begun in its folder: what goes wrong from now on is no mistake of the command line."""
         self.begun_folder = folder
 
     def run_to_end(self, job: Job) -> int:
         """Begin a run, run its job to its end, and return the exit code."""
-        self.begin(job.run_folder.root)
+        self.note_begun(job.run_folder.root)
         return self.launch_job(job)
 
     @abstractmethod

@@ -30,27 +30,27 @@ def announce_stop(number: int) -> None:
 
 
 @contextmanager
-def handling(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[list[int]]:
-    """Let a handler have signals while the block runs, and give the list of them: without those that are ignored (nohup ignores SIGHUP)."""
+def handling_signals(numbers: Sequence[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[list[int]]:
+    """Handle signals while the block runs, except those that are ignored (nohup ignores SIGHUP); give the numbers of those it handles."""
     is_main = threading.current_thread() is threading.main_thread()  # no other thread may, and none other is interrupted
     handlers_before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers if is_main}
-    heard = [number for number, handler_before in handlers_before.items() if handler_before != signal.SIG_IGN]
-    for number in heard:
+    handled = [number for number, handler_before in handlers_before.items() if handler_before != signal.SIG_IGN]
+    for number in handled:
         signal.signal(number, handler)
     try:
-        yield heard
+        yield handled
     finally:
-        for number in heard:
+        for number in handled:
             signal.signal(number, handlers_before[number])
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Let stop signals wait until the block is over; also programs that it starts and waits for do not hear them."""
+def stops_held_back() -> Iterator[None]:
+    """Let stop signals wait until the block is over; programs that it starts and waits for do not get them either."""
     came: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # which the programs inherit; another thread may still take one
     try:
-        with handling(STOP_SIGNALS, lambda number, frame: came.append(number)):
+        with handling_signals(STOP_SIGNALS, lambda number, frame: came.append(number)):
             yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -78,23 +78,23 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
         if is_first:
             announce_stop(number)
 
-    with handling(LISTENED, on_signal) as heard:
-        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)  # what was held back until somebody listens comes now
+    with handling_signals(LISTENED, on_signal) as handled:
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # what was held back until somebody listens comes now
         try:
             yield received
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-received_early: list[int] = []  # stop signals that came while a node program was still being started; the program takes them over
+early_stops: list[int] = []  # stop signals that came while a node program was still being started; the program takes them over
 
 
-def keep_early() -> None:
+def keep_early_stops() -> None:
     """Keep stop signals for the node program, which would end it without a word while it imports.
 
     A batch system may send one at any time. Who starts a node program may block them before Python begins (`env --block-signal=USR1`).
     """
     for number in STOP_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, lambda number, frame: received_early.append(number))
+            signal.signal(number, lambda number, frame: early_stops.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

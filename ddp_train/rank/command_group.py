@@ -19,7 +19,7 @@ from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError, Environment
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import CommandLine, JobRunner
 from ddp_train.rank.rank import serve_job
-from ddp_train.rank.restart import final_code_before, make_way
+from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
@@ -60,7 +60,7 @@ class CommandGroup(JobRunner):
             if (final_code := final_code_before(begins_at)) is not None:  # a user's torchrun starts all again
                 self._announce({"exit_code": final_code})
                 return final_code
-            make_way(begins_at, self._attempt.size)
+            archive_earlier_failure(begins_at, self._attempt.size)
         try:
             return load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self)
         finally:

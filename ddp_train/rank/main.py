@@ -16,7 +16,7 @@ from ddp_train.distributed.store import LEAVE_WITHIN_S, Attempt, agree_on_attemp
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FINAL, UserError
 from ddp_train.launch.job import Job
 from ddp_train.rank.rank import serve_job
-from ddp_train.rank.restart import final_code_before, make_way
+from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.system import process_env
@@ -73,5 +73,5 @@ def _meet_ranks(job: Job | None) -> Attempt:
     note = restart_note.recall_run()
     rank, size = process_env.rank(), process_env.world_size()
     if note is not None and rank == 0 and job is not None and final_code_before(note.begins_at) is None:  # before any rank can fail
-        make_way(note.begins_at, size)
+        archive_earlier_failure(note.begins_at, size)
     return agree_on_attempt(join_store(), rank, size, begins_at=None if note is None else note.begins_at)

@@ -1,4 +1,4 @@
-"""What an attempt does about the one before it: one line says why the ranks have started again, and its report makes way."""
+"""What an attempt does about the one before it: one line says why the ranks have started again, and its report is archived."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ def final_code_before(begins_at: Path) -> int | None:
     return report.exit_code if report is not None and report.exit_code in FINAL and _follows_failure() else None
 
 
-def make_way(begins_at: Path, size: int) -> None:
-    """Say why the run starts again, and move the failure of the attempt before out of the way (rank 0)."""
+def archive_earlier_failure(begins_at: Path, size: int) -> None:
+    """Say why the run starts again, and archive the failure of the attempt before (rank 0)."""
     run_folder = _run_folder_of(begins_at)
     print(restart_line(run_folder, size=size, has_failed=_follows_failure()), flush=True)
     run_folder.archive_failure()
@@ -36,7 +36,7 @@ def _follows_failure() -> bool:
 
 
 def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
-    """Say in one line why the ranks have started again, and where they continue. To be asked before the earlier failure makes way.
+    """Say in one line why the ranks have started again, and where they continue. To be asked before the earlier failure is archived.
 
     The failure's screen is for the last failure. The ones before it stay as failure.1.json, failure.2.json, ...
 

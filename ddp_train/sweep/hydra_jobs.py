@@ -136,7 +136,7 @@ class Multirun:
         if self._schedule is None:
             folder, count = self.sweep.root, self._settings.parallel_jobs
             slots = engine_slots(folder, count) if self._has_engine else self._runner.slots(folder, count)
-            self._runner.begin(folder)
+            self._runner.note_begun(folder)
             self._schedule = schedule.SweepScheduler(
                 self.sweep,
                 slots,

@@ -15,7 +15,7 @@ from ddp_train.errors import ConfigError, EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Allocation, Engine, Rendered, Stage, State, Submission
 from ddp_train.launch.engine.slurm_script import arrays, batch_script, common_folder, container, task_script, without_secrets
-from ddp_train.launch.signals import LISTENED, handling, held_back, stop_signals
+from ddp_train.launch.signals import LISTENED, handling_signals, stop_signals, stops_held_back
 from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail
@@ -65,7 +65,7 @@ class Slurm(Engine):
             run_folder.logs.mkdir(exist_ok=True)  # SLURM makes no folders
         ids, left = [], iter(run_folders)
         for command, count in zip(rendered.commands, rendered.shares, strict=True):
-            with held_back():  # else there is a job that nobody knows
+            with stops_held_back():  # else there is a job that nobody knows
                 ids.append(id := slurm_client.submit(command))
                 for number, run_folder in enumerate(islice(left, count)):
                     Submission(engine="slurm", id=id if count == 1 else f"{id}_{number}").write(run_folder)
@@ -157,7 +157,7 @@ def _run_in_allocation(job: str, spec: Spec) -> int:
         srun.kill()
 
     came: list[int] = []
-    with handling(LISTENED, lambda number, frame: came.append(number)):  # until srun is there to have them
+    with handling_signals(LISTENED, lambda number, frame: came.append(number)):  # until srun is there to have them
         srun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)  # Ctrl-C reaches us alone
         with stop_signals(stop, kill):
             for number in came:

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 def _prepare() -> None:
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until it listens (`launch.signals.keep_early`)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until it listens (`launch.signals.keep_early_stops`)
 
 
 def _obey(words: Iterator[str], node: subprocess.Popen[bytes], is_broken: threading.Event) -> None:

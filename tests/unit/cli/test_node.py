@@ -33,7 +33,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spec]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "_UNLOCKED_WITHIN_S", 0.2)
     monkeypatch.setattr(module, "_POLL_S", 0.02)
-    monkeypatch.setattr(signals, "received_early", [])
+    monkeypatch.setattr(signals, "early_stops", [])
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PET_", "NODE_RANK"))]:
         monkeypatch.delenv(name)
     folder = RunFolder(tmp_path / "run")
@@ -84,7 +84,7 @@ def test_nothing_is_written_into_a_folder_that_another_run_holds(spec: Spec) -> 
 
 
 def test_a_stop_while_the_folder_is_waited_for_is_no_failure(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "received_early", [signal.SIGUSR1])
+    monkeypatch.setattr(signals, "early_stops", [signal.SIGUSR1])
     hold(spec.job.run_folder.root, key="")
     assert node(spec, *FIRST) == DONE
     assert report(spec) is None and spec.job.run_folder.read_result() is None
