@@ -17,7 +17,6 @@ from ddp_train.errors import DataError
 from ddp_train.system.files import appears_whole
 
 _TIMEOUT_S = 5.0  # for each address of a host
-_CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -56,19 +55,18 @@ def download(url: str, path: Path, sha256: str) -> None:
 
     Raises DataError: no connection, a refusal, other content than expected, or a full disk.
     """
-    digest = hashlib.sha256()
     try:
         # Not mkstemp: its files are readable by their owner alone, and data folders are shared.
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, appears_whole(path, nonce=uuid.uuid4().hex) as partial:
             _log.info("downloading %s to %s", url, path)
-            with open(partial, "xb") as file:
-                while chunk := response.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    file.write(chunk)
+            with open(partial, "xb+") as file:
+                shutil.copyfileobj(response, file)
                 file.flush()
                 os.fsync(file.fileno())
-            if digest.hexdigest() != sha256:
-                happened = f"{url} has different content: its sha256 is {digest.hexdigest()}"
+                file.seek(0)
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != sha256:
+                happened = f"{url} has different content: its sha256 is {found}"
                 raise DataError(key="data.root", happened=happened, expected=f"sha256 {sha256}")
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):

@@ -71,10 +71,8 @@ class ImageFolder(ImageArray):
         return {"names": hash_of(path.removeprefix(self._folder) for path in self._files.paths), "first_file": first, "last_file": last}
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        if not self._is_labelled:
-            raise DataError(key="data.root", happened="has images without class folders", expected="one folder per class")
-        return super().labels
+    def labels(self) -> NDArray[np.int64] | None:
+        return super().labels if self._is_labelled else None
 
     def batch(self, indices: Indices) -> Any:
         """Return normalised images [B, C, H, W] float32 and, where there are classes, labels [B] int64."""

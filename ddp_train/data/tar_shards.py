@@ -96,7 +96,7 @@ class _Members(EncodedImages):
 
     def open(self, index: int) -> BinaryIO:
         number, _, offset, size, _ = self.index.samples[index].item()
-        content = self._shard(number).read(size, offset)
+        content = os.pread(self._shard(number).fileno(), size, offset)
         if len(content) < size:
             raise EOFError(f"the tar ends {size - len(content)} bytes early")
         return io.BytesIO(content)
@@ -105,7 +105,7 @@ class _Members(EncodedImages):
         number, header, offset, _, _ = self.index.samples[index].item()
         path = self.index.shard_path(number)
         try:
-            return f"{path}: {member_name(self._shard(number).read(offset - header, header))}"
+            return f"{path}: {member_name(os.pread(self._shard(number).fileno(), offset - header, header))}"
         except (OSError, DataError, tarfile.TarError):  # it is no longer there
             return path
 
@@ -113,25 +113,19 @@ class _Members(EncodedImages):
         return partial(_Members, index=self.index, image_size=self.image_size, channels=self.channels), ()
 
 
-class _Shard:
+class _Shard(io.FileIO):
     """An open tar, closed when nobody uses it any more: another thread may still read when the cache lets go of it."""
-
-    _descriptor = -1
 
     def __init__(self, index: TarIndex, number: int) -> None:
         path, indexed = index.shard_path(number), index.shards[number]
-        self._descriptor = os.open(path, os.O_RDONLY)
-        status = os.fstat(self._descriptor)
+        super().__init__(path)
+        status = os.fstat(self.fileno())
         if (status.st_size, status.st_mtime_ns) != (indexed["size"], indexed["mtime_ns"]):
             happened = f"{path} has changed since it was indexed, when the run began"
             raise DataError(key="data.root", happened=happened, expected="tars that stay as they are", fix="start the run again")
 
-    def read(self, size: int, offset: int) -> bytes:
-        return os.pread(self._descriptor, size, offset)
-
     def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        self.close()  # Python would warn
 
 
 def _num_classes(index: TarIndex, wanted: int | None) -> int:

@@ -19,6 +19,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddp_train.metrics.jsonl import read_records
+from ddp_train.model_log import values_of
 from ddp_train.system.files import write_json
 
 if TYPE_CHECKING:  # the configuration's check imports trackers, and no torch
@@ -55,9 +56,8 @@ class Row:
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.time = record["time"]
-        for name, value in record.items():
-            if name not in ("split", "step", "time") and isinstance(value, (int, float)):
-                self.values[name if name in ("epoch", "samples") else f"{record['split']}/{name}"] = value
+        values = {"epoch": record.get("epoch"), "samples": record.get("samples"), **values_of(record)}
+        self.values |= {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
 def require(package: str) -> None:

@@ -110,10 +110,9 @@ class Supervised(ByCompare, ABC):
             fix = "return ddp_train.interfaces.Counted(batch, number) from it"
             raise ConfigError(key="loader.collate", happened=happened, expected=expected, fix=fix)
         total = self.total_loss(at_least_float32(outputs), targets)
-        if auxiliary:
-            for aux, weight in weighed(auxiliary, self.aux_weight):
-                aux_loss = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
-                total = total + weight * aux_loss
+        for aux, weight in weighed(auxiliary, self.aux_weight):
+            aux_loss = aux.float() * self.weight(batch) if aux.ndim == 0 else self.total_loss(at_least_float32(aux), targets)
+            total = total + weight * aux_loss
         return total
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

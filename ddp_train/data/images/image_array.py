@@ -102,7 +102,7 @@ class ImageArray(DataSource):
         return self._crop_padding > 0 or self._flip
 
     @property
-    def labels(self) -> NDArray[np.int64]:
+    def labels(self) -> NDArray[np.int64] | None:
         return self._labels
 
     def __len__(self) -> int:
