@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_train.cli.saved_run import TRUST, ask_trust, parse_words
 from ddp_train.config.cluster import max_restarts
-from ddp_train.errors import DONE, INTERRUPTED, PREEMPTED, TERMINATED, ConfigError, UserError
+from ddp_train.errors import DONE, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, UserError
 from ddp_train.launch import signals, source_copy
 from ddp_train.launch.agent_process import start_fork_server
 from ddp_train.launch.job import Training
@@ -21,7 +21,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.starts import reason_not_to_start
+from ddp_train.run_folder.starts import close_before_start
 from ddp_train.run_folder.sweep import update_table
 from ddp_train.system.folder_lock import hold
 
@@ -117,8 +117,9 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(_POLL_S)
-    if no_progress := reason_not_to_start(run_folder):
-        return no_progress.show(run_folder)
+    if no_progress := close_before_start(run_folder):
+        no_progress.show(run_folder)
+        return NO_PROGRESS
     run_folder.archive_failure()
     return None
 

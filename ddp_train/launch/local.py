@@ -1,9 +1,10 @@
 """This machine: one agent, one process per GPU, or two on CPU."""
 
 from ddp_train.config.cluster import environment_of, max_restarts, processes_of_nodes
+from ddp_train.errors import NO_PROGRESS
 from ddp_train.launch.agent_process import AgentOptions, agent_arguments, rank_environment, start_agent_and_wait
 from ddp_train.launch.job import Job
-from ddp_train.run_folder.starts import reason_not_to_start
+from ddp_train.run_folder.starts import close_before_start, forget_starts
 from ddp_train.run_folder.verdict import exit_code_after_agent
 from ddp_train.system import process_env
 
@@ -15,8 +16,11 @@ def run_on_this_machine(job: Job) -> int:
     """
     if not job.is_run:
         return _start_ranks_and_wait(job)
-    if no_progress := reason_not_to_start(job.run_folder, counts_anew=job.checkpoint is not None):
-        return no_progress.show(job.run_folder)
+    if job.checkpoint is not None:  # a person has chosen it
+        forget_starts(job.run_folder)
+    if no_progress := close_before_start(job.run_folder):
+        no_progress.show(job.run_folder)
+        return NO_PROGRESS
     before = job.run_folder.read_result()
     return exit_code_after_agent(job.run_folder, _start_ranks_and_wait(job), before=before)
 

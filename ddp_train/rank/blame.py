@@ -20,9 +20,6 @@ from ddp_train.training.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 
-LOST = "Another rank ended without a report and broke the connection"
-"""What a rank adds to its failure when its collective broke: it is not the one to blame."""
-
 _PEER_REPORTS_S = 3.0  # below what the agents of other machines take to notice that one is gone
 _PEER_IS_GONE = re.compile(  # in the words of gloo, of torch's store, of NCCL and of the sockets below them
     r"Connection (was likely )?closed|Socket (unexpectedly )?closed|closed by (remote )?peer"
@@ -49,10 +46,11 @@ def report_failure(
         peers.report_activity(where if is_by_peer else f"failed with {type(error).__name__}, {where}", has_lost_rank=is_by_peer)
     logger.exception("rank %d failed", rank)
     if is_by_peer:
-        error.add_note(f"{LOST}: see the logs of the other ranks.")
+        error.add_note("Another rank ended without a report and broke the connection: see the logs of the other ranks.")
     left = _wait_for_quiet_exit(job, peers) if is_by_peer else None
     if left is None:
         report = _own_failure(error, job, state, rank=rank)
+        report = replace(report, kind=failure.FailureKind.CONNECTION) if is_by_peer else report
     else:
         message = f"rank {left.rank} exited with code 0 after step {state.step} while the others were still training"
         fix = "look for os._exit in the code that this run uses"

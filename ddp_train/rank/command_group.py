@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import Store
 
 from ddp_train.distributed.store import Attempt, wait_for
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, ConfigError, EnvironmentRefuses
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import CommandLine, JobRunner
 from ddp_train.rank.rank import serve_job
@@ -23,7 +23,7 @@ from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
-from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, reason_not_to_start
+from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_before_start, forget_starts
 from ddp_train.system import process_env
 from ddp_train.system.process import command_line
 
@@ -71,12 +71,16 @@ class CommandGroup(JobRunner):
 
     def launch_job(self, job: Job) -> int:
         """Announce a run to the other ranks and run it with them (rank 0)."""
-        if no_progress := reason_not_to_start(job.run_folder, counts_anew=job.checkpoint is not None and not self._attempt.begins_at):
-            code, message = no_progress.show(job.run_folder), no_progress.screen(job.run_folder).strip()
-            failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=message, exit_code=code).record(job.run_folder)
-            restart_note.remember_run(job.run_folder.root)
-            self._announce({"exit_code": code})
-            return code
+        run_folder = job.run_folder
+        if job.checkpoint is not None and not self._attempt.begins_at:  # a person has chosen it
+            forget_starts(run_folder)
+        if no_progress := close_before_start(run_folder):
+            no_progress.show(run_folder)
+            message = no_progress.screen(run_folder).strip()
+            failure.Failure(rank=0, pid=os.getpid(), error=NO_PROGRESS_ERROR, message=message, exit_code=NO_PROGRESS).record(run_folder)
+            restart_note.remember_run(run_folder.root)
+            self._announce({"exit_code": NO_PROGRESS})
+            return NO_PROGRESS
         if process_env.joining_hangs(command_line(os.getppid()), os.environ):
             print("warning  a machine that joins would wait forever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()

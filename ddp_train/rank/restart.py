@@ -4,7 +4,6 @@ from pathlib import Path
 
 from ddp_train.checkpoint.catalog import is_checkpoint
 from ddp_train.errors import FINAL
-from ddp_train.rank.blame import LOST
 from ddp_train.run_folder import failure, restart_note
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.system import process_env
@@ -47,8 +46,8 @@ def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
     if report is None and not has_failed:
         return f"the set of machines changed; {size} ranks continue {place.removeprefix('continues ')}"
     reason = "a rank ended without a report"
-    if report is not None and report.error == failure.MACHINE_LOST:
+    if report is not None and report.kind == failure.FailureKind.MACHINE:
         reason = report.message
-    elif report is not None and LOST not in report.traceback:
+    elif report is not None and report.kind != failure.FailureKind.CONNECTION:
         reason = f"rank {report.rank} failed ({report.error if report.error.startswith('SIG') else report.line(_SHOWN)})"
     return f"{reason}; restart {process_env.restart_count()} of {process_env.max_restarts()} {place}"

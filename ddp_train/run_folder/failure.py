@@ -19,11 +19,12 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
 from ddp_train import FOLDER
-from ddp_train.errors import FAILED, UserError, one_line, printable
+from ddp_train.errors import FAILED, NO_PROGRESS, UserError, one_line, printable
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import create_json, tail
@@ -39,8 +40,6 @@ _FIXES = {  # for errors of libraries: a pattern in the text -> the fix
     r"does not have a deterministic implementation": "deterministic=false, or another operation",
 }
 
-MACHINE_LOST = "MachineLost"  # the error of a machine that was lost with all its ranks
-MACHINE_REFUSED = "MachineRefused"  # the error of a machine that could not write its own report
 BEGINS = "begins (pid %d)"  # a rank's first line (`native_error` reads what follows it)
 ACTIVITY = "(pid %d) was %s"  # what a rank was doing when it ended (for `last_activities`)
 _NATIVE_WORDS = re.compile(r"(?:CUDA error|NCCL error|NCCL WARN|ncclRemoteError|Watchdog caught).*")
@@ -59,13 +58,24 @@ _ACTIVITIES = {  # part of the path of a library's innermost file -> the activit
 }
 
 
+class FailureKind(StrEnum):
+    """What has failed."""
+
+    RANK = "rank"
+    CONNECTION = "connection"  # of a rank: another one is gone, and has left no report
+    HANG = "hang"  # of a rank
+    MACHINE = "machine"  # it was lost with all its ranks; `rank` is the first of them
+    REFUSAL = "refusal"  # of a machine that could not write its own report
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """The content of failure.json: the earliest failure of a run."""
 
-    rank: int
+    kind: FailureKind = FailureKind.RANK
+    rank: int | None  # None: of a machine that refused
     host: str = field(default_factory=socket.gethostname)
-    pid: int
+    pid: int | None  # None: of a machine
     step: int | None = None  # steps taken before it; None: not known
     error: str  # the exception's type, or the signal
     message: str
@@ -95,7 +105,8 @@ class Failure:
         try:
             is_first = create_json(run_folder.failure, asdict(self))
             if is_first:
-                result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=f"{self.error}: {self.message}")
+                error, is_last = f"{self.error}: {self.message}", self.exit_code == NO_PROGRESS
+                result = Result(status=Status.FAILED, step=self.step, seconds=round(seconds, 3), error=error, has_no_progress=is_last)
                 result.write(run_folder.result)
         except OSError as error:
             print(f"{run_folder.as_typed()} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
@@ -111,9 +122,9 @@ class Failure:
     @property
     def who(self) -> str:
         """The rank that failed, or the machine that was lost."""
-        if self.error == MACHINE_REFUSED:
+        if self.kind == FailureKind.REFUSAL:
             return "a machine"
-        return f"machine {self.host}" if self.error == MACHINE_LOST else f"rank {self.rank} on {self.host} (pid {self.pid})"
+        return f"machine {self.host}" if self.kind == FailureKind.MACHINE else f"rank {self.rank} on {self.host} (pid {self.pid})"
 
     def line(self, max_characters: int) -> str:
         """Return the error and its message as one line, cut after `max_characters`."""
@@ -126,7 +137,7 @@ class Failure:
             *([f"  fix: {self.fix}"] if self.fix else []),
             "",
             *(["Meanwhile", *(f"  {line}" for line in self.others), ""] if self.others else []),
-            f"  rank's log   {run_folder.as_typed()}/logs/{run_folder.rank_log(self.rank).name}",
+            *([f"  rank's log   {run_folder.as_typed()}/logs/{run_folder.rank_log(self.rank).name}"] if self.rank is not None else []),
             *([f"  all stacks   {run_folder.as_typed()}/{self.stacks}"] if self.stacks else []),
             *([f"  this report  {run_folder.as_typed()}/{run_folder.failure.name}"] if run_folder.failure.exists() else []),
             "",
@@ -189,14 +200,16 @@ def from_agent(*, pid: int, signal_name: str) -> Failure:
 
 def from_machine(*, host: str, ranks: Sequence[int], why: str) -> Failure:
     """Describe the loss of a machine with its ranks."""
-    return Failure(rank=ranks[0], host=host, pid=0, error=MACHINE_LOST, message=f"{host} {why}; lost with it: {_name(ranks)}")
+    message = f"{host} {why}; lost with it: {_name(ranks)}"
+    return Failure(kind=FailureKind.MACHINE, rank=ranks[0], host=host, pid=None, error="MachineLost", message=message)
 
 
 def load_report(path: Path) -> Failure | None:
     """Read failure.json, or that of an earlier attempt; None: there is none."""
     try:
-        return Failure(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        content = json.loads(path.read_text())
+        return Failure(**content | {"kind": FailureKind(content["kind"])})
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 

@@ -14,7 +14,7 @@ from ddp_train.errors import INTERRUPTED, PREEMPTED
 from ddp_train.system.files import write_json
 from ddp_train.traits import Goal
 
-_OPTIONAL = ("headline", "error", "early_end", "goodput")
+_OPTIONAL = ("headline", "error", "early_end", "goodput", "has_no_progress")
 
 
 class Status(StrEnum):
@@ -55,6 +55,7 @@ class Result:
     headline: Headline | None = None
     seconds: float | None = None
     error: str | None = None
+    has_no_progress: bool = False  # it was started again and again without getting further
     goodput: Mapping[str, float] | None = None  # what the time since the first start was for (`run_folder.times`)
     early_end: str | None = None  # completed before its last step: by which callback, and why
 
@@ -64,8 +65,8 @@ class Result:
         return (self.metrics or {}).get("last", {})
 
     def write(self, path: Path) -> None:
-        """Write result.json. `headline`, `error`, `early_end` and `goodput` are left out if they are None."""
-        write_json(path, {name: value for name, value in vars(self).items() if value is not None or name not in _OPTIONAL})
+        """Write result.json. Of `_OPTIONAL` what is None or False is left out."""
+        write_json(path, {name: value for name, value in vars(self).items() if name not in _OPTIONAL or value not in (None, False)})
 
     @classmethod
     def read(cls, path: Path) -> Result | None:

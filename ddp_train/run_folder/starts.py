@@ -20,7 +20,7 @@ from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_json
 
 MAX_STARTS_WITHOUT_CHECKPOINT = 4
-NO_PROGRESS_ERROR = "NoProgress"  # the error in result.json begins so after the last of them
+NO_PROGRESS_ERROR = "NoProgress"  # the error's name in the files of a run, after the last of them
 _SHOWN = 100  # characters of an error
 
 
@@ -41,10 +41,8 @@ class NoProgress:
     step: int | None  # after which the last attempt failed, where that is known
     endings: list[str]  # how each attempt ended
 
-    def show(self, run_folder: RunFolder) -> int:
-        """Print it, and return the exit code of the run."""
+    def show(self, run_folder: RunFolder) -> None:
         print(self.screen(run_folder), file=sys.stderr, flush=True)
-        return NO_PROGRESS
 
     def screen(self, run_folder: RunFolder) -> str:
         """Return what is shown to a person."""
@@ -118,20 +116,20 @@ def fail_attempt(run_folder: RunFolder) -> NoProgress | None:
     return _close(run_folder, has_failed=True)
 
 
-def reason_not_to_start(run_folder: RunFolder, *, counts_anew: bool = False) -> NoProgress | None:
-    """Return why no attempt may begin here, if so (as `fail_attempt` does); one whose end no process has recorded has failed.
-
-    `counts_anew`: a person has chosen the checkpoint: earlier attempts do not count.
-    """
-    if counts_anew:
-        run_folder.starts.unlink(missing_ok=True)
+def close_before_start(run_folder: RunFolder) -> NoProgress | None:
+    """Record that an attempt of ranks has failed whose end no process has recorded; return as `fail_attempt` does."""
     has_begun = _load(run_folder).open in (_CountedBy.RANKS, _CountedBy.RANKS_OF_ENGINE)  # an engine counts what is about to begin
     return _close(run_folder) if has_begun else None
 
 
-def reason_not_to_requeue(run_folder: RunFolder) -> NoProgress | None:
-    """Return why an engine's program is not to start the machines once more, if so; an attempt that has not ended has failed."""
+def close_before_requeue(run_folder: RunFolder) -> NoProgress | None:
+    """Record that any attempt has failed whose end no process has recorded, before an engine starts the machines once more."""
     return _close(run_folder)
+
+
+def forget_starts(run_folder: RunFolder) -> None:
+    """Count anew: from the checkpoint that a person has chosen, or after the last of the attempts."""
+    run_folder.starts.unlink(missing_ok=True)
 
 
 def _close(run_folder: RunFolder, *, has_failed: bool = False) -> NoProgress | None:
@@ -148,10 +146,10 @@ def _close(run_folder: RunFolder, *, has_failed: bool = False) -> NoProgress | N
         with suppress(OSError):  # a full disk
             starts.write(run_folder)
         return None
-    run_folder.starts.unlink(missing_ok=True)  # the count begins anew
+    forget_starts(run_folder)
     with suppress(OSError):
         error = f"{NO_PROGRESS_ERROR}: {no_progress.endings[-1]}"
-        Result(status=Status.FAILED, step=no_progress.step, error=error).write(run_folder.result)
+        Result(status=Status.FAILED, step=no_progress.step, error=error, has_no_progress=True).write(run_folder.result)
     return no_progress
 
 

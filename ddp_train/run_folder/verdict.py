@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, one_line
 from ddp_train.run_folder import failure
+from ddp_train.run_folder.failure import Failure, FailureKind
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status
-from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.files import write_json
 
@@ -58,7 +58,7 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
             by = f" by {marker['by']} at {marker['time']}"
         return Verdict(Outcome.NEVER, f"cancelled{by}; `{resume}` continues it {run_folder.continues()}", INTERRUPTED)
     error = one_line((result.error if result is not None else None) or "", _SHOWN)
-    if error.startswith(NO_PROGRESS_ERROR):
+    if result is not None and result.has_no_progress:
         return Verdict(Outcome.NEVER, f"{error}; fix it, then `{resume}`", NO_PROGRESS)
     report = failure.load_report(run_folder.failure)
     if report is not None and report.exit_code in FINAL:
@@ -89,7 +89,8 @@ def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: boo
         return
     run_folder.archive_failure()
     message = f"a machine refused (exit code {code}); see {logs}"
-    failure.Failure(rank=0, pid=0, error=failure.MACHINE_REFUSED, message=message, exit_code=code).record(run_folder)
+    report = Failure(kind=FailureKind.REFUSAL, rank=None, pid=None, error="MachineRefused", message=message, exit_code=code)
+    report.record(run_folder)
 
 
 def verdict_after_end(run_folder: RunFolder, *, within_s: float = RESULT_VISIBLE_WITHIN_S) -> tuple[Verdict, int]:

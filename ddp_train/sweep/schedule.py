@@ -19,7 +19,7 @@ from ddp_train.launch.job_runner import Slot
 from ddp_train.launch.signals import stop_signals
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status, status_of
-from ddp_train.run_folder.starts import fail_attempt, reason_not_to_start
+from ddp_train.run_folder.starts import close_before_start, fail_attempt
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.sweep.table import SweepScreen
 from ddp_train.system import devices
@@ -109,7 +109,7 @@ class SweepScheduler:
             retries = self._policy.max_retries if self._policy.on_failure == "retry" else 0
             entry.failures += 1
             is_on_engine = job.config.cluster.launcher in ENGINES  # there node programs restart it
-            if no_progress := (reason_not_to_start if is_on_engine else fail_attempt)(job.run_folder):
+            if no_progress := (close_before_start if is_on_engine else fail_attempt)(job.run_folder):
                 self._screen.say(no_progress.screen(job.run_folder))
             recorded = failure.load_report(job.run_folder.failure)
             is_final = no_progress is not None or (recorded is not None and recorded.exit_code in FINAL)

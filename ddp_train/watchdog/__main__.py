@@ -76,7 +76,7 @@ class _WatchedRanks:
             self._is_failing = True
             self.watched_since = now
             reported = failure.load_report(self._run_folder.failure)
-            if reported is not None and reported.error == diagnosis.ERROR:  # another machine's report needs this one's collectives, too
+            if reported is not None and reported.kind == failure.FailureKind.HANG:  # on another machine, whose report needs our collectives
                 RecordRequest(pids, self._run_folder.logs)
         if not pids or self._is_suspended(list(pids.values())):
             self.watched_since = now

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from traceback import FrameSummary
 
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.failure import Failure
+from ddp_train.run_folder.failure import Failure, FailureKind
 from ddp_train.system.phase import Phase
 from ddp_train.watchdog.client import Heartbeat
 
@@ -23,7 +23,7 @@ _READS_NOTHING = ("ddp_train/loader/loader.py", "ddp_train/loader/device_copy.py
 _POLLING = "ddp_train/system/process.py"  # the frame outside of it shows what is waited for
 _USES_DEVICE = (Phase.STEP, Phase.EVALUATION, Phase.SAVE)
 _READING = (Phase.DATA, Phase.EVALUATION)
-ERROR = "Hang"
+_ERROR = "Hang"
 STOPPED = ("T", "t")
 IN_KERNEL = "D"
 
@@ -146,14 +146,15 @@ def to_failure(culprits: Sequence[Culprit], ranks: Sequence[RankView], *, limit_
     message += f" in the phase {view.heartbeat.phase}"
     stack = failure.shorten(frames) if frames else ""
     hang = Failure(
+        kind=FailureKind.HANG,
         rank=view.rank,
         host=socket.gethostname(),
         pid=view.pid,
         step=view.heartbeat.step,
-        error=ERROR,
+        error=_ERROR,
         message=message,
         key=key,
-        traceback=f"{stack}{ERROR}: {message}" if stack else "",
+        traceback=f"{stack}{_ERROR}: {message}" if stack else "",
         time=time.time(),
         fix=first.fix or f"check that line; or set a larger {key} if it was only slow, null to wait forever",
     )

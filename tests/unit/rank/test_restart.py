@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddp_train.rank.blame import LOST
 from ddp_train.rank.restart import restart_line
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
@@ -36,9 +36,8 @@ def test_the_line_names_the_rank_the_error_and_the_step(run_folder: RunFolder) -
 def test_the_line_blames_nobody_who_only_lost_a_connection(run_folder: RunFolder) -> None:
     assert restart_line(run_folder, size=4, has_failed=True) == "a rank ended without a report; restart 1 of 3 from step 40"
     assert restart_line(run_folder, size=4, has_failed=False) == "the set of machines changed; 4 ranks continue from step 40"
-    error = RuntimeError("connection closed")
-    error.add_note(LOST)
-    failure.from_exception(error, rank=0, step=47).record(run_folder)
+    report = failure.from_exception(RuntimeError("connection closed"), rank=0, step=47)
+    replace(report, kind=failure.FailureKind.CONNECTION).record(run_folder)
     assert restart_line(run_folder, size=4, has_failed=True).startswith("a rank ended without a report; ")
 
 

@@ -13,11 +13,11 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.starts import (
     MAX_STARTS_WITHOUT_CHECKPOINT,
     NoProgress,
+    close_before_requeue,
+    close_before_start,
     count_attempt,
     end_attempt,
     fail_attempt,
-    reason_not_to_requeue,
-    reason_not_to_start,
 )
 
 
@@ -46,25 +46,25 @@ def screen(run_folder: RunFolder, no_progress: NoProgress | None) -> str:
 def test_the_third_restart_from_the_same_checkpoint_is_the_last_however_the_run_was_started(run_folder: RunFolder) -> None:
     for number in range(3):
         start(run_folder, saves=4, reports=number != 1)
-        assert (fail_attempt if number == 0 else reason_not_to_start)(run_folder) is None  # an agent; a new command
-        assert reason_not_to_start(run_folder) is None  # the same start is not counted again
+        assert (fail_attempt if number == 0 else close_before_start)(run_folder) is None  # an agent; a new command
+        assert close_before_start(run_folder) is None  # the same start is not counted again
     start(run_folder)
-    said = screen(run_folder, reason_not_to_start(run_folder))
+    said = screen(run_folder, close_before_start(run_folder))
     assert "started again 3 times from its checkpoint of step 4 without a new checkpoint" in said
     assert said.count("ValueError: too large") == 3 and said.count("everything ended without a report") == 1
     assert "after step 7" in said and "do not requeue" in said
     assert len(said.splitlines()) <= 15
     assert json.loads(run_folder.result.read_text())["status"] == "failed"
     start(run_folder)
-    assert reason_not_to_start(run_folder) is None  # it was started in spite of that: it counts anew
+    assert close_before_start(run_folder) is None  # it was started in spite of that: it counts anew
 
 
 def test_a_new_checkpoint_is_progress(run_folder: RunFolder) -> None:
     for saves in (4, None, None, 5, None, None, 6, None, None):
         start(run_folder, saves=saves)
-        assert reason_not_to_start(run_folder) is None, saves
+        assert close_before_start(run_folder) is None, saves
     start(run_folder)
-    assert "from its checkpoint of step 6" in screen(run_folder, reason_not_to_start(run_folder))
+    assert "from its checkpoint of step 6" in screen(run_folder, close_before_start(run_folder))
 
 
 def test_neither_a_good_end_nor_what_the_user_has_to_mend_counts(run_folder: RunFolder) -> None:
@@ -74,7 +74,7 @@ def test_neither_a_good_end_nor_what_the_user_has_to_mend_counts(run_folder: Run
     for _ in range(5):
         start(run_folder, reports=False)
         end_attempt(run_folder, is_saved=False)  # stopped before its first step
-        assert reason_not_to_start(run_folder) is None
+        assert close_before_start(run_folder) is None
     assert not run_folder.starts.exists()
 
 
@@ -84,19 +84,19 @@ def test_a_stop_that_saved_nothing_leaves_the_starts_before_it(run_folder: RunFo
     count_attempt(run_folder)
     end_attempt(run_folder, is_saved=False)
     start(run_folder, reports=False)
-    assert "started again 3 times from the start" in screen(run_folder, reason_not_to_start(run_folder))
+    assert "started again 3 times from the start" in screen(run_folder, close_before_start(run_folder))
 
 
 def test_the_ranks_start_is_the_one_that_whoever_starts_the_machines_has_counted(run_folder: RunFolder) -> None:
     """A batch script counts before anything else may be killed."""
     for number in range(MAX_STARTS_WITHOUT_CHECKPOINT):
-        assert reason_not_to_requeue(run_folder) is None
+        assert close_before_requeue(run_folder) is None
         count_attempt(run_folder, by_engine=True)
-        assert reason_not_to_start(run_folder) is None  # the first machine asks, before the ranks start
+        assert close_before_start(run_folder) is None  # the first machine asks, before the ranks start
         if number % 2:
             count_attempt(run_folder)
         assert len(json.loads(run_folder.starts.read_text())["began"]) == number + 1
-    assert "everything ended without a report" in screen(run_folder, reason_not_to_requeue(run_folder))
+    assert "everything ended without a report" in screen(run_folder, close_before_requeue(run_folder))
 
 
 def test_what_fails_before_rank_0_could_count_counts(run_folder: RunFolder) -> None:
@@ -107,9 +107,9 @@ def test_what_fails_before_rank_0_could_count_counts(run_folder: RunFolder) -> N
 def test_an_engine_s_start_counts_however_it_was_stopped(run_folder: RunFolder) -> None:
     """A walltime that is too short for a first step would have the job requeued for ever."""
     for _ in range(MAX_STARTS_WITHOUT_CHECKPOINT):
-        assert reason_not_to_requeue(run_folder) is None
+        assert close_before_requeue(run_folder) is None
         count_attempt(run_folder, by_engine=True)
         for _ in range(2):  # a machine has come
             count_attempt(run_folder)
             end_attempt(run_folder, is_saved=False)
-    assert reason_not_to_requeue(run_folder) is not None
+    assert close_before_requeue(run_folder) is not None

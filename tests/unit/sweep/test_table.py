@@ -10,7 +10,6 @@ from ddp_train.errors import EnvironmentRefuses
 from ddp_train.launch.engine import slurm_client
 from ddp_train.launch.engine.engine import Stage, State, Submission
 from ddp_train.run_folder.result import Result, Status
-from ddp_train.run_folder.starts import NO_PROGRESS_ERROR
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import mark_cancelled
 from ddp_train.sweep.table import update
@@ -34,7 +33,7 @@ def test_the_engine_and_the_folders_say_it_together(sweep: Sweep, monkeypatch: p
     Result(status=Status.PREEMPTED).write(requeued.result)
     Result(status=Status.FAILED).write(failed.result)
     mark_cancelled(cancelled)
-    Result(status=Status.FAILED, error=f"{NO_PROGRESS_ERROR}: everything ended without a report").write(hopeless.result)
+    Result(status=Status.FAILED, error="NoProgress: everything ended without a report", has_no_progress=True).write(hopeless.result)
     found = update(sweep, "eval/loss")
     assert [job.status for job in sweep.jobs] == ["completed", "running", "queued", "failed", "interrupted", "failed", "interrupted"]
     assert found.alive == {1, 2} and found.problems == [] and sweep.jobs[0].metric == 2.0

@@ -68,7 +68,9 @@ def test_a_long_run_s_axes_are_short_and_end_with_it(tmp_path: Path) -> None:
 
 def test_a_run_s_curves_and_marks(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nans=(5,))
-    (run / "failure.1.json").write_text(json.dumps({"rank": 1, "pid": 1, "step": 7, "error": "Killed", "message": "by a test"}))
+    (run / "failure.1.json").write_text(
+        json.dumps({"kind": "rank", "rank": 1, "pid": 1, "step": 7, "error": "Killed", "message": "by test"})
+    )
     read = curves_of(ArchivedRun(run), points=10_000)
     loss = read["curves"]["train/loss"]
     assert (loss["n"], len(loss["y"])) == (60, 60) and np.flatnonzero(np.isnan(loss["y"])).tolist() == [4]
