@@ -12,7 +12,7 @@ from ddp_train.errors import printable
 from ddp_train.run_folder.paths import RunFolder, step_folders
 from ddp_train.run_folder.times import newest_shares
 from ddp_train.run_folder.verdict import Outcome, Verdict
-from ddp_train.system.files import tail, write_json
+from ddp_train.system.files import json_lines, write_json
 from ddp_train.system.folder_lock import is_held
 
 _TAIL_BYTES = 20_000  # of metrics.jsonl
@@ -24,13 +24,9 @@ _JOB = re.compile(r"^[a-z]+-(\d+)")
 
 def newest_record(run_folder: RunFolder) -> dict[str, Any]:
     """Return the newest training record of a run; {} before its first."""
-    newest: dict[str, Any] = {}
-    for line in tail(run_folder.metrics, _TAIL_BYTES).splitlines():
-        with suppress(ValueError):  # cut off
-            record = json.loads(line)
-            if isinstance(record, dict) and record.get("split") == "train" and record.get("step"):
-                newest = record
-    return newest
+    records = json_lines(run_folder.metrics, last_bytes=_TAIL_BYTES)
+    newest = [record for record in records if record.get("split") == "train" and record.get("step")][-1:]
+    return newest[0] if newest else {}
 
 
 def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epochs: float | None) -> str:
@@ -51,11 +47,9 @@ def progress_line(record: Mapping[str, Any], *, max_steps: int | None, max_epoch
 def slow_ranks(run_folder: RunFolder, *, are_still_slow: bool = False) -> list[str]:
     """Return the newest that was said of each rank of a run that was found slow, in one line."""
     newest: dict[int, tuple[str, str]] = {}
-    for line in tail(run_folder.events, _TAIL_BYTES).splitlines():
-        with suppress(ValueError, KeyError, TypeError):  # cut off
-            event = json.loads(line)
-            if event["kind"] in ("slow_rank", "slow_rank_over"):
-                newest[event["rank"]] = event["kind"], printable(f"step {event['step']}: {event['text']}")
+    for event in json_lines(run_folder.events, last_bytes=_TAIL_BYTES):
+        if event.get("kind") in ("slow_rank", "slow_rank_over"):
+            newest[event["rank"]] = event["kind"], printable(f"step {event['step']}: {event['text']}")
     return [line for kind, line in newest.values() if kind == "slow_rank" or not are_still_slow]
 
 

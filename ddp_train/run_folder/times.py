@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.system.files import tail
+from ddp_train.system.files import json_lines, tail
 
 _TAIL_BYTES = 1 << 20  # more than the longest line
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "checkpoint", "other")
@@ -72,18 +72,16 @@ def read_times(run_folder: RunFolder, *, most_ranks: int | None = None) -> list[
     What a kill left half written is left out, and what cannot be understood.
     """
     attempts: list[Attempt] = []
-    with suppress(OSError), run_folder.times.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with suppress(KeyError, TypeError, ValueError):
-                content = json.loads(line)
-                step = int(content["step"])
-                if "started" in content:
-                    known = {name: content[name] for name in ("restart", "queued", "hosts", "not_split")}
-                    attempts.append(Attempt(started=float(content["started"]), step=step, **known))
-                elif attempts:
-                    rows = [row for row in content["ranks"] if len(row) == len(PARTS)][:most_ranks]
-                    time, seconds, steps = float(content["time"]), float(content["seconds"]), int(content["steps"])
-                    attempts[-1].spans.append(Span(step, time, seconds, steps, rows))
+    for content in json_lines(run_folder.times):
+        with suppress(KeyError, TypeError, ValueError):
+            step = int(content["step"])
+            if "started" in content:
+                known = {name: content[name] for name in ("restart", "queued", "hosts", "not_split")}
+                attempts.append(Attempt(started=float(content["started"]), step=step, **known))
+            elif attempts:
+                rows = [row for row in content["ranks"] if len(row) == len(PARTS)][:most_ranks]
+                time, seconds, steps = float(content["time"]), float(content["seconds"]), int(content["steps"])
+                attempts[-1].spans.append(Span(step, time, seconds, steps, rows))
     return attempts
 
 

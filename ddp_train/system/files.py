@@ -58,6 +58,23 @@ def tail(path: Path, max_bytes: int) -> str:
         return ""
 
 
+def json_lines(path: Path, *, last_bytes: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a file of JSON lines, but for lines that are cut off; nothing if it cannot be read.
+
+    `last_bytes`: of the end of the file alone; 0: all of it.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if last_bytes:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+        for line in file:
+            try:  # `suppress` takes a third as long as to parse a line
+                content = json.loads(line.decode())
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(content, dict):
+                yield content
+
+
 def refresh(folder: Path) -> None:
     """Let NFS ask its server what is in a folder (close-to-open): else what was missing there is so for a minute. OSError: no folder."""
     os.listdir(folder)

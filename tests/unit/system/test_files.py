@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.system.files import appears_whole, create_json, write_atomic
+from ddp_train.system.files import appears_whole, create_json, json_lines, write_atomic
 
 
 def test_of_many_threads_one_creates_a_report_and_it_is_its_own(tmp_path: Path) -> None:
@@ -60,3 +60,10 @@ def test_what_was_not_written_to_its_end_is_not_there(tmp_path: Path) -> None:
         partial.write_text("whole")
         assert not (tmp_path / "new" / "file").exists()
     assert [path.read_text() for path in (tmp_path / "new").iterdir()] == ["whole"]
+
+
+def test_lines_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"step": 1}\n[2]\n{"step": \xff}\n{"step": 3}\n{"st')
+    assert [*json_lines(tmp_path / "a.jsonl")] == [{"step": 1}, {"step": 3}]
+    assert [*json_lines(tmp_path / "a.jsonl", last_bytes=20)] == [{"step": 3}]
+    assert [*json_lines(tmp_path / "nowhere")] == [*json_lines(tmp_path)] == []
