@@ -1,6 +1,7 @@
 """What follows a run: the scheduler, metric writers, and callbacks with what they see of it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 
 from ddp_train.interfaces.batch import Batch
 from ddp_train.interfaces.data import DataSource
+from ddp_train.system.phase import Phases
 from ddp_train.traits import CallbackConstants, Goal
 
 
@@ -30,7 +32,7 @@ class Scheduler(Protocol):
 class MetricWriter(Protocol):
     """Where numbers go. Exists on global rank 0 only.
 
-    An argument that is `auto` in the configuration gets what rank 0 knows of its run: `WriterFacts` (config/targets/facts.py).
+    An argument that is `auto` in the configuration gets what rank 0 knows of its run: `WriterFacts`.
     """
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -38,6 +40,22 @@ class MetricWriter(Protocol):
 
     def close(self) -> None:
         """Write what is left: the run is over, or it goes back to a checkpoint, from which a new writer begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterFacts:
+    """What rank 0 knows of its run, for the metric writers: an argument that is `auto` gets the fact of its name."""
+
+    run_dir: str
+    config: Mapping[str, Any]
+    hyper_parameters: Mapping[str, Any]  # typed or swept
+    run_name: str = ""  # in a sweep: the values that differ between its jobs
+    step: int  # after which this attempt begins
+    total_steps: int
+    phases: Phases  # the phase of rank 0
+    epoch: float | None = None  # where this attempt begins; None: there are no epochs, or nothing is trained
+    steps_per_epoch: int | None = None
+    notes: Callable[[], Sequence[str]] = tuple  # returns lines about the run, for a terminal
 
 
 @runtime_checkable

@@ -17,9 +17,9 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.verify import damage_of
 from ddp_train.config.saved import answers_of
-from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.errors import DONE, UserError, printable
 from ddp_train.interfaces import MetricWriter
+from ddp_train.interfaces.run import WriterFacts
 from ddp_train.launch.job import Evaluation
 from ddp_train.loader.loader import PositionedEvaluationLoader
 from ddp_train.metrics.jsonl import read_records

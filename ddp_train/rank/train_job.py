@@ -15,10 +15,10 @@ from ddp_train.config import auto
 from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answers_before, record_answers
-from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.distributed.world import World
 from ddp_train.errors import DONE, RunError
 from ddp_train.interfaces import MetricWriter
+from ddp_train.interfaces.run import WriterFacts
 from ddp_train.launch.job import Job
 from ddp_train.loader.order import epochs
 from ddp_train.rank import summary

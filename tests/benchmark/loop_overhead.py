@@ -42,10 +42,10 @@ from torch.profiler import profile, supported_activities
 from ddp_train import CONF
 from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.distributed.store import join_store
 from ddp_train.distributed.world import World, alone, open_world
 from ddp_train.interfaces import Batch, Indices
+from ddp_train.interfaces.run import WriterFacts
 from ddp_train.loader.order import SampleOrder
 from ddp_train.loader.sampler import Shuffled
 from ddp_train.system.phase import Phases

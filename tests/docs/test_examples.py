@@ -18,9 +18,9 @@ from omegaconf import DictConfig
 
 from ddp_train.config.check import check_config
 from ddp_train.config.run_config import RunConfig
-from ddp_train.config.targets.facts import WriterFacts
 from ddp_train.distributed.world import alone
 from ddp_train.errors import UserError
+from ddp_train.interfaces.run import WriterFacts
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.system.phase import Phases

@@ -25,7 +25,6 @@ SHOWN_BY = {
     "cli/resume.py": "tests/config/test_config.py",
     "config/check.py": "tests/config/test_config.py",
     "config/schema.py": "tests/config/test_config.py",
-    "config/targets/facts.py": "tests/unit/config/test_auto.py, tests/unit/training/build/test_adopt.py",
     "config/rules/strategy.py": "tests/config/test_config.py",
     "config/command/saved_overrides.py": "tests/unit/cli/test_saved_run.py, tests/unit/cli/test_evaluate.py",
     "data/tokens/token_writer.py": "tests/unit/cli/test_prepare.py",

@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 from ddp_train import FOLDER
 from ddp_train.config.schema import EVALUATION_METRICS, EVALUATION_SETS, FULL_KEYS, KEYS_BESIDE_ARGUMENTS
 from ddp_train.config.spelling import did_you_mean, instead_of, override, removal, without_secrets
-from ddp_train.config.targets.facts import FACTS
 from ddp_train.config.targets.locate import declares, hints_of, locate, look_up, parameters_of, takes
 from ddp_train.config.tree import leaves
 from ddp_train.config.values import missed_range
@@ -27,6 +26,16 @@ from ddp_train.errors import ConfigError
 from ddp_train.traits import Constants, constants_of
 
 AUTO: Final = "auto"  # a value that only the data or the run knows (auto.py)
+
+_OF_DATA = ("image_shape", "num_classes", "vocab_size", "context_length")
+FACTS = {
+    "model": _OF_DATA,
+    "objective": (*_OF_DATA, "ignore_index", "bytes_per_token"),
+    "evaluation": (*_OF_DATA, "ignore_index"),
+    "scheduler": ("total_steps", "steps_per_epoch"),
+    "metrics": ("run_dir", "config", "hyper_parameters", "run_name", "step", "total_steps", "phases", "epoch", "steps_per_epoch", "notes"),
+}
+"""The facts that answer an argument which is `auto`, by section. A data set may have more; writers' are `interfaces.run.WriterFacts`."""
 
 COMPLETED = ("optimizer", "scheduler")  # nodes whose first argument the run adds later: parameters or the model, the optimizer
 

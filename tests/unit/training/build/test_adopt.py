@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_train.config.targets.facts import WriterFacts
+from ddp_train.config.targets.target import FACTS
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, UserError
 from ddp_train.interfaces import Run, Strategy
+from ddp_train.interfaces.run import WriterFacts
 from ddp_train.system.phase import Phases
 from ddp_train.training.build.adopt import make_callbacks, make_strategy, make_writers
 from ddp_train.training.state import saved_state
@@ -36,6 +37,10 @@ class Whole:
 
     def prepare(self, model: Any, device: Any, world_size: int) -> Any:
         return model
+
+
+def test_the_check_knows_the_facts_that_writers_get() -> None:
+    assert FACTS["metrics"] == tuple(WriterFacts.__annotations__)
 
 
 def test_a_writer_without_close_is_refused_when_it_is_made() -> None:
