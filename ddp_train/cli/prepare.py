@@ -59,14 +59,7 @@ def _prepare_tokens(arguments: Sequence[str]) -> None:
     if (folder / INDEX).exists():
         happened, expected = f"{folder} has an {INDEX} already", "a folder without one; nothing is written over"
         raise ConfigError(key="to", happened=happened, expected=expected, fix="another folder, or delete that one")
-    with TokenWriter(
-        folder,
-        vocab_size=tokenizer.vocab_size,
-        tokenizer=tokenizer.name,
-        end_of_text=tokenizer.end_of_text,
-        splits=("train", "val"),
-        shard_tokens=int(options.get("shard_tokens", 1 << 28)),
-    ) as writer:
+    with TokenWriter(folder, tokenizer, shard_tokens=int(options.get("shard_tokens", 1 << 28))) as writer:
         num_bytes = num_tokens = 0
         began = printed = time.monotonic()
         for passage, tokens in corpus.encoded():

@@ -70,10 +70,7 @@ class TokenIndex:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
                 raise ValueError(f"the format is {content['format']!r}")
-            splits = {
-                name: tuple(ShardEntry(shard["file"], shard["tokens"], shard["documents"], shard.get("bytes")) for shard in shards)
-                for name, shards in content["splits"].items()
-            }
+            splits = {name: tuple(ShardEntry(**shard) for shard in shards) for name, shards in content["splits"].items()}
             index = cls(content["dtype"], content["vocab_size"], content["tokenizer"], content["end_of_text"], splits)
             shards = [shard for of_split in splits.values() for shard in of_split]
             fits_dtype = 0 <= index.end_of_text < index.vocab_size <= np.iinfo(DTYPES[index.dtype]).max + 1

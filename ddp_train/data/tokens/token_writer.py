@@ -113,17 +113,14 @@ class TokenWriter:
 
     Args:
         root: the folder; what an attempt that did not end has left in it is removed.
-        splits: their names.
         shard_tokens: a shard ends with the document in which it gets this many.
     """
 
-    def __init__(
-        self, root: Path, *, vocab_size: int, tokenizer: str, end_of_text: int, splits: tuple[str, ...], shard_tokens: int
-    ) -> None:
+    def __init__(self, root: Path, tokenizer: Tokenizer, *, shard_tokens: int) -> None:
         _remove_ours(root)
-        dtype = "uint16" if vocab_size <= np.iinfo(np.uint16).max + 1 else "uint32"
-        self._root, self._index = root, TokenIndex(dtype, vocab_size, tokenizer, end_of_text, {})
-        self.splits = {name: SplitWriter(root, name, DTYPES[dtype], end_of_text, shard_tokens) for name in splits}
+        end_of_text, dtype = tokenizer.end_of_text, "uint16" if tokenizer.vocab_size <= np.iinfo(np.uint16).max + 1 else "uint32"
+        self._root, self._index = root, TokenIndex(dtype, tokenizer.vocab_size, tokenizer.name, end_of_text, {})
+        self.splits = {name: SplitWriter(root, name, DTYPES[dtype], end_of_text, shard_tokens) for name in ("train", "val")}
 
     def finish(self) -> TokenIndex:
         index = replace(self._index, splits={name: split.finish() for name, split in self.splits.items()})
