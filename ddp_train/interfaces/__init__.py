@@ -16,7 +16,7 @@ from ddp_train.interfaces.objective import (
     AnyObjective,
     BorrowsWeights,
     HasUnit,
-    Joint,
+    LossModule,
     Objective,
     Scored,
     SupportsBindModel,

@@ -137,7 +137,7 @@ class SupportsBindModel(Protocol):
         """
 
 
-class Joint(nn.Module):
+class LossModule(nn.Module):
     """Computes the loss of a batch in its forward, which is what a strategy wraps.
 
     So the objective has the model itself, on two ranks as on one: it may call the model several times, call methods of it, and read its

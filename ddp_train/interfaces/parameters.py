@@ -7,18 +7,18 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ddp_train.errors import ConfigError, join_few
-from ddp_train.interfaces.objective import Joint
+from ddp_train.interfaces.objective import LossModule
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module that it wraps
 
 
-def named_parameters(trained: nn.Module) -> dict[str, nn.Parameter]:
+def named_parameters(trained_module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of what is trained, tied ones once, by the names that a user knows.
 
-    These are the model's own, without what `Joint` and torch.compile put before them; an objective's begin with `objective.`.
+    These are the model's own, without what `LossModule` and torch.compile put before them; an objective's begin with `objective.`.
     """
-    prefix = "model." if isinstance(trained, Joint) else ""
-    return {plain_name(name).removeprefix(prefix): parameter for name, parameter in trained.named_parameters()}
+    prefix = "model." if isinstance(trained_module, LossModule) else ""
+    return {plain_name(name).removeprefix(prefix): parameter for name, parameter in trained_module.named_parameters()}
 
 
 def plain_name(name: str) -> str:

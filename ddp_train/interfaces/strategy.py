@@ -53,7 +53,7 @@ class LocalWeights(Protocol):
     def after_step(self, step: int) -> None:
         """Called after each optimizer step. Collective where the ranks synchronise after it."""
 
-    def mean_over_ranks(self, trained: nn.Module, averages: Iterable[Tensor]) -> AbstractContextManager[Mapping[MemoryKey, Tensor]]:
+    def mean_over_ranks(self, trained_module: nn.Module, averages: Iterable[Tensor]) -> AbstractContextManager[Mapping[MemoryKey, Tensor]]:
         """Let weights and buffers, and averages of them, be the mean over the ranks; then each rank's own again, to the bit. Collective.
 
         Entered for each evaluation and each save, also within another. Yields this rank's own values of all that changed (`memory_key`).
@@ -64,11 +64,8 @@ class Strategy(StrategyConstants, ABC):
     """Which rank keeps which weights, gradients and optimizer state, and when the ranks exchange them.
 
     A strategy has `prepare`, and overrides what else it needs: by default every rank has all of everything, and nothing is exchanged but in
-    backward. Its methods stand in the order of a run, and get the run's modules by these names:
-
-    - `model`: computes the loss and is not wrapped yet, a `Joint` of the user's model and the objective;
-    - `module`: what `prepare` has returned for it, whose forward the loop calls;
-    - `trained`: all that is trained, unwrapped: the user's model, or a `Joint` where the objective has a state of its own.
+    backward. Its methods stand in the order of a run. `prepare` gets a `LossModule`, and it is `wrapped` then. `trained_module` is all that
+    is trained, unwrapped: the user's model, or the `LossModule` where the objective has a state of its own.
 
     A sharded tensor is a DTensor of which each rank has some rows (`is_sharded`): a parameter, its gradient, a tensor of the optimizer. All
     else is the same on all ranks after a step, unless there are `local_weights`. The gradients of a step are the mean over the ranks of
@@ -78,7 +75,7 @@ class Strategy(StrategyConstants, ABC):
     graph_is_static: bool = False  # every step must use the same parameters in the same order
     param_dtype: torch.dtype | None = None  # in which weights travel and compute, as in FSDP2; None: in their own
     local_weights: LocalWeights | None = None  # each rank steps its own; None: after a step all are the same
-    _mark_exchange: Callable[[], AbstractContextManager[object]] = nullcontext  # around each exchange outside backward
+    _exchange_context: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @abstractmethod
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
@@ -87,7 +84,7 @@ class Strategy(StrategyConstants, ABC):
         - a run: a model that returns the loss of a batch;
         - each turn of an objective that takes turns: a model with that turn's loss, while the parameters of the others are frozen;
         - the same models again, when other parameters are to be trained than before (`requires_grad`);
-        - `ddp-train evaluate`, with `shards_parameters` alone: `trained`, without a loss and all frozen.
+        - `ddp-train evaluate`, with `shards_parameters` alone: `trained_module`, without a loss and all frozen.
 
         With `shards_parameters` the parameters are sharded in place, and the model is returned itself: evaluation and checkpoints go on
         with the modules in it. It may have values on rank 0 alone then, and be on torch's meta device on the others.
@@ -101,11 +98,11 @@ class Strategy(StrategyConstants, ABC):
         """
         return {}
 
-    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+    def rank_memory(self, trained_module: nn.Module, world_size: int) -> RankMemory:
         """Return what each of so many ranks will keep: `ddp-train plan` asks on one rank, before anything is sharded."""
         return RankMemory()
 
-    def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
+    def start_training(self, trained_module: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
         """Training starts, or goes on from a checkpoint, after which this is called again. The weights are in place.
 
         Args:
@@ -113,22 +110,26 @@ class Strategy(StrategyConstants, ABC):
             weights_are_equal: all ranks have the same weights; False with `local_weights` alone.
         """
 
-    def time_exchanges(self, mark: Callable[[], AbstractContextManager[object]]) -> None:
-        """Let each exchange outside backward be within `mark()` from now on, by which the loop times it."""
-        self._mark_exchange = mark
-
-    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
         """Return a context for forward and backward of all micro-batches of a step but the last: gradients need not be exchanged there."""
         return nullcontext()
 
-    def reduce_gradients(self, trained: nn.Module, step: int) -> None:
+    def reduce_gradients(self, trained_module: nn.Module, step: int) -> None:
         """Put the mean over the ranks in the place of each gradient, where backward did not; after `step` steps. Collective."""
 
-    def zeroes_gradients_in_place(self, module: nn.Module) -> bool:
+    def exchanging(self) -> AbstractContextManager[object]:
+        """Return a context for an exchange outside backward, by which the loop times it: `with self.exchanging():` in the strategy."""
+        return self._exchange_context()
+
+    def set_exchange_context(self, context: Callable[[], AbstractContextManager[object]]) -> None:
+        """Let `exchanging` return `context()` from now on; the loop calls it, before the first step."""
+        self._exchange_context = context
+
+    def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
         """Tell, after the optimizer's step, whether gradients are better zeroed in place than set to None; of several micro-batches."""
         return False
 
-    def reshard(self, module: nn.Module) -> None:
+    def reshard(self, wrapped: nn.Module) -> None:
         """Free the weights that a forward without a backward has gathered: after an evaluation, say."""
 
     def state_dict(self) -> dict[str, Any]:

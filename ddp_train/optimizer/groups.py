@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint
+from ddp_train.interfaces import LossModule
 from ddp_train.interfaces.parameters import matching, named_parameters, plain_name
 
 REST = "rest"  # the group of all other parameters
@@ -14,9 +14,9 @@ Groups = Mapping[str, Mapping[str, Any]]
 """Name -> `match` (one pattern or several for `matching`), `freeze`, and arguments of the optimizer that differ in this group."""
 
 
-def freeze(trained: nn.Module, groups: Groups) -> None:
+def freeze(trained_module: nn.Module, groups: Groups) -> None:
     """Stop training the parameters of groups with `freeze: true`; called before the strategy prepares the model."""
-    named = named_parameters(trained)
+    named = named_parameters(trained_module)
     for group, names in _assign(named, groups).items():
         if groups[group].get("freeze"):
             for name in names:
@@ -24,7 +24,7 @@ def freeze(trained: nn.Module, groups: Groups) -> None:
 
 
 def parameter_groups(
-    trained: nn.Module,
+    trained_module: nn.Module,
     weight_decay: float | None,
     *,
     groups: Groups | None = None,
@@ -37,7 +37,7 @@ def parameter_groups(
     ones come once. Empty groups are left out, and without decay one group replaces the two: a fused optimizer runs a kernel for each.
 
     Args:
-        trained: after the strategy has prepared it.
+        trained_module: after the strategy has prepared it.
         weight_decay: of the matrices; None: the optimizer has no such argument, and groups are not split by it.
         groups: parameters that differ. A parameter is in the first group that matches; all others are in `rest`, which comes first.
         layer_decay: factor of the rate from one layer to the one below it; a group with an `lr` keeps that.
@@ -45,12 +45,12 @@ def parameter_groups(
 
     Returns groups for the first argument of a torch optimizer; with `groups` or `layer_decay` each has its `name`.
     """
-    named = named_parameters(trained)
+    named = named_parameters(trained_module)
     if not any(parameter.requires_grad for parameter in named.values()):
         raise ConfigError(key="model", happened="no parameter is trainable", expected="one with requires_grad", fix="unfreeze a layer")
     if not groups and layer_decay is None:
         return split_by_decay([parameter for parameter in named.values() if parameter.requires_grad], weight_decay)
-    factors = rate_factors(trained, layer_decay) if layer_decay is not None else {}
+    factors = rate_factors(trained_module, layer_decay) if layer_decay is not None else {}
     chosen = _assign(named, groups or {})
     grouped = {name for names in chosen.values() for name in names}
     result: list[dict[str, Any]] = []
@@ -103,7 +103,7 @@ def _assign(named: Mapping[str, nn.Parameter], groups: Groups) -> dict[str, list
     return assigned
 
 
-def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
+def rate_factors(trained_module: nn.Module, decay: float) -> dict[str, float]:
     """Return each parameter's factor of the rate, by name: 1 in the last layer, `decay` in the one before, and so on.
 
     A layer is an item of an outermost `nn.ModuleList` or `nn.Sequential`; one without a matrix (a norm) belongs to the item before it. The
@@ -111,7 +111,7 @@ def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
 
     Source: Clark et al. 2020, arXiv:2003.10555 (ELECTRA, appendix A); Bao et al. 2021, arXiv:2106.08254 (BEiT).
     """
-    model = trained.model if isinstance(trained, Joint) else trained
+    model = trained_module.model if isinstance(trained_module, LossModule) else trained_module
     layer_numbers = _layer_numbers(model)
     last = max(layer_numbers.values(), default=0)
     if last == 0:
@@ -119,7 +119,7 @@ def rate_factors(trained: nn.Module, decay: float) -> dict[str, float]:
         expected = "an nn.ModuleList or nn.Sequential of at least two layers with parameters"
         fix = "optimizer.layer_decay=null, and optimizer.groups for parts with their own learning rate"
         raise ConfigError(key="optimizer.layer_decay", happened=happened, expected=expected, fix=fix)
-    return {name: decay ** (last - layer_numbers.get(name, last)) for name in named_parameters(trained)}
+    return {name: decay ** (last - layer_numbers.get(name, last)) for name in named_parameters(trained_module)}
 
 
 def _layer_numbers(model: nn.Module) -> dict[str, int]:

@@ -61,7 +61,7 @@ class DDP(Strategy):
             return model
         if self.sync_batchnorm:
             model = _synchronised(model)
-        module = _Naming(
+        module = _DDPModule(
             model,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
@@ -69,32 +69,32 @@ class DDP(Strategy):
             find_unused_parameters=self.find_unused_parameters,
             bucket_cap_mb=self.bucket_cap_mb,
         )
-        module.mark_exchange = lambda: self._mark_exchange()  # which is set later
+        module.exchanging = self.exchanging
         if (hook := self._hook()) is not None:
             module.register_comm_hook(None, hook)
         return module
 
-    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which backward keeps gradients local. Forward must be inside, too.
 
         Raises ConfigError: `static_graph` is on. torch then fails an internal assertion in the first backward (torch issue 143580, still
         so in 2.13), and where it does not, stops all-reducing from the second step on (torch pull request 187732).
         """
-        if not isinstance(module, DistributedDataParallel):
+        if not isinstance(wrapped, DistributedDataParallel):
             return self._nothing_to_skip
         if self.graph_is_static:
             happened = "is true, and the step accumulates micro-batches, whose gradients torch reduces wrongly (pytorch issue 143580)"
             raise conflict("strategy.static_graph", happened, "false, or trainer.grad_accum_steps=1")
-        context: AbstractContextManager[None] = module.no_sync()
+        context: AbstractContextManager[None] = wrapped.no_sync()
         return context
 
-    def zeroes_gradients_in_place(self, module: nn.Module) -> bool:
+    def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
         """Tell whether gradients are in the buckets: the first micro-batches would else put theirs beside them, in as much memory again.
 
         Not where a parameter may have none in a step, as optimizers must see.
         """
-        is_wrapped = isinstance(module, DistributedDataParallel)
-        return is_wrapped and bool(module.gradient_as_bucket_view) and not module.find_unused_parameters
+        is_ddp = isinstance(wrapped, DistributedDataParallel)
+        return is_ddp and bool(wrapped.gradient_as_bucket_view) and not wrapped.find_unused_parameters
 
     def _hook(self) -> Callable[[Any, Any], Future[Tensor]] | None:
         """Return what exchanges a bucket of gradients; None: torch's own way."""
@@ -117,10 +117,10 @@ def _synchronised(model: nn.Module) -> nn.Module:
     return synchronised
 
 
-class _Naming(DistributedDataParallel):
-    """torch's DDP, which names the parameters that the step before left without a gradient; torch numbers them."""
+class _DDPModule(DistributedDataParallel):
+    """torch's DDP, which lets the loop time its copies of buffers, and names the parameters that had no gradient in the step before."""
 
-    mark_exchange: Callable[[], AbstractContextManager[object]]  # the strategy's
+    exchanging: Callable[[], AbstractContextManager[object]]  # the strategy's
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         try:
@@ -130,7 +130,7 @@ class _Naming(DistributedDataParallel):
             if unused_numbers is None:
                 raise
             parameters = named_parameters(self.module).items()
-            trained = [name for name, parameter in parameters if parameter.requires_grad]  # the order of torch's numbers
+            trained = [name for name, parameter in parameters if parameter.requires_grad]  # in the order of torch's numbers
             unused = [trained[int(number)] for number in unused_numbers[1].split()]
             part = f"{len(unused)} of the model's {len(trained)} parameters"
             happened = f"is false, and {part} did not contribute to the last step's loss: {join_few(unused)}"
@@ -139,5 +139,5 @@ class _Naming(DistributedDataParallel):
 
     def _sync_buffers(self) -> None:
         """Copy rank 0's buffers before a forward, which waits for it."""
-        with self.mark_exchange():
+        with self.exchanging():
             super()._sync_buffers()  # type: ignore[no-untyped-call]

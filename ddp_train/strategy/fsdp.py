@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_train.errors import ConfigError, conflict
-from ddp_train.interfaces import Joint, RankMemory, Strategy
+from ddp_train.interfaces import LossModule, RankMemory, Strategy
 from ddp_train.interfaces.parameters import blocks_of
 from ddp_train.interfaces.strategy import is_sharded
 from ddp_train.strategy.means import copy_tensors_from_main
@@ -98,23 +98,23 @@ class FSDP(Strategy):
         logger.info("fsdp: %d blocks of %s", len(blocks), dict(Counter(type(block).__name__ for block in blocks)))
         if any(True for _ in whole.buffers()):
             whole.register_forward_pre_hook(self._copy_buffers_from_main)
-        if isinstance(model, Joint) and isinstance(model.objective, nn.Module):  # the model is where it is to be, shards perhaps not there
+        if isinstance(model, LossModule) and isinstance(model.objective, nn.Module):  # the model is in its place already
             model.objective.to(device)
         return model
 
-    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which gradients' shards stay within a group of replicas; they are reduce-scattered in every backward.
 
         That costs communication, and keeps a rank from having the gradients of the whole model.
         """
-        return self._accumulating(module) if hasattr(_without_objective(module), "set_requires_all_reduce") else nullcontext()
+        return self._accumulating(wrapped) if hasattr(_without_objective(wrapped), "set_requires_all_reduce") else nullcontext()
 
-    def reshard(self, module: nn.Module) -> None:
-        for each in module.modules():
+    def reshard(self, wrapped: nn.Module) -> None:
+        for each in wrapped.modules():
             if (reshard := getattr(each, "reshard", None)) is not None:
                 reshard()
 
-    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+    def rank_memory(self, trained_module: nn.Module, world_size: int) -> RankMemory:
         count, on_host = world_size // self._replicas, self._offloads and (world_size > 1 or dist.is_initialized())
         return RankMemory(parameter_shards=count, gradient_shards=count, optimizer_shards=count, on_host=on_host)
 
@@ -152,8 +152,8 @@ class FSDP(Strategy):
             block.set_modules_to_backward_prefetch(cut[max(0, place - ahead) : place][::-1])
 
     @contextmanager
-    def _accumulating(self, module: nn.Module) -> Iterator[None]:
-        whole = cast(Any, _without_objective(module))
+    def _accumulating(self, wrapped: nn.Module) -> Iterator[None]:
+        whole = cast(Any, _without_objective(wrapped))
         self._accumulates = True
         whole.set_requires_all_reduce(False)
         yield
@@ -174,12 +174,12 @@ def _count_owners(module: nn.Module) -> Counter[nn.Parameter]:
 
 
 def _without_objective(module: nn.Module) -> nn.Module:
-    return module.model if isinstance(module, Joint) else module
+    return module.model if isinstance(module, LossModule) else module
 
 
 def _require_shardable(model: nn.Module) -> None:
     """Refuse parameters that cannot be sharded, and objectives with parameters to train or turns: no forward of the model serves them."""
-    if isinstance(model, Joint):
+    if isinstance(model, LossModule):
         objective, name = model.objective, type(model.objective).__name__
         if model.turn is not None:
             happened = f"is fsdp, and the parts of {name} take turns, each with its own forward"

@@ -39,7 +39,7 @@ class LocalSGD(Strategy):
         self.has_local_steps = every_steps > 1
         self._is_outer = outer_lr != 1 or outer_momentum > 0
         self._size = 0
-        self._trained = nn.Module()
+        self._trained_module = nn.Module()
         self._last: dict[str, Tensor] = {}  # values at the last synchronisation, by name; in float32 at least
         self._velocity: dict[str, Tensor] = {}  # of the outer optimizer
         self._is_mean, self.weights_are_equal = False, True
@@ -53,38 +53,38 @@ class LocalSGD(Strategy):
         self._synchronises = world_size > 1 or self._is_outer
         return model
 
-    def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
-        self._trained = trained
+    def start_training(self, trained_module: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
+        self._trained_module = trained_module
         self.weights_are_equal = weights_are_equal
         if not self._synchronises:
             return
         last, velocity = state.get("last", {}), state.get("velocity", {})
-        self._last = {name: _own_copy(last.get(name, wide(held)), held) for name, held in _averageable(trained).items()}
+        self._last = {name: _own_copy(last.get(name, wide(held)), held) for name, held in _averageable(trained_module).items()}
         if self._momentum:
-            now = {name: self._last[name] for name in (plain_name(name) for name, _ in trained.named_parameters())}
+            now = {name: self._last[name] for name in (plain_name(name) for name, _ in trained_module.named_parameters())}
             self._velocity = {name: _own_copy(velocity.get(name, torch.zeros_like(value)), value) for name, value in now.items()}
 
     def after_step(self, step: int) -> None:
         is_time = step % self._every_steps == 0
         self.weights_are_equal = is_time or self._size == 1
         if is_time and self._synchronises:
-            with self._mark_exchange():
+            with self.exchanging():
                 self._synchronise()
 
     @contextmanager
-    def mean_over_ranks(self, trained: nn.Module, averages: Iterable[Tensor]) -> Iterator[Mapping[MemoryKey, Tensor]]:
+    def mean_over_ranks(self, trained_module: nn.Module, averages: Iterable[Tensor]) -> Iterator[Mapping[MemoryKey, Tensor]]:
         if self._size == 1 or self._is_mean:
             yield {}
             return
         averages = list(averages)
-        changed = averages if self.weights_are_equal else [*trained.parameters(), *trained.buffers(), *averages]
+        changed = averages if self.weights_are_equal else [*trained_module.parameters(), *trained_module.buffers(), *averages]
         with torch.no_grad():
             kept = [(tensor.detach(), tensor.detach().clone()) for tensor in changed]
             if not self.weights_are_equal:
-                held = _averageable(trained)
+                held = _averageable(trained_module)
                 for name, displacement in means(held, self._last):
                     held[name].copy_(self._last[name] + displacement)
-                _copy_integers_from_main(trained.buffers())
+                _copy_integers_from_main(trained_module.buffers())
             fractions = {number: average for number, average in enumerate(averages) if average.is_floating_point()}
             for number, mean in means(fractions):
                 fractions[number].copy_(mean)
@@ -103,27 +103,27 @@ class LocalSGD(Strategy):
         refuse_modes(optimizer, "which would differ between the ranks with strategy=local_sgd")
         return {}
 
-    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+    def rank_memory(self, trained_module: nn.Module, world_size: int) -> RankMemory:
         num_copies = 1 + bool(self._momentum) if self._is_outer or world_size > 1 else 0
-        of_one = sum(max(4, tensor.itemsize) * tensor.numel() for tensor in chain(trained.parameters(), trained.buffers()))
+        of_one = sum(max(4, tensor.itemsize) * tensor.numel() for tensor in chain(trained_module.parameters(), trained_module.buffers()))
         return RankMemory(exchange_bytes=num_copies * of_one)
 
     @torch.no_grad()
     def _synchronise(self) -> None:
-        held = _averageable(self._trained)
-        stepped = {plain_name(name) for name, parameter in self._trained.named_parameters() if parameter.requires_grad}
+        held = _averageable(self._trained_module)
+        stepped = {plain_name(name) for name, parameter in self._trained_module.named_parameters() if parameter.requires_grad}
         for name, displacement in means(held, self._last):
             if name in stepped and self._is_outer:  # what is frozen has no displacement, and shall have no momentum
                 if self._momentum:  # minus `displacement` is the gradient
                     displacement = displacement.add(self._velocity[name].mul_(self._momentum).add_(displacement), alpha=self._momentum)
                 displacement = displacement.mul_(self._lr)
             held[name].copy_(self._last[name].add_(displacement))
-        _copy_integers_from_main(self._trained.buffers())
+        _copy_integers_from_main(self._trained_module.buffers())
 
 
-def _averageable(trained: nn.Module) -> dict[str, Tensor]:
+def _averageable(trained_module: nn.Module) -> dict[str, Tensor]:
     """Return what a mean can be taken of, by name, sharing its memory: parameters, and buffers of fractions."""
-    every = chain(trained.named_parameters(), trained.named_buffers())
+    every = chain(trained_module.named_parameters(), trained_module.named_buffers())
     real = {plain_name(name): torch.view_as_real(each.detach()) if each.is_complex() else each.detach() for name, each in every}
     return {name: each for name, each in real.items() if each.is_floating_point()}
 

@@ -49,10 +49,10 @@ class PowerSGD(DDP):
         return super().prepare(model, device, world_size)
 
     @torch.no_grad()
-    def reduce_gradients(self, trained: nn.Module, step: int) -> None:
+    def reduce_gradients(self, trained_module: nn.Module, step: int) -> None:
         if self._size == 1:
             return
-        named = ((plain_name(name), parameter.grad) for name, parameter in trained.named_parameters())
+        named = ((plain_name(name), parameter.grad) for name, parameter in trained_module.named_parameters())
         gradients = {name: gradient for name, gradient in named if gradient is not None}
         thin = {name: gradient for name, gradient in gradients.items() if step >= self._from_step and self._is_compressed(gradient)}
         matrices = {name: wide(gradient.flatten(1)) + self._last_residual(name, gradient) for name, gradient in thin.items()}
@@ -71,12 +71,12 @@ class PowerSGD(DDP):
     def state_dict(self) -> dict[str, Any]:
         return {"left_out": dict(self._residuals), "bases": dict(self._bases)}
 
-    def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
+    def start_training(self, trained_module: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
         self._residuals, self._bases = dict(state.get("left_out", {})), dict(state.get("bases", {}))
 
-    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+    def rank_memory(self, trained_module: nn.Module, world_size: int) -> RankMemory:
         """Return the memory of this rank's residuals at most, and of the bases."""
-        thin = [each for each in trained.parameters() if world_size > 1 and each.requires_grad and self._is_compressed(each)]
+        thin = [each for each in trained_module.parameters() if world_size > 1 and each.requires_grad and self._is_compressed(each)]
         return RankMemory(exchange_bytes=sum(4 * (each.numel() + self._rank * each[0].numel()) for each in thin))
 
     def _hook(self) -> Callable[[Any, Any], Future[Tensor]]:

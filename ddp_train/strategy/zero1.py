@@ -54,7 +54,7 @@ class Zero1(DDP):
             _replace(optimizer, {shard.rows: shard.whole for shard in shards})
             for shard in shards:
                 shard.rows.grad = None
-            with self._mark_exchange():
+            with self.exchanging():
                 for bucket in together:
                     _all_gather(bucket)
 
@@ -62,7 +62,7 @@ class Zero1(DDP):
         optimizer.register_step_post_hook(after)
         return {shard.whole: shard.rows for shard in shards}
 
-    def rank_memory(self, trained: nn.Module, world_size: int) -> RankMemory:
+    def rank_memory(self, trained_module: nn.Module, world_size: int) -> RankMemory:
         return RankMemory(optimizer_shards=world_size)
 
 

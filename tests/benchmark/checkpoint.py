@@ -57,7 +57,7 @@ class Rank:
                 optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": zeros[0], "exp_avg_sq": zeros[1]}
         self.components: Any = SimpleNamespace(
             model=model,
-            trained=model,
+            trained_module=model,
             optimizer=optimizer,
             scheduler=constant(optimizer),
             scaler=torch.amp.GradScaler("cpu", enabled=False),

@@ -71,7 +71,7 @@ SAVED = (3, 4)  # between two synchronisations, and at one
 def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path | None = None, logs_every: int = 1) -> dict[str, Any]:
     """Train to the end, from a checkpoint or from the beginning, and save on the way."""
     parts, state = build(run, world), TrainState()
-    parts.strategy.start_training(parts.trained, {}, weights_are_equal=True)
+    parts.strategy.start_training(parts.trained_module, {}, weights_are_equal=True)
     if since is not None:
         rebuild_buckets(parts, world)
         start_from(since, parts, state, world)

@@ -79,10 +79,10 @@ def curve(run: RunConfig, world: World, *, to: Path | None = None, since: Path |
 
 def measured(parts: Components) -> dict[str, int]:
     """Return the bytes that this rank has from step to step, tensor by tensor."""
-    trained = list(parts.trained.parameters())
+    trained = list(parts.trained_module.parameters())
     state = [value for values in parts.optimizer.state.values() for value in values.values() if isinstance(value, torch.Tensor)]
     return {
-        "parameters": sum(local_rows(each).nbytes for each in [*trained, *parts.trained.buffers()]),
+        "parameters": sum(local_rows(each).nbytes for each in [*trained, *parts.trained_module.buffers()]),
         "gradients": sum(local_rows(each).nbytes for each in trained if each.requires_grad),
         "optimizer": sum(local_rows(each).nbytes for each in state),
     }

@@ -76,16 +76,17 @@ def groups_of(node: Mapping[str, Any]) -> Groups:
     return framework_keys(node, "optimizer").get("groups") or {}
 
 
-def make_optimizer(node: Mapping[str, Any], trained: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
+def make_optimizer(node: Mapping[str, Any], trained_module: nn.Module, *, rate_factor: float = 1.0) -> Optimizer:
     """Complete the optimizer with what is trained, as its `model` or in groups, whose rates all take the factor (`optimizer.lr_scale`)."""
     settings, target = framework_keys(node, "optimizer"), locate(node["_target_"])
     class_node = {name: value for name, value in node.items() if name not in settings}
-    run_object: Any = trained
+    run_object: Any = trained_module
     if not declares(target, "model"):
         layer_decay, lr = settings.get("layer_decay"), _rate(class_node, target)
         if layer_decay is not None and lr is None:
             raise ConfigError(key="optimizer.lr", happened="is not given", expected="the learning rate of the last layer")
-        run_object = parameter_groups(trained, class_node.get("weight_decay"), groups=groups_of(node), layer_decay=layer_decay, lr=lr)
+        decay = class_node.get("weight_decay")
+        run_object = parameter_groups(trained_module, decay, groups=groups_of(node), layer_decay=layer_decay, lr=lr)
     optimizer: Optimizer = instantiate(class_node, key="optimizer", run_object=run_object)
     for group in optimizer.param_groups if rate_factor != 1.0 else ():
         if group.get("lr") is None:

@@ -48,12 +48,12 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
     strategy = make_strategy(config.strategy)
     evaluated = _evaluation_parts(config, world, answers, strategy, eval_sources)
-    model, trained, objective, amp = evaluated.model, evaluated.trained, evaluated.objective, evaluated.amp
-    freeze(trained, groups_of(config.optimizer))
-    if not any(parameter.requires_grad for parameter in trained.parameters()):
+    model, trained_module, objective, amp = evaluated.model, evaluated.trained_module, evaluated.objective, evaluated.amp
+    freeze(trained_module, groups_of(config.optimizer))
+    if not any(parameter.requires_grad for parameter in trained_module.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
-    peak = peak_of(world.device, amp, trained, cast=strategy.param_dtype if world.has_group else None)
-    throughput = make_throughput(world, objective, trained, source=source, peak=peak)
+    peak = peak_of(world.device, amp, trained_module, cast=strategy.param_dtype if world.has_group else None)
+    throughput = make_throughput(world, objective, trained_module, source=source, peak=peak)
     notes = [note_methods_not_called(model)]
     if config.activation_checkpointing.blocks is not None:
         from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
@@ -66,8 +66,8 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
 
         compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
         notes.append(compile_note(compiled, config.compile))
-    module, turns = wrap(trained, objective, strategy, world)
-    optimizer = make_optimizer(config.optimizer, trained, rate_factor=config.rate_factor())
+    wrapped, turns = wrap(trained_module, objective, strategy, world)
+    optimizer = make_optimizer(config.optimizer, trained_module, rate_factor=config.rate_factor())
     if world.has_group:
         require_rows(strategy, optimizer)
     optimizer_shards = strategy.setup_optimizer(optimizer) if world.has_group else {}
@@ -76,7 +76,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
 
     components = Components(
         model=model,
-        trained=trained,
+        trained_module=trained_module,
         objective=objective,
         amp=amp,
         eval_loaders=evaluated.eval_loaders,
@@ -84,7 +84,7 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         forward_is_collective=evaluated.forward_is_collective,
         callbacks=make_callbacks(config.callbacks),
         compiled=compiled,
-        module=module,
+        wrapped=wrapped,
         turns=turns,
         strategy=strategy,
         optimizer=optimizer,
@@ -129,8 +129,8 @@ def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any]
     strategy = make_strategy(config.strategy)
     evaluated = _evaluation_parts(config, world, added, strategy, sources)
     if evaluated.forward_is_collective:
-        return replace(evaluated, trained=strategy.prepare(evaluated.trained.requires_grad_(False), world.device, world.size))
-    evaluated.trained.to(world.device)
+        return replace(evaluated, trained_module=strategy.prepare(evaluated.trained_module.requires_grad_(False), world.device, world.size))
+    evaluated.trained_module.to(world.device)
     return evaluated
 
 
@@ -138,13 +138,13 @@ def _evaluation_parts(
     config: RunConfig, world: World, answers: Mapping[str, Any], strategy: Strategy, sources: Mapping[str, Source]
 ) -> EvaluationComponents:
     """Build what training and evaluation have in common; the strategy has not wrapped it yet. Collective."""
-    model, objective, trained = build_model_and_objective(config, world, answers, strategy)
+    model, objective, trained_module = build_model_and_objective(config, world, answers, strategy)
     eval_loaders = {set_name(key): data.make_eval_loader(source, config, world, key=key) for key, source in sources.items()}
     if config.evaluation.save_predictions:
         _require_predictions(objective, eval_loaders.values())
     return EvaluationComponents(
         model=model,
-        trained=trained,
+        trained_module=trained_module,
         objective=objective,
         amp=instantiate(config.amp, key="amp", answers=answers),
         eval_loaders=eval_loaders,

@@ -45,7 +45,7 @@ def measure(config: RunConfig) -> Sizes:
         fit(weights, components.model, config.init_from_keys, is_strict=config.init_from_strict)
     parameters = list(components.model.parameters())
     ranks = config.batch.world_size
-    memory = components.strategy.rank_memory(components.trained, ranks)
+    memory = components.strategy.rank_memory(components.trained_module, ranks)
     order = components.train_loader.order
     return Sizes(
         model=type(components.model).__name__,

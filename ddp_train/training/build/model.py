@@ -16,7 +16,7 @@ from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import PrecisionConfig
 from ddp_train.distributed.world import World
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import AnyObjective, BorrowsWeights, Joint, Strategy, SupportsBindModel
+from ddp_train.interfaces import AnyObjective, BorrowsWeights, LossModule, Strategy, SupportsBindModel
 from ddp_train.interfaces.parameters import plain_name
 from ddp_train.objective.supervised import as_objective
 from ddp_train.training.instantiate import instantiate
@@ -79,7 +79,7 @@ def build_model_and_objective(
 
         for part, source in objective.borrows.items():
             world.print(*load_initial_weights(Path(source), getattr(objective, part), world, renames={}, is_strict=True))
-    return model, objective, Joint(model, objective) if has_state(objective) else model
+    return model, objective, LossModule(model, objective) if has_state(objective) else model
 
 
 def has_state(objective: AnyObjective) -> bool:

@@ -61,7 +61,7 @@ def _train_step(config: RunConfig, components: Components, state: TrainState, wo
     if config.health.on_nonfinite == "skip":
         from ddp_train.training.loop.skip_nonfinite import SkippingGuard
 
-        guard = SkippingGuard(components.trained, components.optimizer)
+        guard = SkippingGuard(components.trained_module, components.optimizer)
     return kind(components=components, state=state, world=world, clip_grad_norm=config.trainer.clip_grad_norm, guard=guard)
 
 
@@ -82,7 +82,7 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
         from ddp_train.training.loop.replica_check import ReplicaCheck
 
         replicas = ReplicaCheck(
-            model=components.trained,
+            model=components.trained_module,
             world=world,
             every_steps=every_steps,
             optimizer=components.optimizer,
@@ -153,7 +153,7 @@ def _compile(trainer: Trainer, compiled: Compiled, first: MicroBatch) -> None:
     if components.length_plan is not None:
         first = components.length_plan.cut(first, trainer.state.step)
     with untouched(components, world.device):
-        components.module.train()
+        components.wrapped.train()
         try_step(components, world, first)
         evaluated = components.eval_loader.peek() if components.eval_loader is not None else None
         if evaluated is not None and not components.forward_is_collective:  # there a rank without a batch would be missed

@@ -56,7 +56,7 @@ def print_memory_use(components: Components, world: World) -> None:
     sizes = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
     if world.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(world.device)
-        on_device = 0 if components.strategy.rank_memory(components.trained, world.size).on_host else sum(parts.values())
+        on_device = 0 if components.strategy.rank_memory(components.trained_module, world.size).on_host else sum(parts.values())
         sizes.append(f"activations and all else {format_bytes(max(0, peak - on_device))}, at most {format_bytes(peak)} at a time")
         total = torch.cuda.get_device_properties(world.device).total_memory
         share = torch.cuda.max_memory_reserved(world.device) / total
@@ -111,7 +111,7 @@ def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
     both_modes = sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0  # evaluated and trained
     of_weights, of_optimizer, of_callbacks = sum(weights.values()), _bytes(optimizer), _bytes(callbacks)
     strategy = components.strategy
-    of_exchange = strategy.rank_memory(components.trained, num_ranks).exchange_bytes
+    of_exchange = strategy.rank_memory(components.trained_module, num_ranks).exchange_bytes
     of_ranks = num_ranks * _BYTES_PER_RANK + (num_ranks if strategy.state_is_per_rank else 1) * of_exchange
     if strategy.local_weights is not None and num_ranks > 1:  # each rank saves its own weights
         of_ranks += num_ranks * (of_weights + of_callbacks) + (num_ranks - 1) * of_optimizer
@@ -133,7 +133,7 @@ def memory_to_come(components: Components, *, num_ranks: int = 1) -> int:
 
     These are the optimizer's state, averages that a callback makes when training begins, and what a strategy keeps between two exchanges.
     """
-    if components.strategy.rank_memory(components.trained, 2).on_host and any(map(is_sharded, components.model.parameters())):
+    if components.strategy.rank_memory(components.trained_module, 2).on_host and any(map(is_sharded, components.model.parameters())):
         return 0
     later = memory_by_part(components, num_ranks=num_ranks)
     state = [value for values in components.optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
@@ -145,14 +145,14 @@ def memory_by_part(components: Components, *, num_ranks: int) -> dict[str, int]:
 
     Gradients are as large as their parameters; between two steps there may be none.
     """
-    memory, model = components.strategy.rank_memory(components.trained, num_ranks), set(components.model.parameters())
-    trained = list(components.trained.parameters())
+    memory, model = components.strategy.rank_memory(components.trained_module, num_ranks), set(components.model.parameters())
+    trained = list(components.trained_module.parameters())
     parameters = sum(_shard_bytes(parameter, memory.parameter_shards if parameter in model else 1) for parameter in trained)
     gradients = [] if components.steps_in_backward else [parameter for parameter in trained if parameter.requires_grad]
     groups = components.optimizer.param_groups
     states = [_optimizer_state(parameter, group, components.optimizer) for group in groups for parameter in group["params"]]
     return {
-        "parameters": parameters + sum(buffer.nbytes for buffer in components.trained.buffers()),
+        "parameters": parameters + sum(buffer.nbytes for buffer in components.trained_module.buffers()),
         "gradients": sum(_shard_bytes(parameter, memory.gradient_shards) for parameter in gradients),
         "optimizer": sum(_shard_bytes(value, memory.optimizer_shards) for state in states for value in state.values()),
         "exchange": memory.exchange_bytes,

@@ -25,7 +25,7 @@ from ddp_train.loader.device_copy import batch_on, to_device
 from ddp_train.training.check.memory import format_bytes, is_out_of_memory, memory_to_come
 from ddp_train.training.check.rehearsal import untouched
 from ddp_train.training.check.sanity_check import try_training, without_compiling
-from ddp_train.training.parts.components import Components, Turn
+from ddp_train.training.parts.components import Components, Turn, frozen
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def largest_micro_batch(components: Components, world: World, *, most: int) -> i
     sizes = sizes_to_try(most)
     try_training(components, components.train_loader.of_size(sizes[0]), world)
     with untouched(components, world.device), without_compiling():
-        components.module.train()
+        components.wrapped.train()
         search = _Search(components, world, accumulates_below=most)
         largest = bisect(sizes, search.fits)
         search.end()
@@ -113,8 +113,8 @@ class _Search:
         self._constant = 0  # what the first try took whatever its size: weights, gradients, the state to come
         self.short_rank = -1  # the first rank with too little memory for the size that was tried last
         to_come = memory_to_come(components, num_ranks=world.size)
-        if components.strategy.zeroes_gradients_in_place(components.module):  # in memory of its own, in addition to that of the tries
-            to_come -= sum(parameter.nbytes for parameter in components.trained.parameters() if parameter.requires_grad)
+        if components.strategy.zeroes_gradients_in_place(components.wrapped):  # in memory of its own, in addition to that of the tries
+            to_come -= sum(parameter.nbytes for parameter in components.trained_module.parameters() if parameter.requires_grad)
         self._reserved: Tensor | None = torch.empty(max(0, to_come), dtype=torch.uint8, device=world.device)
 
     def fits(self, size: int) -> bool:
@@ -159,7 +159,7 @@ class _Search:
             if self._forward_is_collective or not is_out_of_memory(error):
                 raise
         finally:
-            for parameter in self._components.trained.parameters():
+            for parameter in self._components.trained_module.parameters():
                 parameter.grad = None
             self._components.reshard()
         return None  # only now the error is gone, and with it the tensors of its frames
@@ -172,7 +172,7 @@ class _Search:
         turns: list[Turn | None] = [*components.turns.values()] or [None]
         with batch_on(world.device, micro_batch) as batch:
             for turn in turns:
-                with turn.alone() if turn is not None else nullcontext():
+                with frozen(turn.others) if turn is not None else nullcontext():
                     for _ in range(2 if size < self._most else 1):
                         with components.amp.autocast(world.device):
                             # Of the bare model, which exchanges no gradients.
@@ -180,5 +180,5 @@ class _Search:
                         loss.backward()
                         del loss
                 self._constant = self._constant or self._memory.in_use()
-                for parameter in components.trained.parameters():
+                for parameter in components.trained_module.parameters():
                     parameter.grad = None

@@ -9,7 +9,7 @@ from torch import nn
 from ddp_train.distributed.world import World
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.training.parts.components import Components
+from ddp_train.training.parts.components import Components, frozen
 from ddp_train.training.seeding import random_state, set_random_state
 
 
@@ -33,7 +33,7 @@ def try_step(components: Components, world: World, micro_batch: MicroBatch | Non
     with batch_on(world.device, micro_batch) as batch:
         for turn in times * [*components.turns.values()] or times * [None]:
             components.optimizer.zero_grad(set_to_none=True)  # old gradients would keep the first buckets alive
-            with turn.alone() if turn else nullcontext():
+            with frozen(turn.others) if turn else nullcontext():
                 with components.amp.autocast(world.device):
                     loss = components.loss(batch, turn)
                 loss.backward()

@@ -103,7 +103,7 @@ class Callbacks:
         """Let parameters be trained or not (`interfaces.Run`); the model is wrapped again after the event."""
         if self._event not in ("start", "step"):
             raise ValueError(f"set_trained() in `{self._event}`; call it in `start` or `step`")
-        parameters = named_parameters(self._components.trained)
+        parameters = named_parameters(self._components.trained_module)
         if unknown := [name for name in names if name not in parameters]:
             raise ValueError(f"set_trained(): the model has no parameter {unknown[0]!r}")
         optimized = set(self._optimized())

@@ -143,7 +143,7 @@ class TimeRecord:
         self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
         self._hosts = self._world.gather(gethostname())  # of each rank
         self._first_ranks = {self._hosts.index(host) for host in self._hosts}  # of each machine
-        self._modules = [turn.module for turn in trainer.components.turns.values()] or [trainer.components.module]
+        self._modules = [turn.wrapped for turn in trainer.components.turns.values()] or [trainer.components.wrapped]
         self._not_split = why_not_split(trainer.components.strategy, self._modules, self._world)
         self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
         self._watches: list[RemovableHandle] = []
@@ -159,7 +159,7 @@ class TimeRecord:
             exchange = partial(self.split.switch, COMMUNICATION)
             modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
             self._watches = [call_after_gradients(module, exchange) for module in modules]
-        self._trainer.components.strategy.time_exchanges(partial(self.split.mark, PARTS[COMMUNICATION]))
+        self._trainer.components.strategy.set_exchange_context(partial(self.split.mark, PARTS[COMMUNICATION]))
         self._services.phases.listen(self.split.enter_phase)  # before faults, whose time is that of the phase
 
     def hooks(self) -> Hooks:

@@ -146,16 +146,16 @@ class TrainStep:
     def compute_gradients(self, micro_batches: Iterable[MicroBatch], units: TotalUnits, turn: Turn | None = None) -> None:
         """Run all micro-batches forward and backward, for one turn if there are any; the last backward reduces the gradients."""
         components = self.components
-        module = components.module if turn is None else turn.module
+        wrapped = components.wrapped if turn is None else turn.wrapped
         last = components.train_loader.num_micro_batches(self.state.samples) - 1
         for number, micro_batch in enumerate(micro_batches):
             if number < last:
-                with components.strategy.no_sync(module):
+                with components.strategy.no_sync(wrapped):
                     self._forward_backward(micro_batch, units, turn)
             else:
                 self._forward_backward(micro_batch, units, turn)
         with self.marks.around("communication"):
-            components.strategy.reduce_gradients(components.trained, self.state.step)
+            components.strategy.reduce_gradients(components.trained_module, self.state.step)
 
     def measure_and_clip(self, *, measures_norm: bool) -> Tensor | None:
         """Return the norm of the gradients where it is wanted, and clip them by it."""
@@ -164,7 +164,7 @@ class TrainStep:
             return None
         # Before the optimizer's step, which may use the gradients' memory.
         components.scaler.unscale_(components.optimizer)
-        gradients = [parameter.grad for parameter in components.module.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in components.wrapped.parameters() if parameter.grad is not None]
         grad_norm = total_norm(gradients, self.world)
         if self.clip_grad_norm is not None:
             clip(gradients, self.clip_grad_norm, grad_norm)

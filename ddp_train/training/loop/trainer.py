@@ -169,7 +169,7 @@ class Trainer:
     def _take_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
         components, state, hooks = self.components, self.state, self.hooks
-        components.module.train()
+        components.wrapped.train()
         self.train_step.begin_window()
         self.logged.go_on_from(state.window)
         if not self._finish_what_was_pending():

@@ -1,9 +1,9 @@
 """What a run is made of on one rank; and turns.
 
 Within one step the parts of an objective that takes turns train one after the other, each its own parameters by its own loss (a GAN).
-A turn has a module of its own around the whole model, which the strategy wraps while the parameters of others are frozen: so DDP waits for
-the gradients of this turn alone, and finds all of them. While a turn is taken the others' parameters take no gradient. All share one
-optimizer, which leaves alone what has none.
+A turn has a `LossModule` of its own around the whole model, which the strategy wraps while the parameters of others are frozen: so DDP
+waits for the gradients of this turn alone, and finds all of them. While a turn is taken the others' parameters take no gradient. All share
+one optimizer, which leaves alone what has none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ddp_train.interfaces import (
     Batch,
     Callback,
     Goal,
-    Joint,
+    LossModule,
     Scheduler,
     Scored,
     Strategy,
@@ -51,32 +51,33 @@ if TYPE_CHECKING:
     from ddp_train.training.parts.compiled import Compiled
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Turn:
     """One part of a step."""
 
     name: str
-    module: nn.Module  # computes the turn's loss of a batch, as the strategy has wrapped it
+    wrapped: nn.Module  # computes the turn's loss of a batch, as the strategy has wrapped it
     others: Sequence[nn.Parameter]  # that other turns train
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let no other turn's parameters take a gradient."""
-        frozen = [parameter for parameter in self.others if parameter.requires_grad]
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
+
+@contextmanager
+def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let none of the parameters take a gradient."""
+    learning = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
 
 
-def make_turns(trained: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> dict[str, Turn]:
+def make_turns(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> dict[str, Turn]:
     """Return the turns of an objective that takes some, by their names. Each trains something, and each parameter is in one. Collective."""
     if not isinstance(objective, TurnObjective):
         return {}
-    named = named_parameters(trained)
+    named = named_parameters(trained_module)
     parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     chosen = {turn: matching(named, patterns, key="objective") & parameters.keys() for turn, patterns in objective.turns.items()}
     if idle := [turn for turn, names in chosen.items() if not names]:
@@ -88,14 +89,13 @@ def make_turns(trained: nn.Module, objective: AnyObjective, strategy: Strategy, 
     if strategy.graph_is_static and sum(map(len, chosen.values())) > len(parameters):
         happened = f"is true, and parameters are in several turns of {type(objective).__name__}: the graph changes from turn to turn"
         raise conflict("strategy.static_graph", happened, "false")
-    model = trained.model if isinstance(trained, Joint) else trained
+    model = trained_module.model if isinstance(trained_module, LossModule) else trained_module
     turns = {}
     for name, names in chosen.items():
         others = [parameter for each, parameter in parameters.items() if each not in names]
-        turn = Turn(name=name, module=Joint(model, objective, turn=name), others=others)
-        with turn.alone():
-            turn.module = strategy.prepare(turn.module, world.device, world.size)
-        turns[name] = turn
+        with frozen(others):
+            wrapped = strategy.prepare(LossModule(model, objective, turn=name), world.device, world.size)
+        turns[name] = Turn(name=name, wrapped=wrapped, others=others)
     return turns
 
 
@@ -104,7 +104,7 @@ class EvaluationComponents:
     """What evaluation works with, also where nothing is trained."""
 
     model: nn.Module  # as the config says
-    trained: nn.Module  # the model, joined with an objective that has a state of its own: what is optimised, saved and compared
+    trained_module: nn.Module  # what is optimised, saved and compared: the model, or a `LossModule` where the objective has a state, too
     objective: AnyObjective
     amp: Amp
     eval_loaders: Mapping[str, EvaluationLoader]  # by the sets' names, "" (no name) first; {}: nothing is evaluated
@@ -116,7 +116,7 @@ class EvaluationComponents:
     @property
     def modules(self) -> dict[str, nn.Module]:
         """The modules that have weights: the model, and an objective of that kind."""
-        return dict(self.trained.named_children()) if isinstance(self.trained, Joint) else {"model": self.model}
+        return dict(self.trained_module.named_children()) if isinstance(self.trained_module, LossModule) else {"model": self.model}
 
     def reshard(self) -> None:
         """Free the weights that a forward without a backward has gathered."""
@@ -148,22 +148,24 @@ class EvaluationComponents:
         return Scored(self.objective.score(self.model, batch))
 
 
-def with_loss(trained: nn.Module, objective: AnyObjective) -> Joint:
+def as_loss_module(trained_module: nn.Module, objective: AnyObjective) -> LossModule:
     """Return what computes the objective's loss of a batch with what is trained, for a strategy to wrap."""
-    return trained if isinstance(trained, Joint) else Joint(trained, objective, has_state=False)
+    return trained_module if isinstance(trained_module, LossModule) else LossModule(trained_module, objective, has_state=False)
 
 
-def wrap(trained: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> tuple[nn.Module, Mapping[str, Turn]]:
-    """Return the module that computes the loss, wrapped by the strategy, and no turns; with turns `trained` as it is: they are wrapped."""
-    turns = make_turns(trained, objective, strategy, world)
-    return trained.to(world.device) if turns else strategy.prepare(with_loss(trained, objective), world.device, world.size), turns
+def wrap(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy, world: World) -> tuple[nn.Module, Mapping[str, Turn]]:
+    """Return the `LossModule`, wrapped by the strategy, and no turns; or `trained_module` as it is, and turns, which are wrapped."""
+    turns = make_turns(trained_module, objective, strategy, world)
+    if turns:
+        return trained_module.to(world.device), turns
+    return strategy.prepare(as_loss_module(trained_module, objective), world.device, world.size), turns
 
 
 @dataclass(kw_only=True)
 class Components(EvaluationComponents):
     """Everything that the loop works with."""
 
-    module: nn.Module  # computes the loss, as the strategy wraps it (`wrap`)
+    wrapped: nn.Module  # computes the loss, as the strategy wraps it (`wrap`)
     turns: Mapping[str, Turn]  # of an objective whose parts take turns
     strategy: Strategy
 
@@ -195,13 +197,13 @@ class Components(EvaluationComponents):
         return {name: callback for name, callback in self.callbacks.items() if isinstance(callback, SupportsState)}
 
     def reshard(self) -> None:
-        self.strategy.reshard(self.module)
+        self.strategy.reshard(self.wrapped)
 
     def loss(self, batch: Batch, turn: Turn | None = None) -> Tensor:
         """Return the objective's loss of a batch, or of one of its turns, shape [], computed through what the strategy has wrapped."""
         if self.compiled is not None:
             self.compiled.begin_batch()
-        loss: Tensor = (self.module if turn is None else turn.module)(batch)
+        loss: Tensor = (self.wrapped if turn is None else turn.wrapped)(batch)
         return loss
 
     def turns_at(self, step: int) -> list[Turn]:
@@ -229,13 +231,13 @@ class Components(EvaluationComponents):
 
         So with accumulation, where the strategy is for it. Without, DDP itself moves each one there, and zeroing is work for nothing.
         """
-        return self.train_loader.grad_accum_steps > 1 and self.strategy.zeroes_gradients_in_place(self.module)
+        return self.train_loader.grad_accum_steps > 1 and self.strategy.zeroes_gradients_in_place(self.wrapped)
 
     def rewrap(self, world: World) -> None:
         """Let the strategy wrap the model again, as other parameters are trained now. Collective."""
-        self.module, self.turns = self.trained, {}
-        gc.collect()  # the old module is in a reference cycle, and its hooks stay on the parameters as long as it lives
-        self.module, self.turns = wrap(self.trained, self.objective, self.strategy, world)
+        self.wrapped, self.turns = self.trained_module, {}
+        gc.collect()  # the old one is in a reference cycle, and its hooks stay on the parameters as long as it lives
+        self.wrapped, self.turns = wrap(self.trained_module, self.objective, self.strategy, world)
 
 
 def callback_states(components: Components, world: World) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,7 @@ def weights_to_evaluate(components: Components) -> Iterator[KeptWeights]:
     local = components.strategy.local_weights
     with (
         evaluation_mode(components.optimizer) as parameters,
-        nullcontext({}) if local is None else local.mean_over_ranks(components.trained, averages(components).values()) as own_values,
+        nullcontext({}) if local is None else local.mean_over_ranks(components.trained_module, averages(components).values()) as own_values,
     ):
         yield KeptWeights(parameters=parameters, own_values=own_values)
 

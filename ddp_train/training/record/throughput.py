@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ddp_train import model_log
 from ddp_train.amp import Amp
 from ddp_train.distributed.world import World
-from ddp_train.interfaces import AnyObjective, Batch, HasUnit, Joint, TurnObjective
+from ddp_train.interfaces import AnyObjective, Batch, HasUnit, LossModule, TurnObjective
 from ddp_train.interfaces.batch import batch_size, counted_as, map_tensors
 from ddp_train.system.process import resident_bytes
 from ddp_train.training.seeding import random_state, set_random_state
@@ -154,14 +154,14 @@ class ShapeCopy:
     Raises Exception: they cannot be copied, or take turns, each with a backward of its own.
     """
 
-    def __init__(self, trained: nn.Module, objective: AnyObjective) -> None:
+    def __init__(self, trained_module: nn.Module, objective: AnyObjective) -> None:
         if isinstance(objective, TurnObjective):
             raise ValueError("the parts of the objective take turns")
         shapes: dict[int, Any] = {}
-        for module in (trained, objective):
+        for module in (trained_module, objective):
             if isinstance(module, nn.Module):
                 shapes |= {id(tensor): _shape_of(tensor) for tensor in (*module.parameters(), *module.buffers())}
-        self._trained, self._objective = copy.deepcopy((trained, objective), shapes)
+        self._trained_module, self._objective = copy.deepcopy((trained_module, objective), shapes)
 
     def count(self, batch: Batch, device: torch.device) -> int:
         """Return the operations of one forward and backward: 2 for each product of two numbers and its sum. Raises where values are needed.
@@ -175,8 +175,8 @@ class ShapeCopy:
         try:
             with model_log.taken_by(None), FlopCounterMode(display=False) as counter:
                 shapes = map_tensors(lambda tensor: tensor.to("meta"), batch)
-                joint = isinstance(self._trained, Joint)
-                loss = self._trained(shapes) if joint else self._objective.loss(self._trained, shapes)
+                has_loss = isinstance(self._trained_module, LossModule)
+                loss = self._trained_module(shapes) if has_loss else self._objective.loss(self._trained_module, shapes)
                 loss.backward()
         finally:
             set_random_state(streams, device)
@@ -188,14 +188,14 @@ def _shape_of(tensor: Tensor) -> Tensor:
     return nn.Parameter(shape, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
-def make_throughput(world: World, objective: AnyObjective, trained: nn.Module, *, source: Any, peak: float | None) -> Throughput:
+def make_throughput(world: World, objective: AnyObjective, trained_module: nn.Module, *, source: Any, peak: float | None) -> Throughput:
     """Return the throughput meter of a run, before the model is compiled or wrapped; `peak` is the device's, in FLOP/s."""
     has_lengths = getattr(source, "lengths", None) is not None  # a sample may be shorter than the longest
     window = None if has_lengths else source.facts.get("context_length")
     shapes = None
     if peak is not None:
         try:
-            shapes = ShapeCopy(trained, objective)
+            shapes = ShapeCopy(trained_module, objective)
         except Exception as error:
             _report_no_mfu(error, world)
     return Throughput(world=world, objective=objective, tokens_per_sample=window, peak=peak, shapes=shapes)

@@ -69,14 +69,14 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
     First all ranks copy rank 0's buffers: each rank has its own BatchNorm averages and would write a part of them. So a rank goes on with
     what the checkpoint holds. Under DDP this changes nothing: its next step begins with rank 0's buffers anyway.
     """
-    world.copy_from_main(components.trained.buffers())
+    world.copy_from_main(components.trained_module.buffers())
     modules = components.modules.items()
     states = {name: module.state_dict() for name, module in modules}
     shared = {
         **states,
         # The versions of the modules' own formats, which torch keeps as an attribute of a state_dict.
         **{f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()},
-        **optimizer_content(components.optimizer, components.trained),
+        **optimizer_content(components.optimizer, components.trained_module),
         **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
         "callbacks": callback_states(components, world),
         **({"parameters_in_training": list(kept.parameters)} if kept.parameters else {}),
@@ -120,7 +120,7 @@ def start_from(
     """
     strategy = components.strategy
     if checkpoint is None:
-        strategy.start_training(components.trained, {}, weights_are_equal=True)
+        strategy.start_training(components.trained_module, {}, weights_are_equal=True)
         return True
     saved_size = size_of(checkpoint, world)
     shared = read_shared(checkpoint, world, lay_out=partial(_sharded_like, components), on_progress=on_progress)
@@ -130,7 +130,7 @@ def start_from(
         world.print("the checkpoint has weights and an optimizer for each rank: all continue with the mean weights and rank 0's optimizer")
     _load_shared(checkpoint, shared | replica, components, state, world)
     strategy_state = (own if strategy.state_is_per_rank else shared).get("strategy", {})
-    strategy.start_training(components.trained, strategy_state, weights_are_equal=replica.keys().isdisjoint(components.modules))
+    strategy.start_training(components.trained_module, strategy_state, weights_are_equal=replica.keys().isdisjoint(components.modules))
     if saved_size == world.size:
         state.window = WindowSums(**own["window"])
         components.train_loader.load_state_dict(own["data"])
@@ -148,7 +148,7 @@ def _load_shared(checkpoint: Path, shared: Mapping[str, Any], components: Compon
     problems = compare_model(components.model, shared["model"])
     objective = compare_model(modules.get("objective", nn.Module()), shared.get("objective", {}))  # it may have no state
     problems += [f"of the objective: {problem}" for problem in objective]
-    problems += compare_optimizer(optimizer, components.trained, shared)
+    problems += compare_optimizer(optimizer, components.trained_module, shared)
     if not problems:
         try:
             for name, module in modules.items():
@@ -184,7 +184,7 @@ def _compare_rates(saved: list[float], current: list[float]) -> list[str]:
 def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> dict[str, Tensor]:
     """Return, for `read_shared`, the run's own tensor for each tensor of a checkpoint that is to be sharded among the ranks like it."""
     layouts, weights = {}, dict(sharded_weights(components.modules))
-    parameters, names = named_parameters(components.trained), plain.get(PARAMETERS)
+    parameters, names = named_parameters(components.trained_module), plain.get(PARAMETERS)
     numbered = {str(number): parameters.get(str(name)) for number, name in enumerate(names)} if isinstance(names, list) else {}
     averaged = {plain_name(name): parameter for name, parameter in components.model.named_parameters()}
     averaging = components.averaging
@@ -206,12 +206,13 @@ def _sharded_like(components: Components, plain: Mapping[str, Any], leaves: Mapp
     return layouts
 
 
-def optimizer_content(optimizer: Optimizer, trained: nn.Module) -> dict[str, Any]:
+def optimizer_content(optimizer: Optimizer, trained_module: nn.Module) -> dict[str, Any]:
     """Return what a checkpoint has of an optimizer."""
-    return {"optimizer": optimizer.state_dict(), _CLASS: _saved_class_name(optimizer), PARAMETERS: _parameter_names(optimizer, trained)}
+    names = _parameter_names(optimizer, trained_module)
+    return {"optimizer": optimizer.state_dict(), _CLASS: _saved_class_name(optimizer), PARAMETERS: names}
 
 
-def compare_optimizer(optimizer: Optimizer, trained: nn.Module, shared: Mapping[str, Any]) -> list[str]:
+def compare_optimizer(optimizer: Optimizer, trained_module: nn.Module, shared: Mapping[str, Any]) -> list[str]:
     """Return the difference between the optimizer and the saved one."""
     if _saved_class_name(optimizer) != shared[_CLASS]:
         return [f"the optimizer was {shared[_CLASS]}, and is {_saved_class_name(optimizer)}"]
@@ -219,13 +220,13 @@ def compare_optimizer(optimizer: Optimizer, trained: nn.Module, shared: Mapping[
     saved_sizes = [len(group["params"]) for group in regrouped(optimizer, shared["optimizer"])]
     if sizes != saved_sizes:
         return [f"the optimizer's groups had {saved_sizes} parameters, and have {sizes}"]
-    pairs = zip(_parameter_names(optimizer, trained), shared[PARAMETERS], strict=True)
+    pairs = zip(_parameter_names(optimizer, trained_module), shared[PARAMETERS], strict=True)
     other = next(((name, saved_name) for name, saved_name in pairs if name != saved_name), None)
     return [f"the optimizer had the parameters in another order: {other[1]} where {other[0]} is now"] if other else []
 
 
-def _parameter_names(optimizer: Optimizer, trained: nn.Module) -> list[str]:
-    names = {parameter: name for name, parameter in named_parameters(trained).items()}
+def _parameter_names(optimizer: Optimizer, trained_module: nn.Module) -> list[str]:
+    names = {parameter: name for name, parameter in named_parameters(trained_module).items()}
     return [names.get(parameter, "") for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint
+from ddp_train.interfaces import LossModule
 from ddp_train.interfaces.parameters import blocks_of, matching, named_parameters, repeated_blocks
 from ddp_train.model.gpt import GPT, CausalSelfAttention
 from ddp_train.model.mini_resnet import MiniResNet
@@ -43,8 +43,8 @@ def test_parameters_have_the_names_of_the_model_whatever_is_around_it() -> None:
     own = ["0.weight", "0.bias", "1.bias"]
     assert list(named_parameters(model)) == own
     assert list(named_parameters(nn.ModuleDict({"_orig_mod": model}))) == own  # as torch.compile(model) has them
-    joint = Joint(model, Scaled(1, 1))  # type: ignore[arg-type]
-    assert list(named_parameters(joint)) == [*own, "objective.weight", "objective.bias"]
+    loss_module = LossModule(model, Scaled(1, 1))  # type: ignore[arg-type]
+    assert list(named_parameters(loss_module)) == [*own, "objective.weight", "objective.bias"]
 
 
 def test_transformer_layers_and_residual_blocks_repeat() -> None:

@@ -65,7 +65,7 @@ class Own:
     def prepare(self, model: nn.Module, device: torch.device, world_size: int) -> nn.Module:
         return model
 
-    def zeroes_gradients_in_place(self, module: nn.Module) -> bool:
+    def zeroes_gradients_in_place(self, wrapped: nn.Module) -> bool:
         return True
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_train.errors import ConfigError
-from ddp_train.interfaces import Joint
+from ddp_train.interfaces import LossModule
 from ddp_train.model.gpt import GPT
 from ddp_train.model.mini_resnet import MiniResNet
 from ddp_train.optimizer import muon
@@ -140,8 +140,8 @@ def test_each_layer_has_a_rate_of_its_own_but_for_groups_with_theirs() -> None:
 
 
 def test_an_objective_s_own_parameters_have_names_and_the_last_layer_s_rate() -> None:
-    joint = Joint(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(1, 1))  # type: ignore[arg-type]
-    made = parameter_groups(joint, None, groups={"scale": {"match": "objective", "lr": 3.0}}, layer_decay=0.5, lr=1.0)
+    loss_module = LossModule(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(1, 1))  # type: ignore[arg-type]
+    made = parameter_groups(loss_module, None, groups={"scale": {"match": "objective", "lr": 3.0}}, layer_decay=0.5, lr=1.0)
     assert [(group["name"], group["lr"]) for group in made] == [("rest", 1.0), ("rest", 0.5), ("scale", 3.0)]
 
 

@@ -148,7 +148,7 @@ def evaluate_all() -> None:
     with on_a_gpu(sends=True), reads() as found:
         network = onto_gpu(model("mlp"))
         loaders: Any = {"": Batches(batches())}
-        parts = EvaluationComponents(model=network, trained=network, objective=Summing(), amp=NoAmp(), eval_loaders=loaders)  # type: ignore[arg-type]
+        parts = EvaluationComponents(model=network, trained_module=network, objective=Summing(), amp=NoAmp(), eval_loaders=loaders)  # type: ignore[arg-type]
         evaluate(parts, ON_A_GPU)
     assert len(found) == 2, "the floats and the integers, whatever the number of batches and sums"
 

@@ -64,7 +64,7 @@ def test_each_type_has_torchs_own_hook(group: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_batch_norms_are_synchronised_in_their_places_with_their_own_parameters(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ddp, "_Naming", lambda model, **settings: model)  # torch refuses them on a CPU
+    monkeypatch.setattr(ddp, "_DDPModule", lambda model, **settings: model)  # torch refuses them on a CPU
     strategy, model = DDP(sync_batchnorm=True), nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4, eps=0.1), nn.ReLU()))
     before = dict(model.named_parameters()) | dict(model.named_buffers())
     strategy.prepare(model, torch.device("cpu"), 2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy
 
 from ddp_train.errors import ConfigError, ConfigErrors
-from ddp_train.interfaces import Joint
+from ddp_train.interfaces import LossModule
 from ddp_train.model.gpt import GPT
 from ddp_train.strategy.fsdp import FSDP, _require_shardable
 from tests.unit.parts import checked
@@ -66,9 +66,9 @@ class Warm(nn.Module):
 def test_what_cannot_be_cut_is_refused_before_anything_is() -> None:
     model: Any = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="Warm has parameters to train"):
-        FSDP().prepare(Joint(model, Warm()), torch.device("cpu"), 2)  # type: ignore[arg-type]
+        FSDP().prepare(LossModule(model, Warm()), torch.device("cpu"), 2)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="take turns"):
-        FSDP().prepare(Joint(model, Warm(), turn="critic"), torch.device("cpu"), 2)  # type: ignore[arg-type]
+        FSDP().prepare(LossModule(model, Warm(), turn="critic"), torch.device("cpu"), 2)  # type: ignore[arg-type]
     model.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(ConfigError, match="scale has no dimension"):
         _require_shardable(model)

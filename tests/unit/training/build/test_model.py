@@ -12,7 +12,7 @@ from torch import nn
 
 from ddp_train import amp
 from ddp_train.distributed.world import World, alone
-from ddp_train.interfaces import Joint
+from ddp_train.interfaces import LossModule
 from ddp_train.training.build.build import build
 from ddp_train.training.build.model import has_values, make_without_values, shared_dtype, use_plain_names
 from ddp_train.training.seeding import seed_all
@@ -170,9 +170,9 @@ def test_a_model_that_compiles_itself_has_plain_names_in_its_state(make: Any) ->
     assert state._metadata["body.1"] == {"version": 2}
     assert other.load_state_dict(state) == ([], [])
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(other.state_dict().values(), state.values(), strict=True))
-    joint = Joint(other, nn.Linear(1, 1))  # type: ignore[arg-type]
-    assert list(joint.state_dict())[: len(PLAIN)] == [f"model.{name}" for name in PLAIN]
-    joint.load_state_dict(joint.state_dict())
+    loss_module = LossModule(other, nn.Linear(1, 1))  # type: ignore[arg-type]
+    assert list(loss_module.state_dict())[: len(PLAIN)] == [f"model.{name}" for name in PLAIN]
+    loss_module.load_state_dict(loss_module.state_dict())
 
 
 def test_a_model_without_such_names_is_left_alone() -> None:

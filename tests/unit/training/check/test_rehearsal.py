@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_train.distributed.world import World
-from ddp_train.training.parts.components import with_loss
+from ddp_train.training.parts.components import as_loss_module
 from ddp_train.training.record.records import Record
 from tests.unit.parts import components, trainer
 
@@ -32,8 +32,8 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
     """The one of two ranks: what a forward finds from the micro-batch before it."""
     parts = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3", "evaluation.every_steps=9")
     parts.eval_loaders = {}
-    parts.module = nn.parallel.DistributedDataParallel(
-        with_loss(parts.model, parts.objective), **({"gradient_as_bucket_view": True} | settings)
+    parts.wrapped = nn.parallel.DistributedDataParallel(
+        as_loss_module(parts.model, parts.objective), **({"gradient_as_bucket_view": True} | settings)
     )
     found: list[tuple[int, bool]] = []
 
@@ -58,8 +58,8 @@ def test_with_accumulation_gradients_are_in_the_buckets_from_the_first_forward_o
 def test_that_gradients_stay_in_place_changes_no_step(group_of_one: None) -> None:
     def losses(**settings: bool) -> list[float]:
         parts, records = components("loader.micro_batch_size=8", "trainer.grad_accum_steps=4", "trainer.max_steps=3"), list[Record]()
-        parts.module = nn.parallel.DistributedDataParallel(
-            with_loss(parts.model, parts.objective), gradient_as_bucket_view=True, **settings
+        parts.wrapped = nn.parallel.DistributedDataParallel(
+            as_loss_module(parts.model, parts.objective), gradient_as_bucket_view=True, **settings
         )
         torch.manual_seed(0)
         world = World(rank=0, size=2, local_rank=0, local_size=2, device=torch.device("cpu"))

@@ -23,7 +23,7 @@ from ddp_train.errors import ConfigError, RunError
 from ddp_train.model.gpt import GPT
 from ddp_train.rank.rank import end_compilers
 from ddp_train.training.parts.compiled import Compiled, compile_model, compile_note, keep_cache
-from ddp_train.training.parts.components import with_loss
+from ddp_train.training.parts.components import as_loss_module
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import components, trainer
 
@@ -297,7 +297,7 @@ def test_cuda_graphs_of_blocks_begin_anew_with_each_batch_and_not_with_each_bloc
     parts, graphs = components(), _Graphs()
     blocks = nn.Sequential(Block(), Block())
     parts.model = nn.Sequential(nn.Flatten(), blocks, nn.Linear(768, 10))
-    parts.module = with_loss(parts.model, parts.objective)
+    parts.wrapped = as_loss_module(parts.model, parts.objective)
     parts.compiled = compiled(parts.model, mode="reduce-overhead", backend=graphs.backend)
     batch = parts.train_loader.peek().batch
     for _ in range(2):

@@ -168,7 +168,7 @@ def test_a_model_that_needs_values_cannot_be_counted() -> None:
 def test_an_objective_with_weights_of_its_own_is_counted_with_them() -> None:
     parts = components()
     inputs, labels = parts.train_loader.source.batch(parts.train_loader.order.indices(0, 0, 4))
-    assert ShapeCopy(parts.trained, parts.objective).count((inputs, labels), CPU) > 0
+    assert ShapeCopy(parts.trained_module, parts.objective).count((inputs, labels), CPU) > 0
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,13 @@ def test_the_state_of_a_strategy_is_saved_once_or_as_each_ranks_own(tmp_path: Pa
         def state_dict(self) -> dict[str, Any]:
             return dict(self.kept)
 
-        def start_training(self, trained: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
+        def start_training(self, trained_module: nn.Module, state: Mapping[str, Any], *, weights_are_equal: bool) -> None:
             self.kept = state
             assert weights_are_equal
 
     parts, other = components(), components()
     parts.strategy, other.strategy = Counting(), Counting()
-    parts.strategy.start_training(parts.trained, {"last": torch.ones(2)}, weights_are_equal=True)
+    parts.strategy.start_training(parts.trained_module, {"last": torch.ones(2)}, weights_are_equal=True)
     held = checkpoint_content(parts, TrainState(), WindowSums(), alone())
     assert ("strategy" in held.own, "strategy" in held.shared) == (state_is_per_rank, not state_is_per_rank)
     saved_state.start_from(saved(tmp_path, 3, parts), other, TrainState(), alone())

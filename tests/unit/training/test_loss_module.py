@@ -72,7 +72,7 @@ def parts_of(kind: type, *overrides: str, optimizer: str = "adamw") -> Component
 
 
 def step(parts: Components, *, on_nonfinite: str = "stop", spoil: bool = False, clip: float | None = None) -> Tensor | None:
-    parts.module.train()
+    parts.wrapped.train()
     micro_batches = list(islice(parts.train_loader.micro_batches(0), parts.train_loader.grad_accum_steps))
     if spoil:
         micro_batches[0].batch[0].fill_(torch.nan)
@@ -81,7 +81,7 @@ def step(parts: Components, *, on_nonfinite: str = "stop", spoil: bool = False, 
 
 
 def values(parts: Components) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in parts.trained.state_dict().items()}
+    return {name: value.detach().clone() for name, value in parts.trained_module.state_dict().items()}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
@@ -109,7 +109,7 @@ def test_what_an_objective_learns_is_optimised_clipped_saved_and_resumed(tmp_pat
 def test_the_norm_that_is_clipped_counts_the_objectives_gradient() -> None:
     parts = parts_of(Warm)
     found: list[Tensor] = []
-    parts.optimizer.step = lambda: found.extend(each.grad for each in parts.trained.parameters() if each.grad is not None)  # type: ignore[method-assign]
+    parts.optimizer.step = lambda: found.extend(each.grad for each in parts.trained_module.parameters() if each.grad is not None)  # type: ignore[method-assign]
     norm = step(parts)
     assert norm is not None
     assert norm == pytest.approx(float(torch.cat([each.flatten() for each in found]).norm()))
@@ -126,7 +126,7 @@ def test_a_skipped_step_leaves_the_objective_as_it_was() -> None:
 
 def test_evaluation_puts_the_objectives_modes_back_each_as_it_was() -> None:
     parts = parts_of(Warm)
-    parts.module.train()
+    parts.wrapped.train()
     assert evaluate(parts, alone())
     assert parts.objective.training and parts.objective.drop.training and not parts.objective.teacher.training  # type: ignore[attr-defined]
 
@@ -139,8 +139,8 @@ def test_a_loss_function_may_have_weights_too() -> None:
 
 def test_of_an_objective_without_a_state_a_strategy_sees_the_model_alone() -> None:
     parts = components("objective._target_=torch.nn.CrossEntropyLoss", "objective.label_smoothing=0.1")
-    assert parts.trained is parts.model
-    assert [*parts.module.children()] == [parts.model]
+    assert parts.trained_module is parts.model
+    assert [*parts.wrapped.children()] == [parts.model]
 
 
 def test_parameters_that_nobody_would_find_are_refused() -> None:
