@@ -43,7 +43,7 @@ from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions
 from ddp_train.training.record.records import Records, run_event
 from ddp_train.training.seeding import seed_all
-from ddp_train.training.state.checkpoints import Checkpoints, discard_later, find_checkpoint, ranking_of, require_room_for_run, retention
+from ddp_train.training.state.checkpoints import Checkpoints, discard_later, ranking_of, require_room_for_run, resumed_checkpoint, retention
 from ddp_train.training.state.data_identity import known_meaning, require_alike, require_same_data, require_same_meaning
 from ddp_train.training.state.saved_state import start_from
 from ddp_train.training.train_state import TrainState
@@ -89,7 +89,7 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
     """Go to where the run begins or goes on, and return what trains it; None: it has been completed before. Collective."""
     job, world, state = run.job, run.world, run.state
     keep = retention(job.config.checkpoint, components)
-    checkpoint = find_checkpoint(job.run_folder, job.checkpoint, world, on_progress=run.phases.report_progress)
+    checkpoint = resumed_checkpoint(job.run_folder, job.checkpoint, world, on_progress=run.phases.report_progress)
     data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
@@ -108,8 +108,8 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
     records = Records(job.run_folder, world, partial(_writers, run, components) if world.is_main else list)
     if data_changes:  # that were accepted
         records.log_event(run_event("data_changed", state.step, changes=data_changes), "")
-    checkpoints = Checkpoints(
-        config=job.config,
+    checkpoints = Checkpoints.open(
+        job.config,
         run_folder=job.run_folder,
         components=components,
         state=state,

@@ -1,9 +1,10 @@
 """A run's checkpoints: resume from one when it begins, save when one is due, rewind to the newest. `ddp_train/checkpoint` has the files."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debris, set_aside
@@ -33,11 +34,10 @@ class RewindError(RunError):
     """The run cannot go back any more."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Checkpoints:
-    """Saves one run, and rewinds it. Made on all ranks together: a shared file system may show rank 0's files to others later."""
+    """Saves one run, and rewinds it; `open` makes it."""
 
-    config: RunConfig
     run_folder: RunFolder
     components: Components
     state: TrainState
@@ -45,42 +45,57 @@ class Checkpoints:
     keep: Retention  # which checkpoints stay (`retention`)
     records: Records
     phases: Phases
-    ask_to_save: InitVar[Callable[[], bool]]  # of `CheckpointSchedule`
-    schedule: CheckpointSchedule = field(init=False)  # decides when one is saved
+    saver: Saver
+    schedule: CheckpointSchedule  # decides when one is saved
 
-    def __post_init__(self, ask_to_save: Callable[[], bool]) -> None:
-        settings = self.config.checkpoint
-        self._saver = Saver(
-            folder=self.run_folder.checkpoints,
-            world=self.world,
-            config_hash=self.config.hash(),
-            run=self.world.from_main(self.run_folder.run_id),
+    @classmethod
+    def open(
+        cls,
+        config: RunConfig,
+        *,
+        run_folder: RunFolder,
+        components: Components,
+        state: TrainState,
+        world: World,
+        keep: Retention,
+        records: Records,
+        phases: Phases,
+        ask_to_save: Callable[[], bool],
+    ) -> Self:
+        """Return those of a run, whose `schedule` listens to its records; a GPU's thread gets memory for the first save. Collective."""
+        settings = config.checkpoint
+        saver = Saver(
+            folder=run_folder.checkpoints,
+            world=world,
+            config_hash=config.hash(),
+            run=world.from_main(run_folder.run_id),
             asynchronous=settings.asynchronous,
-            remove_old=lambda folder: remove_old(folder, self.keep),
-            on_progress=self.phases.report_progress,
+            remove_old=lambda folder: remove_old(folder, keep),
+            on_progress=phases.report_progress,
         )
-        if self.world.device.type == "cuda":
-            self._saver.make_room(estimate_share(self.components, self.world))
-        self.schedule = CheckpointSchedule(
+        if world.device.type == "cuda":
+            saver.make_room(estimate_share(components, world))
+        schedule = CheckpointSchedule(
             every_evaluation=settings.every_evaluation,
             every_steps=settings.every_steps,
             every_minutes=settings.every_minutes,
-            keep=self.keep,
-            saved=self._saved(),
+            keep=keep,
+            saved=_saved_checkpoints(run_folder, world),
             ask_to_save=ask_to_save,
         )
-        self.records.listen(self.schedule.note)
+        records.listen(schedule.note)
+        return cls(run_folder, components, state, world, keep, records, phases, saver, schedule)
 
     def save(self, window: WindowSums) -> None:
         """Save the run as it is now; `window` has the sums since the last record. Collective."""
-        self._saver.finish()  # before the collective: the store reports a lost rank at once
+        self.saver.finish()  # before the collective: the store reports a lost rank at once
         with weights_to_evaluate(self.components) as kept:
             content = checkpoint_content(self.components, self.state, window, self.world, kept)
-            self._saver.save(content, metrics=self.schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
+            self.saver.save(content, metrics=self.schedule.metrics_of(self.state.step), ranked_by=self.keep.ranking)
 
     def finish(self) -> str | None:
         """Wait until the newest checkpoint is complete; return what went wrong with it, or None. Collective."""
-        return self._saver.finish()
+        return self.saver.finish()
 
     def rewind(self, cause: Rewind) -> None:
         """Load the newest good checkpoint into the components and the state, but for the position in the data. Collective.
@@ -93,7 +108,7 @@ class Checkpoints:
         """
         state = self.state
         self.phases.enter(Phase.START, state.step)  # reading a checkpoint takes its time
-        self._saver.finish()
+        self.saver.finish()
         self.records.log_event(cause.event, cause.happened)
         chosen = newest_good(self.run_folder.checkpoints, self.world, on_progress=self.phases.report_progress)
         if chosen is None:
@@ -120,11 +135,8 @@ class Checkpoints:
             run_event("rewound", state.step, from_step=from_step, jumped=list(jump.samples)),
             f"rewound from step {from_step} to {chosen.name}; the data continues after sample {samples:,}",
         )
-        self.schedule.go_back(self._saved())
+        self.schedule.go_back(_saved_checkpoints(self.run_folder, self.world))
         self.records.reopen()
-
-    def _saved(self) -> Sequence[CatalogEntry]:
-        return self.world.from_main(lambda: catalog.saved_checkpoints(self.run_folder.checkpoints))
 
 
 def retention(settings: CheckpointConfig, components: Components) -> Retention:
@@ -145,11 +157,16 @@ def require_room_for_run(run_folder: RunFolder, components: Components, keep: Re
         print(warning, flush=True)
 
 
-def find_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on_progress: Callable[[], None]) -> Path | None:
+def resumed_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on_progress: Callable[[], None]) -> Path | None:
     """Return the checkpoint to resume from, verified: at `path`, or the newest good one of the run; None: there is none. Collective."""
     if path is None:
         return newest_good(run_folder.checkpoints, world, on_progress=on_progress)
     return world.from_main(lambda: catalog.find_checkpoint(Path(path), partial(damage_of, on_progress=on_progress), key="resume"))
+
+
+def _saved_checkpoints(run_folder: RunFolder, world: World) -> Sequence[CatalogEntry]:
+    """Return rank 0's view of what is saved: a shared file system may show its files to others later. Collective."""
+    return world.from_main(lambda: catalog.saved_checkpoints(run_folder.checkpoints))
 
 
 def discard_later(run_folder: RunFolder, chosen: Path | None, world: World) -> None:

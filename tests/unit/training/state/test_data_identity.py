@@ -21,7 +21,7 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.training.build.build import build, build_evaluation
 from ddp_train.training.inference.finished_run import load
 from ddp_train.training.state import data_identity
-from ddp_train.training.state.checkpoints import find_checkpoint
+from ddp_train.training.state.checkpoints import resumed_checkpoint
 from ddp_train.training.state.saved_state import checkpoint_content
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.conftest import FEW
@@ -39,7 +39,7 @@ def code_of(error: UserError) -> str:
 def resumed(folder: Path, *overrides: str, base: list[str] | None = None) -> list[str] | None:
     config = checked(*overrides, **({} if base is None else {"base": base}))
     parts, run_folder = build(config, alone()), RunFolder(folder)
-    checkpoint = find_checkpoint(run_folder, None, alone(), on_progress=lambda: None)
+    checkpoint = resumed_checkpoint(run_folder, None, alone(), on_progress=lambda: None)
     return data_identity.require_same_data(checkpoint, parts.data_identity, alone(), config) if checkpoint else None
 
 
