@@ -12,10 +12,11 @@ import os
 import signal
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from torch.distributed import run as torchrun
@@ -53,13 +54,30 @@ def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, handle_
     Raises ChildFailedError: ranks failed, and are not started again.
     Raises SignalException: a signal came, and the ranks have ended.
     """
-    multiprocessing._terminate_process_handler = _raise_on_first_signal
-    multiprocessing.get_subprocess_handler = ranks.start  # type: ignore[attr-defined, assignment]  # called by its name there
-    api.LocalElasticAgent = partial(_Agent, grace_s=grace_s, handle_failures=handle_failures, restarts=restarts)  # type: ignore[attr-defined, assignment]  # torch has no other way in
     if options.max_restarts == 0:
         ranks.to_start = int(options.nproc_per_node)
     options.log_dir = os.devnull  # torch would leave an empty folder in TMPDIR for each start
-    torchrun.run(options)
+    with _torch_patched(partial(_Agent, grace_s=grace_s, handle_failures=handle_failures, restarts=restarts), ranks):
+        torchrun.run(options)
+
+
+@contextmanager
+def _torch_patched(agent: Callable[..., LocalElasticAgent], ranks: Ranks) -> Iterator[None]:
+    """Let torch make our agent, start the ranks as we do and take our handler of signals, while the block runs: it has no other way in."""
+    received: list[int] = []  # the first stop signal
+    ours: dict[tuple[ModuleType, str], Callable[..., object]] = {
+        (api, "LocalElasticAgent"): agent,
+        (multiprocessing, "get_subprocess_handler"): ranks.start,
+        (multiprocessing, "_terminate_process_handler"): partial(_raise_on_first_signal, received),
+    }
+    before = {place: getattr(*place) for place in ours}
+    try:
+        for place, value in ours.items():
+            setattr(*place, value)
+        yield
+    finally:
+        for place, value in before.items():
+            setattr(*place, value)
 
 
 class _Agent(LocalElasticAgent):
@@ -103,18 +121,15 @@ class _NoLogs(DefaultLogsSpecs):
         return replace(super().reify(envs), tee_stdouts={}, tee_stderrs={})
 
 
-def _raise_on_first_signal(signum: int, frame: FrameType | None) -> None:
+def _raise_on_first_signal(received: list[int], signum: int, frame: FrameType | None) -> None:
     """Handle a stop signal: the first one ends the ranks, which have `grace_s` for it; later ones are ignored.
 
     A batch system signals all processes of a task, and the agent's parent passes its signal on: at the second one torch would kill the
     ranks. Only SIGKILL ends an agent at once.
     """
-    if not _stopped:
-        _stopped.append(signum)
+    if not received:
+        received.append(signum)
         raise SignalException(f"got signal {signum}", sigval=signal.Signals(signum))
-
-
-_stopped: list[int] = []
 
 
 def register_rendezvous() -> None:
