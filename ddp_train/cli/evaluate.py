@@ -112,12 +112,7 @@ def _begin(command: str, arguments: list[str], runner: JobRunner) -> int:
 
 
 def _config(folder: Path, overrides: list[str], words: Sequence[str], *, chosen_set: str, predicts: bool) -> RunConfig:
-    """Return the config of an evaluation: that of the run, without the settings of training, and with the typed overrides.
-
-    Its section `data` is the run's evaluation data, and nothing else; its evaluation sets are complete nodes.
-
-    `chosen_set`: the name of one evaluation set; "": all.
-    """
+    """Return the run's config without the settings of training, with the typed overrides; its section `data` is the evaluation data."""
     saved = answered_config(folder)
     is_data_typed = any(text.lstrip("+").partition("=")[0].partition(".")[0] == "data" for text in overrides)
     data, sets = _eval_data(saved, chosen_set, is_data_typed=is_data_typed, predicts=predicts)

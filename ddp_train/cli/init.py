@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from ddp_train import FOLDER
+from ddp_train.cli.saved_run import parse_words
 from ddp_train.errors import DONE, UserError
 from ddp_train.launch.job_runner import JobRunner
 
@@ -25,18 +26,13 @@ _FIX = "ddp-train init ANOTHER_NAME"
 
 def init(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train init DIR`: make a project to start from."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UserError(happened="no folder was given, or more than one", expected="the name of one new folder", fix="ddp-train init DIR")
-    folder = Path(arguments[0])
+    _, (typed,) = parse_words(arguments, USAGE, {})
+    folder = Path(typed)
     package = _package(folder.resolve().name)
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            state = "has files in it" if folder.is_dir() else "is a file"
-            raise UserError(happened=f"{folder} exists already and {state}", expected="a new folder, or an empty one", fix=_FIX)
-        _write(folder, package)
-    except OSError as error:
-        happened = f"{folder} cannot be created: {error.strerror}"
-        raise UserError(happened=happened, expected="a folder that you may write to", fix="ddp-train init ELSEWHERE/NAME") from None
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        state = "has files in it" if folder.is_dir() else "is a file"
+        raise UserError(happened=f"{folder} exists already and {state}", expected="a new folder, or an empty one", fix=_FIX)
+    _write(folder, package)
     schema = subprocess.run([sys.executable, "-m", "ddp_train", "schema", ".schema"], cwd=folder, check=False)  # imports the new package
     if schema.returncode != DONE:  # its error is on the terminal
         print(f"{folder} has no schemas for editors yet; in it, write them with: ddp-train schema .schema")

@@ -102,10 +102,7 @@ def _this_node(spec: Spec, rendezvous: NodeRendezvous) -> ThisNode:
 
 
 def _lock_folder(run_folder: RunFolder) -> int | None:
-    """Lock the run's folder for this launch (the first machine); return an exit code where it is not to begin.
-
-    Nothing is written into it before it is locked. A stop signal ends the waiting.
-    """
+    """Lock the run's folder for this launch (the first machine), before anything is written; return an exit code if it is not to begin."""
     deadline = time.monotonic() + _UNLOCKED_WITHIN_S
     while True:
         try:
@@ -125,11 +122,8 @@ def _lock_folder(run_folder: RunFolder) -> int | None:
 
 
 def _fails_the_run(run_folder: RunFolder, rendezvous: NodeRendezvous) -> bool:
-    """Tell whether an error of this machine fails the run: this launch has locked the folder, and steps are left to do.
-
-    The first machine has locked it. Another one waits for the address that the first writes after that.
-    """
-    deadline = time.monotonic() + _UNLOCKED_WITHIN_S
+    """Tell whether an error of this machine fails the run: this launch has locked the folder, and steps are left to do."""
+    deadline = time.monotonic() + _UNLOCKED_WITHIN_S  # the first machine writes its address when it has locked the folder
     while not rendezvous.is_first and (rendezvous.meeting_file is None or not rendezvous.registry_addresses()):
         if rendezvous.meeting_file is None or signals.early_stops or time.monotonic() > deadline:
             return False

@@ -32,7 +32,7 @@ def profile(arguments: list[str], runner: JobRunner) -> int:
         request = ProfileRequest(
             kind=options.get("--kind"),
             steps=int(options["--steps"]) if "--steps" in options else None,
-            ranks=[_number(text) for text in options["--ranks"].strip("[]").split(",")] if "--ranks" in options else None,
+            ranks=[int(text) for text in options["--ranks"].strip("[]").split(",")] if "--ranks" in options else None,
         )
     except ValueError as error:
         raise ConfigError(happened=str(error), expected="the options of `ddp-train profile --help`", fix="") from None
@@ -45,12 +45,6 @@ def profile(arguments: list[str], runner: JobRunner) -> int:
     when = f"after the next training record (one every {log_every_steps} steps)"
     print(f"requested: {steps} steps on rank {ranks}, {when}; into {run_folder.as_typed()}/profile")
     return DONE
-
-
-def _number(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError(f"{text!r} is not a number")
-    return int(text)
 
 
 def _require_going_on(run_folder: RunFolder) -> None:

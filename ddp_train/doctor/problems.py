@@ -1,6 +1,5 @@
 """What is wrong with the machines of a run: the host of each problem, what it is, and the fix."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,17 +136,13 @@ def _outliers(report: ClusterReport) -> Iterator[_Finding]:
 
 
 def _folder(report: ClusterReport) -> Iterator[_Finding]:
-    """The run's folder: every machine sees what the others write there."""
-    writers = {number for number, machine in report.machines.items() if not machine.write_error}
-    unseen = {number: set(peer.unseen) & writers for number, peer in report.peers.items()}
-    if not any(unseen.values()):
-        return
-    # The machine that shares the folder with most others is right; each one that does not share it with that machine is named.
-    apart = Counter(machine for number, others in unseen.items() for other in others for machine in (number, other))
-    right = min(sorted(report.peers), key=lambda number: apart[number])
-    what = f"does not share {report.folder} with {report.name(right)}: files written on one are missing on the other"
-    for number in sorted(set(report.peers) - {right}):
-        if right in unseen[number] or number in unseen[right]:
+    """The run's folder: each machine that sees other files there than most; every machine has written one."""
+    writers = frozenset(number for number, machine in report.machines.items() if not machine.write_error)
+    seen = {number: writers.difference(peer.unseen) for number, peer in sorted(report.peers.items())}
+    usual = mode(seen.values()) if seen else writers
+    for number, files in seen.items():
+        if files != usual:
+            what = f"does not share {report.folder} with the others: files written on one are missing on the other"
             yield number, what, "hydra.run.dir=FOLDER on a shared file system (NFS, Lustre) that every machine mounts at the same path"
 
 

@@ -189,10 +189,7 @@ def _callback_tensors(components: Components) -> dict[str, Tensor]:
 
 
 def _optimizer_state(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors that an optimizer keeps for a parameter, by their names.
-
-    Tensors that do not exist yet have no values: one for momentum, or two averages and a number, as AdamW has them.
-    """
+    """Return the tensors that an optimizer keeps for a parameter, by their names; those that do not exist yet have no values."""
     state = optimizer.state.get(parameter)
     if state:
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}

