@@ -26,20 +26,13 @@ class BatchSizes:
     is_derived: bool = False  # the global batch follows from the number of ranks: none was given
     is_open: bool = False  # `loader.micro_batch_size=auto`, not measured yet: the sizes are for a batch that fits as a whole
 
-    def notes(self) -> list[str]:
-        """Return the line on the effect of another number of ranks, if it has one."""
-        keeps = f"trainer.global_batch_size={self.global_batch_size} keeps both"
-        return [f"another number of ranks changes the batch and the result; {keeps}"] if self.is_derived and self.world_size > 1 else []
-
     def __str__(self) -> str:
-        sign = "=" if self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size else "<="
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         if self.is_open:
             return f"global batch {self.global_batch_size} on {ranks}, in micro-batches as large as fit"
-        return (
-            f"global batch {self.global_batch_size} {sign} micro-batch {self.micro_batch_size} x {ranks}"
-            f" x accumulation {self.grad_accum_steps}"
-        )
+        sign = "=" if self.micro_batch_size * self.world_size * self.grad_accum_steps == self.global_batch_size else "<="
+        product = f"micro-batch {self.micro_batch_size} x {ranks} x accumulation {self.grad_accum_steps}"
+        return f"global batch {self.global_batch_size} {sign} {product}"
 
 
 def derive_batch_sizes(trainer: TrainerConfig, loader: LoaderConfig, cluster: ClusterConfig) -> BatchSizes:

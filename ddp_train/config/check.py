@@ -31,11 +31,7 @@ _Section = TypeVar("_Section")
 
 
 def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunConfig:
-    """Resolve and check a composed config.
-
-    Args:
-        config: the job's config, without the `hydra` node.
-        hydra: the `hydra` node, whose names Hydra itself does not check.
+    """Resolve and check a composed config; `hydra`: its node of that name, whose names Hydra itself does not check.
 
     Raises ConfigErrors: with every problem found.
     """
@@ -70,8 +66,7 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
 
 def _check_targets(tree: Mapping[str, Any], *, reported: set[str]) -> Iterator[ConfigError]:
     """Check what is instantiated. A key is reported once, also where an evaluation set inherits it from `data`."""
-    for node, key in _target_nodes(tree):
-        training_key = "data" if key in evaluation_sets(tree) else key
+    for node, key, training_key in _target_nodes(tree):
         node_errors = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, training_key, 1)} & reported]
         reported |= {error.key for error in node_errors}
         yield from node_errors
@@ -188,8 +183,8 @@ def _check_name(name: Any) -> list[ConfigError]:
     return [ConfigError(key="name", happened=f"is {name!r}", expected="letters, digits, '.', '_' and '-', a letter or digit first")]
 
 
-def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield every node that is instantiated, with its key; also those of the evaluation sets, which `data` and their changes define."""
+def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Yield every node that is instantiated, with its key; of an evaluation set also with the key of the same node of the training data."""
     for name in schema.COMPONENT_KEYS:
         node = value_at(tree, name)
         if not isinstance(node, dict) or name == schema.EVALUATION_SETS:
@@ -199,22 +194,15 @@ def _target_nodes(tree: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str
         components = {f"{name}.{key}": inner for key, inner in node.items()} if name in schema.COMPONENTS_BY_NAME else {name: node}
         for key, inner in components.items():
             if isinstance(inner, dict) and "_target_" not in inner:
-                yield inner, key
+                yield inner, key, key
         for key, inner in dotted_items({name: node}):
             if isinstance(inner, dict) and "_target_" in inner:
-                yield inner, key
+                yield inner, key, key
         if name == "data":
-            for split, changes in evaluation_sets(tree).items():
-                if changes and ("_target_" in node or "_target_" in changes):
-                    yield from _nodes_of_evaluation(node, data_node(tree, split), split)
-
-
-def _nodes_of_evaluation(node: Mapping[str, Any], split: Mapping[str, Any], at: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the node of the evaluation set at a key, and its inner nodes that differ from the training data's."""
-    of_training = dict(dotted_items({"data": node}))
-    for key, inner in dotted_items({at: split}):
-        if isinstance(inner, dict) and "_target_" in inner and of_training.get(key.replace(at, "data", 1)) != inner:
-            yield inner, key
+            for split in evaluation_sets(tree):
+                for key, inner in dotted_items({split: data_node(tree, split)}):
+                    if isinstance(inner, dict) and "_target_" in inner:
+                        yield inner, key, key.replace(split, "data", 1)
 
 
 def _unknown_root_names(tree: Mapping[str, Any], hydra: DictConfig | None) -> Iterator[ConfigError]:

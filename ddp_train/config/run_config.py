@@ -105,13 +105,15 @@ class RunConfig(RootConfig, Sections):
 
     def batch_notes(self) -> list[str]:
         """Return notes on the sizes of the batch: what changes them, and which rates follow."""
-        node, factor = self.optimizer, self.rate_factor()
-        if factor == 1.0:
-            return self.batch.notes()
-        ratio = f"{self.batch.global_batch_size} / optimizer.base_batch_size {node['base_batch_size']}"
-        rate = node.get("lr")
-        example = f": {rate:g} becomes {rate * factor:g}" if isinstance(rate, (int, float)) else ""
-        return [*self.batch.notes(), f"all rates of the optimizer x {factor:g}{example} (optimizer.lr_scale={node['lr_scale']}, {ratio})"]
+        batch, node, factor, notes = self.batch, self.optimizer, self.rate_factor(), list[str]()
+        if batch.is_derived and batch.world_size > 1:
+            keeps = f"trainer.global_batch_size={batch.global_batch_size} keeps both"
+            notes.append(f"another number of ranks changes the batch and the result; {keeps}")
+        if factor != 1.0:
+            rate, ratio = node.get("lr"), f"{batch.global_batch_size} / optimizer.base_batch_size {node['base_batch_size']}"
+            example = f": {rate:g} becomes {rate * factor:g}" if isinstance(rate, (int, float)) else ""
+            notes.append(f"all rates of the optimizer x {factor:g}{example} (optimizer.lr_scale={node['lr_scale']}, {ratio})")
+        return notes
 
     def runs_before(self) -> list[Path]:
         """Return the folders of the runs that must have completed before this one begins (`after`)."""

@@ -43,10 +43,7 @@ _THIS_MACHINE = ("cluster=local", "cluster=cpu")  # a login node, from which job
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it.
-
-    Where they do not show it, what ranks need is imported when they are started.
-    """
+    """Tell, as far as the words show it, whether a command comes to start ranks on this machine when nothing is wrong with it."""
     is_command = bool(words) and "=" not in words[0] and words[0][:1] not in ("-", "+", "~")
     shows_text = any(word.partition("=")[0] in _SHOWS_TEXT for word in words)
     is_elsewhere = any(word.startswith(("cluster=", "cluster.launcher=")) and word not in _THIS_MACHINE for word in words)

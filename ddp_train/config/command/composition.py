@@ -22,8 +22,7 @@ from ddp_train.config.hydra_internals import ConfigLoaderImpl, create_config_sea
 from ddp_train.config.resolve import folder_of
 from ddp_train.config.tree import leaves, texts
 
-TYPED = "typed"
-"""The source of what stands on the command line."""
+TYPED = "typed"  # the source of what stands on the command line
 
 
 class Choice(NamedTuple):

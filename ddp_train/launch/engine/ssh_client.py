@@ -192,12 +192,12 @@ def _wait_until_ended(lines: Sequence[_Line], least: int) -> int:
         ended = [line.exit_code() for line in lines if line.exit_code() is not None]
         if stop_at is None and len(lines) - len(ended) < least and any(code not in (DONE, _BROKEN) for code in ended):
             stop_at = time.monotonic() + _ENDS_ALONE_S
+        is_late = stop_at is not None and time.monotonic() > stop_at
         for line in lines:
             line.say("alive")
-            if stop_at is not None and time.monotonic() > stop_at:
+            if is_late:
                 line.say(f"signal {signal.SIGTERM}")
-        if stop_at is not None and time.monotonic() > stop_at:
-            stop_at = float("inf")  # told once
+        stop_at = float("inf") if is_late else stop_at  # told once
         time.sleep(0.5)
     codes = [line.exit_code() or DONE for line in lines]
     reasons = [code for code in codes if code not in (DONE, _BROKEN)]
