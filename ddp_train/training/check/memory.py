@@ -4,7 +4,6 @@ import logging
 import re
 import traceback
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,13 +91,7 @@ def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
     states = {part: module.state_dict().items() for part, module in components.modules.items()}
     model = {f"{part}.{name}": value for part, items in states.items() for name, value in items if isinstance(value, Tensor)}
     weights = {local_rows(tensor).untyped_storage()._cdata: tensor.nbytes for tensor in model.values()}  # tied ones once; on meta no memory
-    parameters = [(parameter, group) for group in components.optimizer.param_groups for parameter in group["params"]]
-    optimizer = {
-        f"optimizer.state.{number}.{name}": value
-        for number, (parameter, group) in enumerate(parameters)
-        for name, value in _optimizer_state(parameter, group, components.optimizer).items()
-    }
-    callbacks = _callback_tensors(components)
+    optimizer, callbacks = _optimizer_tensors(components.optimizer), _callback_tensors(components)
     leaves = [leaf_of(f"{SHARED}.{name}", _without_values(value)) for name, value in (model | optimizer | callbacks).items()]
     try:
         for pieces in divide_shared(leaves, num_ranks):
@@ -108,7 +101,8 @@ def estimate_checkpoint(components: Components, *, num_ranks: int) -> int:
         expected = f"{error.expected}, some 150,000 tensors for each rank's file"
         fix = "layers or experts that are alike in one parameter, [EXPERTS, ...]; or more ranks, of which each writes a share"
         raise ConfigError(key="model", happened=happened, expected=expected, fix=fix) from None
-    both_modes = sum(parameter.nbytes for parameter, _ in parameters) if has_modes(components.optimizer) else 0  # evaluated and trained
+    parameters = [parameter for group in components.optimizer.param_groups for parameter in group["params"]]
+    both_modes = sum(parameter.nbytes for parameter in parameters) if has_modes(components.optimizer) else 0  # evaluated and trained
     of_weights, of_optimizer, of_callbacks = sum(weights.values()), _bytes(optimizer), _bytes(callbacks)
     strategy = components.strategy
     of_exchange = strategy.rank_memory(components.trained_module, num_ranks).exchange_bytes
@@ -149,12 +143,10 @@ def memory_by_part(components: Components, *, num_ranks: int) -> dict[str, int]:
     trained = list(components.trained_module.parameters())
     parameters = sum(_shard_bytes(parameter, memory.parameter_shards if parameter in model else 1) for parameter in trained)
     gradients = [] if components.steps_in_backward else [parameter for parameter in trained if parameter.requires_grad]
-    groups = components.optimizer.param_groups
-    states = [_optimizer_state(parameter, group, components.optimizer) for group in groups for parameter in group["params"]]
     return {
         "parameters": parameters + sum(buffer.nbytes for buffer in components.trained_module.buffers()),
         "gradients": sum(_shard_bytes(parameter, memory.gradient_shards) for parameter in gradients),
-        "optimizer": sum(_shard_bytes(value, memory.optimizer_shards) for state in states for value in state.values()),
+        "optimizer": sum(_shard_bytes(value, memory.optimizer_shards) for value in _optimizer_tensors(components.optimizer).values()),
         "exchange": memory.exchange_bytes,
         "callbacks": sum(
             _shard_bytes(value, memory.parameter_shards if name.split(".")[1] == components.averaging else 1)
@@ -188,18 +180,23 @@ def _callback_tensors(components: Components) -> dict[str, Tensor]:
     return tensors
 
 
-def _optimizer_state(parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors that an optimizer keeps for a parameter, by their names; those that do not exist yet have no values."""
-    state = optimizer.state.get(parameter)
-    if state:
-        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    like = _without_values(parameter)
-    if "betas" in group:
-        names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
-        return {"step": torch.empty((), device="meta"), **dict.fromkeys(names, like)}
-    if isinstance(optimizer, torch.optim.SGD) or "ns_steps" in group:  # Muon has a momentum, too
-        return {"momentum_buffer": like} if group["momentum"] else {}
-    return {"average": like, "average_sq": like}
+def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the tensors that an optimizer keeps, by their names; those that do not exist yet have no values."""
+    tensors: dict[str, Tensor] = {}
+    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+    for number, (parameter, group) in enumerate(parameters):
+        like, state = _without_values(parameter), optimizer.state.get(parameter)
+        if state:
+            kept = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        elif "betas" in group:
+            names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])]
+            kept = {"step": torch.empty((), device="meta"), **dict.fromkeys(names, like)}
+        elif isinstance(optimizer, torch.optim.SGD) or "ns_steps" in group:  # Muon has a momentum, too
+            kept = {"momentum_buffer": like} if group["momentum"] else {}
+        else:
+            kept = {"average": like, "average_sq": like}
+        tensors |= {f"optimizer.state.{number}.{name}": value for name, value in kept.items()}
+    return tensors
 
 
 def part_short_of_memory(error: BaseException) -> str:
