@@ -20,6 +20,7 @@ TORCHRUN = "|".join((*process_env.OF_TORCHRUN, "GROUP_WORLD_SIZE", r"TORCHELASTI
 
 SHOWN_BY = {
     "checkpoint/foreign_form.py": "tests/unit/cli/test_location.py, tests/unit/training/state/test_initial_weights.py",
+    "cli/error_exit.py": "tests/unit/cli/test_main.py, tests/config/test_config.py",
     "cli/export.py": "tests/unit/training/inference/test_export.py",
     "cli/pytest_plugin.py": "tests/unit/cli/test_from_python.py",
     "cli/resume.py": "tests/config/test_config.py",
