@@ -77,12 +77,7 @@ def run(overrides: Sequence[str] = ()) -> RunResult:
     Raises RunFailed: the overrides are wrong (then nothing was started), or the run failed.
     """
     _require_single_run(overrides)
-    report: dict[str, str] = {}
-    with tempfile.TemporaryFile() as told:
-        code = run_command([sys.executable, "-m", "ddp_train", *overrides], told)
-        told.seek(0)
-        for line in told:
-            report |= json.loads(line)
+    code, report = run_command([sys.executable, "-m", "ddp_train", *overrides])
     folder = Path(report["folder"]) if "folder" in report else None
     if folder is None or "error" in report:
         reason = f"ddp-train ended with exit code {code}; its output above has the reason"
@@ -142,15 +137,17 @@ def _failure_of(run_folder: RunFolder, code: int) -> RunFailed:
     return RunFailed(text, exit_code=code, folder=run_folder.root, failure=found)
 
 
-def run_command(command: list[str], told: IO[bytes], *, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> int:
-    """Run a command to its end, show what it says here, and return its exit code. However this process leaves, the command has ended.
+def run_command(
+    command: list[str], *, folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, str]]:
+    """Run a command to its end, and show what it says here. However this process leaves, the command has ended.
 
-    `told` gets the folder and the error that it tells (`CommandRunner`), as lines of JSON.
+    Returns its exit code, and the `folder` and the `error` that it tells its caller (`CommandRunner`).
     """
     outputs = [None if stream in (sys.__stdout__, sys.__stderr__) else stream for stream in (sys.stdout, sys.stderr)]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what was printed before comes first
-    with _stop_signals_passed_on() as pass_on_to:
+    with tempfile.TemporaryFile() as told, _stop_signals_passed_on() as pass_on_to:
         child = subprocess.Popen(
             command,
             cwd=folder,
@@ -169,7 +166,9 @@ def run_command(command: list[str], told: IO[bytes], *, folder: Path | None = No
             if child.poll() is None:  # an error of ours, or of whoever takes what we show
                 child.send_signal(signal.SIGTERM)
             child.communicate()
-    return code if code >= 0 else 128 - code
+        told.seek(0)
+        report = {kind: text for line in told for kind, text in json.loads(line).items()}
+    return code if code >= 0 else 128 - code, report
 
 
 def _show(streams: Mapping[IO[bytes], TextIO]) -> None:

@@ -1,6 +1,5 @@
 """`ddp-train reproduce`: train a run once more, with its code, configuration and ranks, and compare the losses."""
 
-import json
 import os
 import shutil
 import sys
@@ -130,12 +129,9 @@ def _run_again(run: ArchivedRun, changes: Sequence[str], known: Sequence[str]) -
     variables = {name: str(value) for name, value in (run.environment.get("variables") or {}).items() if VARIABLES.fullmatch(name)}
     others = {name: value for name, value in os.environ.items() if not VARIABLES.fullmatch(name)}
     search = os.pathsep.join(filter(None, [*python_path, os.environ.get("PYTHONPATH")]))
-    with tempfile.TemporaryFile() as told:
-        command = [sys.executable, "-m", "ddp_train", "resume", str(new.root)]
-        code = run_command(command, told, folder=here, environment={**others, **variables, "PYTHONPATH": search})
-        told.seek(0)
-        for line in told:
-            print(json.loads(line).get("error", ""), end="", file=sys.stderr)
+    command, environment = [sys.executable, "-m", "ddp_train", "resume", str(new.root)], {**others, **variables, "PYTHONPATH": search}
+    code, report = run_command(command, folder=here, environment=environment)
+    print(report.get("error", ""), end="", file=sys.stderr)
     if code != DONE or not new.is_completed():
         print(f"\nnot compared, as it is not done; later: ddp-train runs compare {run.folder.as_typed()} {new.as_typed()}", flush=True)
         return code or FAILED

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +54,8 @@ time.sleep(60)
     thread = threading.Thread(target=lambda: (wait_for(started.exists), os.kill(os.getpid(), signal.SIGINT)))
     thread.start()
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), tempfile.TemporaryFile() as told:
-        from_python.run_command([sys.executable, "-c", child], told)
+    with pytest.raises(KeyboardInterrupt):
+        from_python.run_command([sys.executable, "-c", child])
     thread.join()
     assert capsys.readouterr().out == "saved\n"
     assert signal.getsignal(signal.SIGINT) is before
@@ -158,9 +157,9 @@ signal.signal(signal.SIGTERM, lambda *_: (open({str(started)!r}, "a").write("sto
 open({str(started)!r}, "w").write("started ")
 time.sleep(60)
 """
-    code = f"""import sys, tempfile
+    code = f"""import sys
 from ddp_train.cli.from_python import run_command
-run_command([sys.executable, '-c', {child!r}], tempfile.TemporaryFile())"""
+run_command([sys.executable, '-c', {child!r}])"""
     process = subprocess.Popen([sys.executable, "-c", code])
     wait_for(lambda: started.exists() and started.read_text() == "started ")
     process.kill()

@@ -86,7 +86,7 @@ def test_a_run_that_is_only_queued_is_not_called_done(
     (project / "a.py").write_text("1\n")
     run = begun(tmp_path / "run")
     a_run(run.root)
-    monkeypatch.setattr("ddp_train.cli.reproduce.run_command", lambda *_, **__: 0)
+    monkeypatch.setattr("ddp_train.cli.reproduce.run_command", lambda *_, **__: (0, {}))
     assert _run_again(run, [], []) == 1
     assert "not compared, as it is not done" in capsys.readouterr().out
 
