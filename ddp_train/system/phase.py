@@ -32,9 +32,9 @@ class Phases:
         self._listeners: list[Listener] = []
         self._device_listeners: list[DeviceListener] = []
 
-    def listen(self, listener: Listener) -> None:
-        """Call `listener` at every phase from now on, in the order of registration; and at once, with the present phase."""
-        self._listeners.append(listener)
+    def listen(self, listener: Listener, *, is_first: bool = False) -> None:
+        """Call `listener` at every phase from now on, after those that listen already or before them; and at once."""
+        self._listeners.insert(0 if is_first else len(self._listeners), listener)
         listener(self.phase, self.step)
 
     def forget(self, listener: Listener) -> None:

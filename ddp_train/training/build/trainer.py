@@ -17,7 +17,7 @@ from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.evaluation import as_evaluated
 from ddp_train.training.loop.time_record import TimeRecord
 from ddp_train.training.loop.train_step import StepGuard, TrainStep
-from ddp_train.training.loop.trainer import Hooks, RunServices, Trainer
+from ddp_train.training.loop.trainer import Hooks, RunServices, Trainer, once
 from ddp_train.training.parts.components import Components
 from ddp_train.training.profile import Profiler
 from ddp_train.training.record.log_window import Reading
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def build_trainer(config: RunConfig, components: Components, state: TrainState, world: World, services: RunServices) -> Trainer:
-    """Return the trainer of a run, with all its features. Call it when the state is where the run begins or goes on. Collective."""
+    """Return the trainer of a run, with all its features. Call it when the state is where the run begins or goes on."""
     log_every, cut_off, health, records = config.trainer.log_every_steps, config.debug.max_steps, config.health, services.records
     trainer = Trainer(
         components=components,
@@ -101,15 +101,8 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
         # rank 0's values: a last-bit difference would make the ranks' learning rates diverge
         yield Hooks(after_evaluation=[lambda metrics: scheduler.follow(world.from_main(lambda: metrics))])
     yield Hooks(at_record=[partial(_add_values, trainer)])
-    time_record = TimeRecord(trainer)
-    time_record.listen()
-    yield time_record.hooks()  # after callbacks, whose end is in its time
-
-    def print_memory_once(step: int) -> None:
-        memory.print_memory_use(components, world)
-        trainer.hooks.after_step.remove(print_memory_once)
-
-    yield Hooks(after_step=[print_memory_once])
+    yield TimeRecord(trainer).hooks()  # after callbacks, whose end is in its time
+    yield Hooks(after_step=[once(trainer.hooks.after_step, lambda: memory.print_memory_use(components, world))])
 
 
 def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:

@@ -137,42 +137,33 @@ class _Part(AbstractContextManager[None]):
 
 
 class TimeRecord:
-    """Splits a run's time on this rank, and gives all ranks the split of all; rank 0 writes times.jsonl. Made on all ranks together."""
+    """Splits a run's time on this rank, and gives all ranks the split of all; rank 0 writes times.jsonl."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
-        self._hosts = self._world.gather(gethostname())  # of each rank
-        self._first_ranks = {self._hosts.index(host) for host in self._hosts}  # of each machine
         self._modules = [turn.wrapped for turn in trainer.components.turns.values()] or [trainer.components.wrapped]
         self._not_split = why_not_split(trainer.components.strategy, self._modules, self._world)
         self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
         self._watches: list[RemovableHandle] = []
-        self._slow_ranks = SlowRanks(self._hosts, trainer.state.steps_run, is_split=not self._not_split)
         self._way = 0.0  # seconds of a message to the ranks' store and back; 0: not known
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
         self._written_step, self._written_totals = 0, np.zeros(())
-
-    def listen(self) -> None:
-        """Listen to what a step is at: its marks, the strategy's exchanges, the rank's phases."""
-        self._trainer.train_step.marks.listen(self.split.mark)
-        if not self._not_split:
-            exchange = partial(self.split.switch, COMMUNICATION)
-            modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
-            self._watches = [call_after_gradients(module, exchange) for module in modules]
-        self._trainer.components.strategy.set_exchange_context(partial(self.split.mark, PARTS[COMMUNICATION]))
-        self._services.phases.listen(self.split.enter_phase)  # before faults, whose time is that of the phase
 
     def hooks(self) -> Hooks:
         return Hooks(before_steps_begin=[self.begin], add_to_reduction=[self.add_to], at_record=[self.record], at_end=[self.end])
 
     def begin(self) -> None:
-        """Called before the first step, and after a rewind."""
+        """Called before the first step, and after a rewind. Collective."""
         state = self._trainer.state
         if self._began:
             is_rewind = bool(state.jumps) and state.jumps[-1].to_step == state.step  # else a stopped trainer goes on
             self._write_rest(state.jumps[-1].from_step if is_rewind else state.step)
             self._written_step = state.step
             return
+        self._hosts = self._world.gather(gethostname())  # of each rank
+        self._first_ranks = {self._hosts.index(host) for host in self._hosts}  # of each machine
+        self._slow_ranks = SlowRanks(self._hosts, state.steps_run, is_split=not self._not_split)
+        self._listen()
         self.split.begin()
         self._began = self._written = time.monotonic()
         self._written_step = state.step
@@ -207,6 +198,16 @@ class TimeRecord:
         self._services.phases.forget(self.split.enter_phase)
         for watch in self._watches:
             watch.remove()
+
+    def _listen(self) -> None:
+        """Listen to what a step is at: its marks, the strategy's exchanges, the rank's phases."""
+        self._trainer.train_step.marks.listen(self.split.mark)
+        if not self._not_split:
+            exchange = partial(self.split.switch, COMMUNICATION)
+            modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
+            self._watches = [call_after_gradients(module, exchange) for module in modules]
+        self._trainer.components.strategy.set_exchange_context(partial(self.split.mark, PARTS[COMMUNICATION]))
+        self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 
     def _measure_way(self) -> None:
         with suppress(DistError, OSError):

@@ -69,6 +69,16 @@ class Hooks:
             getattr(self, point.name).extend(getattr(feature, point.name))
 
 
+def once(point: list[Callable[[int], None]], call: Callable[[], object]) -> Callable[[int], None]:
+    """Return what makes a call the first time that it is called itself at a point, and takes itself off it."""
+
+    def call_once(step: int) -> None:
+        point.remove(call_once)
+        call()
+
+    return call_once
+
+
 class Agreed(NamedTuple):
     """What the ranks have agreed on one step: the same on all of them."""
 

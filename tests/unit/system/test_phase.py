@@ -36,3 +36,11 @@ def test_who_wants_to_hear_no_more_is_told_no_more() -> None:
     phases.forget(listener)
     phases.enter(Phase.DATA, 2)
     assert heard == [0, 1]
+
+
+def test_who_listens_first_is_told_before_those_that_listen_already() -> None:
+    phases, heard = Phases(), list[str]()
+    phases.listen(lambda phase, step: heard.append("late"))
+    phases.listen(lambda phase, step: heard.append("early"), is_first=True)
+    phases.enter(Phase.DATA, 0)
+    assert heard == ["late", "early", "early", "late"]

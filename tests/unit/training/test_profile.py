@@ -168,8 +168,10 @@ def test_a_request_that_cannot_be_is_said_and_gone(tmp_path: Path, capsys: pytes
 def test_a_request_that_comes_too_late_and_a_window_that_never_does_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, "profile=trace", "profile.start_step=9", "profile.steps=1", stop=ChosenStop(2))
     assert "nothing was recorded: the run took 2 steps, and 9 come before the window" in capsys.readouterr().out
+    one_run = trainer(components("trainer.max_steps=1"), run_folder=RunFolder(tmp_path))
+    one_run.train()
     (tmp_path / "profile.request").touch()
-    trainer(components(), run_folder=RunFolder(tmp_path)).end(Status.COMPLETED)
+    one_run.end(Status.COMPLETED)
     assert "came too late" in capsys.readouterr().out and not (tmp_path / "profile.request").exists()
 
 

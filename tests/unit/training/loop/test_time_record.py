@@ -254,7 +254,6 @@ def test_what_a_rewind_undoes_before_a_record_is_a_line_of_its_own(monkeypatch: 
 def test_the_run_computes_the_same_numbers_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = trainer(components("trainer.max_steps=5"))
     timed.train()
-    monkeypatch.setattr(time_record.TimeRecord, "listen", lambda record: None)
     monkeypatch.setattr(time_record.TimeRecord, "hooks", lambda record: Hooks())
     plain = trainer(components("trainer.max_steps=5"))
     plain.train()
