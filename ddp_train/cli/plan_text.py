@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +36,21 @@ _LABEL = 9  # characters, as in the lines that a run begins with
 _JOBS_SHOWN = 40
 _RUNS_READ = 20  # the newest ones: for each a YAML is read
 
-
-@dataclass
-class _Fact:
-    label: str
-    lines: list[str]
-
-
-@dataclass
-class _Heading:
-    heading: str  # "": of what comes before the first
-    facts: list[_Fact] = field(default_factory=list)
+_Fact = tuple[str, list[str]]  # a label, and lines
 
 
 class Screen:
     """Collects the facts of a plan, without secrets and control characters, and prints them at the end."""
 
     def __init__(self) -> None:
-        self._headings = [_Heading("")]
+        self._headings: list[tuple[str, list[_Fact]]] = [("", [])]  # "": of what comes before the first
 
     def fact(self, label: str, *lines: str) -> None:
         """Add lines behind one label. They are not wrapped: a command can be pasted."""
-        self._headings[-1].facts.append(_Fact(label, [*map(_safe, lines)]))
+        self._headings[-1][1].append((label, [*map(_safe, lines)]))
 
     def heading(self, text: str) -> None:
-        self._headings.append(_Heading(_safe(text)))
+        self._headings.append((_safe(text), []))
 
     def table(self, rows: Iterable[Sequence[str]]) -> None:
         """Add rows in columns. They are not wrapped: they can be searched, and pasted."""
@@ -75,17 +64,17 @@ class Screen:
 
     def show(self) -> None:
         console = Console(file=sys.stdout, highlight=False)
-        for part in self._headings:
-            if part.heading:
-                for line in ("", part.heading):
-                    console.print(Text(line, style="bold"), soft_wrap=True)
-            for fact in part.facts:
-                for number, line in enumerate(fact.lines):
-                    label = (f"{'' if number else fact.label:<{_LABEL}}", "bold")
-                    console.print(Text(f"  | {line}", "dim") if fact.label == _BLOCK else Text.assemble(label, line), soft_wrap=True)
+        for heading, facts in self._headings:
+            if heading:
+                console.print(Text(f"\n{heading}", style="bold"), soft_wrap=True)
+            for label, lines in facts:
+                for number, line in enumerate(lines):
+                    shown = Text.assemble((f"{'' if number else label:<{_LABEL}}", "bold"), line)
+                    console.print(Text(f"  | {line}", "dim") if label == _BLOCK else shown, soft_wrap=True)
 
     def show_json(self) -> None:
-        print(json.dumps({"headings": [asdict(part) for part in self._headings]}))
+        by_name = [(heading, [{"label": label, "lines": lines} for label, lines in facts]) for heading, facts in self._headings]
+        print(json.dumps({"headings": [{"heading": heading, "facts": facts} for heading, facts in by_name]}))
 
 
 def shell_command(words: Iterable[str]) -> str:
