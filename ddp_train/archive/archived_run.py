@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
@@ -35,13 +34,6 @@ BROKEN = "broken"
 """The status of a run of which a file is damaged, or that another version has written: `ArchivedRun.problems` says what is wrong."""
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is six times as fast
-_FORMS: dict[str, type | tuple[type, ...]] = {  # of values in JSON files, as far as they are used
-    **dict.fromkeys(("overrides", "hosts", "ranks", "tags", "folders"), list),
-    **dict.fromkeys(("packages", "metrics", "headline"), dict),
-    **dict.fromkeys(("step", "world_size"), int),
-    "seconds": (int, float),
-}
-_LARGEST = sys.float_info.max
 _LOSS = Ranking(metric="train/loss", goal="min")
 BAD_FILE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, yaml.YAMLError)
 
@@ -93,12 +85,9 @@ class ArchivedRun:
     @cached_property
     def result(self) -> Result | None:
         """The content of result.json; None: the run has not ended, or it cannot be read."""
-        if not (content := self._json("result.json")):
-            return None
         result = self.folder.read_result()
-        if result is None or not all(isinstance(part, dict) for part in content.get("metrics", {}).values()):
-            self._note("result.json", "has no status or no metrics that this version knows")
-            return None
+        if result is None and self._json("result.json"):
+            self._note("result.json", "has no status that this version knows")
         return result
 
     @cached_property
@@ -149,8 +138,8 @@ class ArchivedRun:
     @cached_property
     def headline(self) -> Headline:
         """The metric by which the run is compared with others, and its goal: {"metric": "eval/accuracy", "goal": "max"}."""
-        if self.result is not None and (said := self.result.headline) and {"metric", "goal"} <= set(said):
-            return {"metric": str(said["metric"]), "goal": "max" if said["goal"] == "max" else "min"}
+        if self.result is not None and self.result.headline:
+            return self.result.headline
         ranking = next((entry.ranking for entry in reversed(self.checkpoints) if entry.ranking is not None), _LOSS)
         return {"metric": ranking.metric, "goal": ranking.goal}
 
@@ -165,7 +154,7 @@ class ArchivedRun:
     def best(self) -> dict[str, dict[str, Any]]:
         """The best value of each metric that has a goal, and its step: {"eval/accuracy": {"value": 0.9, "step": 100}}."""
         if self.result is not None and self.result.metrics.get("best"):
-            return {name: dict(best) for name, best in self.result.metrics["best"].items() if isinstance(best, dict)}
+            return dict(self.result.metrics["best"])
         name, sign = self.headline["metric"], 1 if self.headline["goal"] == "max" else -1
         value, step = max(((sign * value, -step) for step, value in self.curve(name) if value is not None), default=(0.0, None))
         return {name: {"value": sign * value, "step": -step}} if step is not None else {}
@@ -190,7 +179,7 @@ class ArchivedRun:
         """Return a metric's values by step; None for one that was not finite."""
         split, _, name = metric.partition("/")
         points = ((row["step"], row[name]) for row in self.metrics if row["split"] == split and name in row)
-        return [(step, float(value) if isinstance(value, (int, float)) and abs(value) <= _LARGEST else None) for step, value in points]
+        return [(step, float(value) if isinstance(value, (int, float)) else None) for step, value in points]
 
     def compare(self, *others: ArchivedRun) -> Comparison:
         """Compare this run with others: what differs in configuration, code, data, environment and results."""
@@ -232,10 +221,7 @@ class ArchivedRun:
             return {}
         except BAD_FILE as error:
             return self._note(name, error)
-        if not isinstance(content, dict):
-            return self._note(name, "holds no JSON object")
-        wrong = [key for key, kind in _FORMS.items() if content.get(key) is not None and not isinstance(content[key], kind)]
-        return self._note(name, f"has something else as {wrong[0]} than a run writes") if wrong else content
+        return content if isinstance(content, dict) else self._note(name, "holds no JSON object")
 
     def _note(self, file: str, why: str | Exception) -> dict[str, Any]:
         if isinstance(why, Exception):

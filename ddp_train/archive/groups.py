@@ -86,12 +86,9 @@ def remarks(rows: Sequence[dict[str, Any]], groups: Sequence[Group]) -> list[str
     text, half_width = f"the best is better than the next by {abs(best.mean - other.mean):.3g}", welch(best, other)
     if half_width is None:
         return [*said, f"{text}; not certain: one run says nothing of the spread (more seeds: -m seed=0,1,2)"]
-    is_certain = abs(best.mean - other.mean) > half_width
-    why = (
-        "certain, if these two were not picked from many"
-        if is_certain
-        else f"not certain with {plural(best.n, 'run')} and {plural(other.n, 'run')}"
-    )
+    why = f"not certain with {plural(best.n, 'run')} and {plural(other.n, 'run')}"
+    if abs(best.mean - other.mean) > half_width:
+        why = "certain, if these two were not picked from many"
     return [*said, f"{text} ± {half_width:.2g} ({CONFIDENCE:.0%} confidence): {why}"]
 
 

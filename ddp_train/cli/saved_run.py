@@ -176,12 +176,7 @@ def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping
 
 def _is_only_there(began: Path, name: str) -> bool:
     """Tell whether a module is in the folder where a run was started, and cannot be imported here."""
-    if not ((began / f"{name}.py").exists() or (began / name).is_dir()):
-        return False
-    try:
-        return importlib.util.find_spec(name) is None
-    except (ImportError, ValueError):
-        return True
+    return ((began / f"{name}.py").exists() or (began / name).is_dir()) and importlib.util.find_spec(name) is None
 
 
 def original_words(folder: Path) -> tuple[list[str], list[str]]:
