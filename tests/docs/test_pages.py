@@ -82,20 +82,6 @@ def test_keys_that_a_page_names_exist(page: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
-def test_files_that_decisions_name_are_there() -> None:
-    files = [
-        path.relative_to(ROOT).as_posix()
-        for top in ("ddp_train", "tests", "docs", "conf", "launch", "starter")
-        for path in (ROOT / top).rglob("*")
-    ]
-    gone = []
-    for decision in sorted((ROOT / "docs/decisions").glob("0*.md")):
-        for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|sh|yaml))`", decision.read_text(encoding="utf-8")):
-            if not any(f"/{file}".endswith(f"/{name.removeprefix('/')}") for file in files):
-                gone.append(f"{decision.name}: {name}")
-    assert gone == []
-
-
 def test_a_page_with_a_mistake_is_found(folder: Path) -> None:
     page = folder / "page.md"
 
