@@ -3,11 +3,9 @@
 import shlex
 from pathlib import Path
 
-from ddp_train.checkpoint.catalog import is_checkpoint, require_candidates
 from ddp_train.cli.saved_run import TRUST, ask_trust, parse_words, run_of
 from ddp_train.errors import DONE, ConfigError, conflict
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.run_folder.paths import RunFolder
 
 USAGE = """ddp-train export RUN [--format=FORMAT] [to=PATH]
 
@@ -37,8 +35,6 @@ def export(arguments: list[str], runner: JobRunner) -> int:
     folder = run_of(path, key="RUN")
     if format in _BUILT:
         ask_trust("export", arguments, folder)
-    if not is_checkpoint(path):
-        require_candidates(RunFolder(folder).checkpoints / "last", key="RUN")
     to = Path(options["to"]) if "to" in options else folder / "export" / f"model{_SUFFIXES[format]}"
     if to.exists():
         happened = f"{to} exists; nothing is written over"
