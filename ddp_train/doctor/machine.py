@@ -29,6 +29,7 @@ _SPEEDS_WITHIN_S = 60.0
 _BEGINS_WITHIN_S = 110.0  # from a job's begin until its ranks have met: Python, torch, a container
 _CONNECT_S = 5.0  # a packet that is lost is sent again after one second and after three
 _SHARED_WITHIN_S = 10.0  # a network file system may show late what another machine has written
+_WRITTEN_BYTES = 1 << 16
 _MAX_REACHED = 32  # each machine tries to connect to at most so many after it
 _SHARED_MEMORY = Path("/dev/shm")
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -111,7 +112,7 @@ class Examination:
         here = Rendezvous(min_nodes=self._count, max_nodes=self._count, node_rank=self._number)
         facts = reported or collect(self._job.config, here, processes=process_env.local_world_size())
         locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        write_error = _refusal(self._write)
+        write_error = _refusal(partial(self._file_of(self._number).write_bytes, bytes(_WRITTEN_BYTES)))
         free = _file_system(self._job.run_folder.root)
         shared = _file_system(_SHARED_MEMORY)
         return MachineReport(
@@ -132,17 +133,17 @@ class Examination:
         others = [number % self._count for number in range(self._number + 1, self._number + self._count)]
         tried = [other for other in others if other in addresses][:_MAX_REACHED]
 
-        def connect(host: str, port: int) -> None:
-            socket.create_connection((host, port), timeout=_CONNECT_S).close()
+        def connect(other: int) -> str:
+            return _refusal(lambda: socket.create_connection(tuple(addresses[other]), timeout=_CONNECT_S).close())
 
         with ThreadPoolExecutor(max_workers=max(1, len(tried))) as pool:
-            refusals = list(pool.map(lambda other: _refusal(partial(connect, *addresses[other])), tried))
+            refusals = dict(zip(tried, pool.map(connect, tried), strict=True))
         names = (self._first, socket.gethostname()) if others else ()
         wait_until(lambda: all(self._file_of(other).exists() for other in others), within_s=_SHARED_WITHIN_S, every_s=0.1)
         return PeerReport(
             gloo=self._gloo(addresses),
             unresolved=[name for name in names if _refusal(partial(socket.getaddrinfo, name.strip("[]"), None))],
-            unreached={other: why for other, why in zip(tried, refusals, strict=True) if why},
+            unreached={other: why for other, why in refusals.items() if why},
             unseen=[other for other in others if not self._file_of(other).exists()],
         )
 
@@ -155,12 +156,6 @@ class Examination:
 
     def _file_of(self, number: int) -> Path:
         return self._job.run_folder.root / f"machine_{number}"
-
-    def _write(self) -> None:
-        with self._file_of(self._number).open("wb") as stream:
-            stream.write(bytes(1 << 16))
-            stream.flush()
-            os.fsync(stream.fileno())
 
     def _listen(self) -> Address:
         """Listen, and return the address for the others, which connect and send nothing."""
