@@ -16,16 +16,9 @@ from typing import NamedTuple
 
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.files import json_lines, tail
+from ddp_train.system.phase import Part
 
 _TAIL_BYTES = 1 << 20  # more than the longest line
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "checkpoint", "other")
-"""The parts, each without the others: a rank is in one at a time, so that they sum to the wall time.
-
-communication: waiting for other ranks or the network, with nothing left to compute meanwhile. checkpoint: what a save keeps the loop from.
-"""
-
-DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, EVALUATION, CHECKPOINT, OTHER = range(len(PARTS))
-
 _GOODPUT = {
     "steps": "",  # whose results were kept
     "lost": "steps taken again",  # from a checkpoint before them
@@ -46,7 +39,7 @@ class Span(NamedTuple):
     time: float
     seconds: float
     steps: int
-    ranks: list[Sequence[float | None]]  # seconds of each part; None: it is not split, its seconds are in those around it
+    ranks: list[Sequence[float | None]]  # seconds of each `Part`; None: it is not split, its seconds are in those around it
 
 
 @dataclass(kw_only=True)
@@ -79,7 +72,7 @@ def read_times(run_folder: RunFolder, *, most_ranks: int | None = None) -> list[
                 known = {name: content[name] for name in ("restart", "queued", "hosts", "not_split")}
                 attempts.append(Attempt(started=float(content["started"]), step=step, **known))
             elif attempts:
-                rows = [row for row in content["ranks"] if len(row) == len(PARTS)][:most_ranks]
+                rows = [row for row in content["ranks"] if len(row) == len(Part)][:most_ranks]
                 time, seconds, steps = float(content["time"]), float(content["seconds"]), int(content["steps"])
                 attempts[-1].spans.append(Span(step, time, seconds, steps, rows))
     return attempts
@@ -89,7 +82,7 @@ def newest_shares(run_folder: RunFolder) -> dict[str, float]:
     """Return the share of each part in the newest line, over all ranks; {}: there is none yet."""
     with suppress(IndexError, KeyError, TypeError, ValueError):  # cut off, or the first line of an attempt
         rows = json.loads(tail(run_folder.times, _TAIL_BYTES).splitlines()[-1])["ranks"]
-        sums = {part: sum(row[i] or 0.0 for row in rows) for i, part in enumerate(PARTS)}
+        sums = {part.value: sum(row[i] or 0.0 for row in rows) for i, part in enumerate(Part)}
         return {part: seconds / sum(sums.values()) for part, seconds in sums.items()} if any(sums.values()) else {}
     return {}
 
@@ -111,8 +104,8 @@ def goodput_of(attempts: Sequence[Attempt]) -> dict[str, float] | None:
         if later is not None:
             sums["restart" if later.restart else "queue" if later.queued else "stopped"] += max(0.0, later.started - attempt.ended)
         for span in reversed(attempt.spans):
-            row = span.ranks[0] if span.ranks else [0.0] * len(PARTS)
-            evaluation, checkpoint = row[EVALUATION] or 0.0, row[CHECKPOINT] or 0.0
+            of_part = dict(zip(Part, span.ranks[0], strict=True)) if span.ranks else {}
+            evaluation, checkpoint = of_part.get(Part.EVALUATION) or 0.0, of_part.get(Part.CHECKPOINT) or 0.0
             first, useful = span.step - span.steps, max(0.0, span.seconds - evaluation - checkpoint)
             share = min(1.0, max(0.0, (kept_until - first) / span.steps)) if span.steps else 1.0
             sums["steps"] += share * useful

@@ -18,6 +18,28 @@ class Phase(StrEnum):
     END = "end"  # all steps are taken: the result is written
 
 
+class Part(StrEnum):
+    """What a rank's time goes to: it is in one part at a time, and they sum to the wall time; `Phase.STEP` has several."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COMMUNICATION = "communication"  # waiting for other ranks or the network, with nothing left to compute meanwhile
+    OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"  # what a save keeps the loop from
+    OTHER = "other"
+
+
+PART_OF_PHASE = {
+    Phase.START: Part.CHECKPOINT,  # a rewind's: the time begins after the start itself
+    Phase.DATA: Part.DATA,
+    Phase.STEP: Part.OTHER,  # until a mark says which
+    Phase.EVALUATION: Part.EVALUATION,
+    Phase.SAVE: Part.CHECKPOINT,
+    Phase.END: Part.OTHER,
+}
+
 Listener = Callable[[Phase, int], None]  # gets the phase that begins, and the number of steps taken before it
 DeviceListener = Callable[[int, bool], None]
 """Gets the number of steps that the device has finished, as last seen, and whether the host waits right now for it to finish one more."""

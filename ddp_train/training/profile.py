@@ -22,14 +22,15 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_fun
 from ddp_train.config.schema import ProfileConfig
 from ddp_train.run_folder.paths import ProfileRequest
 from ddp_train.system.files import appears_whole
-from ddp_train.system.phase import Phase, Phases
+from ddp_train.system.phase import Part, Phase, Phases
 from ddp_train.training.loop.train_step import StepMarks
 from ddp_train.training.loop.trainer import Hooks, RunRequest, Trainer
 
 logger = logging.getLogger(__name__)
 
-STEP_MARKS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "save")
-"""The names of the parts of a step in a trace (`TraceMarks`)."""
+_PHASES = (Phase.DATA, Phase.EVALUATION, Phase.SAVE)
+_MARKS = (Phase.DATA, Part.FORWARD, Part.BACKWARD, Part.COMMUNICATION, Part.OPTIMIZER, Phase.EVALUATION, Phase.SAVE)
+"""What a trace names (`TraceMarks`): the phases around a step, and the parts of a step."""
 
 _ROWS, _WIDTH = 12, 56  # of operators; characters of a name
 _STEP = "ProfilerStep"
@@ -173,11 +174,11 @@ class Profiler:
 
 
 class TraceMarks:
-    """Marks the parts of this rank's steps in a trace by name (`STEP_MARKS`), one at a time, while a window is recorded."""
+    """Marks this rank's phases and the parts of its steps in a trace by name (`_MARKS`), while a window is recorded."""
 
     def __init__(self, step_marks: StepMarks, phases: Phases) -> None:
         self._step_marks, self._phases = step_marks, phases
-        self._name: str | None = None
+        self._phase: Phase | None = None
         self._range, self._undo = ExitStack(), ExitStack()
 
     def begin(self) -> None:
@@ -192,15 +193,15 @@ class TraceMarks:
         self._undo.close()
 
     def _enter_phase(self, phase: Phase, step: int) -> None:
-        self.enter({Phase.DATA: "data", Phase.EVALUATION: "evaluation", Phase.SAVE: "save"}.get(phase))
+        self.enter(phase if phase in _PHASES else None)
 
-    def enter(self, name: str | None) -> None:
-        """End the present part and begin another one; None: only end it."""
-        if name != self._name:  # else another batch of the same evaluation
+    def enter(self, phase: Phase | None) -> None:
+        """End the present phase and begin another one; None: only end it."""
+        if phase != self._phase:  # else another batch of the same evaluation
             self._range.close()
-            self._name = name
-            if name is not None:
-                self._range.enter_context(record_function(name))
+            self._phase = phase
+            if phase is not None:
+                self._range.enter_context(record_function(phase))
 
 
 class Trace:
@@ -271,7 +272,7 @@ def table(events: Sequence[Any]) -> str:
     steps = [event for event in on_host if event.name.startswith(_STEP)]
     num_steps = len(steps) or 1
     lines = [f"{num_steps} steps, {covered_ms(steps) / num_steps:.3f} ms each, ms a step:"]
-    parts = {part: covered_ms(event for event in on_host if event.name == part) for part in STEP_MARKS}
+    parts = {part: covered_ms(event for event in on_host if event.name == part) for part in _MARKS}
     lines.append("  " + "  ".join(f"{part} {ms / num_steps:.3f}" for part, ms in parts.items() if ms))
     return "\n".join([*lines, "", *_operators(on_host, num_steps), "", _communication(events, num_steps)])
 
@@ -304,7 +305,7 @@ def _row(name: str, *values: str) -> str:
 def _communication(events: Iterable[Any], num_steps: int) -> str:
     """Return a line with the time of collectives, and on a GPU how much of it overlapped with other kernels."""
     on_device = [event for event in events if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)]
-    kernels = [event for event in on_device if not event.name.startswith((_STEP, *STEP_MARKS))]  # without copies of the host's annotations
+    kernels = [event for event in on_device if not event.name.startswith((_STEP, *_MARKS))]  # without copies of the host's annotations
     collectives = [event for event in kernels or events if event.name.startswith(_KERNELS if kernels else _COLLECTIVES)]
     if not collectives:
         return "communication: none"

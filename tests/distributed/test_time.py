@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.times import COMMUNICATION, DATA, Attempt, goodput_of, read_times
+from ddp_train.run_folder.times import Attempt, goodput_of, read_times
+from ddp_train.system.phase import Part
 from tests.conftest import TINY, Project
 
 pytestmark = pytest.mark.distributed
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.distributed
 RUN = [*TINY, "cluster=cpu", "cluster.processes_per_node=2", "trainer.max_epochs=null", "trainer.log_every_steps=5", "sanity_check=false"]
 SLOW_S = 0.4
 """Longer than any step on a busy machine: four or five steps are a look."""
+
+DATA, COMMUNICATION = map([*Part].index, (Part.DATA, Part.COMMUNICATION))  # columns
 
 
 def slow(phase: str) -> list[str]:

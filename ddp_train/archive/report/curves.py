@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ddp_train.archive.archived_run import ArchivedRun
 from ddp_train.run_folder.failure import load_report
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.times import PARTS, Attempt, goodput_of
+from ddp_train.run_folder.times import Attempt, goodput_of
+from ddp_train.system.phase import Part
 
 Floats = NDArray[np.float64]
 
@@ -101,12 +102,12 @@ def time_split_of(attempts: Sequence[Attempt], *, cells: int) -> dict[str, Any] 
         return None
     ranks = min(len(span.ranks) for span in spans)  # an attempt may have another number of them
     shown = np.unique(np.linspace(0, ranks - 1, min(ranks, _MAX_RANKS)).astype(int))
-    columns = int(np.clip(cells // (len(PARTS) * len(shown)), 8, _MAX_COLUMNS))
+    columns = int(np.clip(cells // (len(Part) * len(shown)), 8, _MAX_COLUMNS))
     first = np.unique(np.linspace(0, len(spans), min(columns, len(spans)) + 1).astype(int))[:-1]
     table = np.array([span.ranks[:ranks] for span in spans], dtype=np.float64)[:, shown]
-    never = {part: "" for number, part in enumerate(PARTS) if np.isnan(table[:, :, number]).all()}
+    never = {part: "" for number, part in enumerate(Part) if np.isnan(table[:, :, number]).all()}
     return {
-        "parts": PARTS,
+        "parts": [*Part],
         "not_split": {**never, **attempts[-1].not_split},
         "hosts": attempts[-1].hosts,
         "ranks": shown.tolist(),

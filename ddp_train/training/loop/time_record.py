@@ -30,16 +30,15 @@ from ddp_train.distributed.store import round_trip_s
 from ddp_train.distributed.world import World
 from ddp_train.interfaces import Strategy
 from ddp_train.run_folder.result import Status
-from ddp_train.run_folder.times import CHECKPOINT, COMMUNICATION, DATA, EVALUATION, OTHER, PARTS
 from ddp_train.system import process_env
-from ddp_train.system.phase import Phase
+from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
+from ddp_train.training.loop.train_step import Mark
 from ddp_train.training.loop.trainer import Hooks, Trainer
 from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.records import run_event
 from ddp_train.training.record.slow_ranks import SlowRanks, Table
 
-_PART_OF_PHASE = {Phase.DATA: DATA, Phase.EVALUATION: EVALUATION, Phase.SAVE: CHECKPOINT, Phase.START: CHECKPOINT}  # START: a rewind's
 _MANY_EVENTS = 512  # then those that are passed are read
 _LINES = 1000  # the file grows by so many lines while the time since its first grows by a factor of 2.7; by fewer with many ranks
 _RANKS_OF_LINES = 64
@@ -48,18 +47,19 @@ _RANKS_OF_LINES = 64
 class TimeSplit:
     """Sums this rank's seconds in each part by the host's clock; those that are `not_split` are other ones."""
 
-    def __init__(self, not_split: Collection[str] = ()) -> None:
-        self._contexts = {name: _Part(self, OTHER if name in not_split else part) for part, name in enumerate(PARTS)}
+    def __init__(self, not_split: Collection[Part] = ()) -> None:
+        contexts = {part: _Within(self, Part.OTHER if part in not_split else part) for part in Part}
+        self.mark: Mark = contexts.__getitem__  # no call in Python; within another one a part's time is not counted to that
         self.begin()
 
     def begin(self) -> None:
         """Count from here on."""
-        self._seconds, self._part, self._since = [0.0] * len(PARTS), OTHER, time.perf_counter()
+        self._seconds, self._part, self._since = dict.fromkeys(Part, 0.0), Part.OTHER, time.perf_counter()
 
-    def switch(self, part: int) -> int:
+    def switch(self, part: Part) -> Part:
         """Enter a part, and return the one before."""
         before = self._part
-        if part != before:
+        if part is not before:
             now = time.perf_counter()
             self._seconds[before] += now - self._since
             self._part, self._since = part, now
@@ -67,46 +67,42 @@ class TimeSplit:
 
     def enter_phase(self, phase: Phase, step: int) -> None:
         """Enter the part that a phase of the rank is (a listener of `Phases`)."""
-        self.switch(_PART_OF_PHASE.get(phase, OTHER))
+        self.switch(PART_OF_PHASE[phase])
 
-    def mark(self, part: str) -> AbstractContextManager[None]:
-        """Return a context that is a part; within another one its time is not counted to that."""
-        return self._contexts[part]
-
-    def seconds(self) -> list[float]:
-        """Return the seconds of each part, as far as they are known."""
+    def seconds(self) -> dict[Part, float]:
+        """Return the seconds of each part, in their order, as far as they are known."""
         now = time.perf_counter()
         self._seconds[self._part] += now - self._since
         self._since = now
-        return [*self._seconds]
+        return {**self._seconds}
 
 
 class DeviceTimeSplit(TimeSplit):
     """The same by the device's clock. `new_event` makes an event with `record`, `query` and `elapsed_time`."""
 
     def __init__(
-        self, not_split: Collection[str] = (), new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)
+        self, not_split: Collection[Part] = (), new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True)
     ) -> None:
         self._new_event = new_event
         self._spare: list[Any] = []
         super().__init__(not_split)
 
     def begin(self) -> None:
-        self._seconds, self._part = [0.0] * len(PARTS), OTHER
-        self._events = deque([(OTHER, self._event())])  # the part that begins, and when
+        self._seconds, self._part = dict.fromkeys(Part, 0.0), Part.OTHER
+        self._events = deque([(Part.OTHER, self._event())])  # the part that begins, and when
 
-    def switch(self, part: int) -> int:
+    def switch(self, part: Part) -> Part:
         before, self._part = self._part, part
-        if part != before:
+        if part is not before:
             self._events.append((part, self._event()))
             if len(self._events) > _MANY_EVENTS:
                 self._read()
         return before
 
-    def seconds(self) -> list[float]:
+    def seconds(self) -> dict[Part, float]:
         self._events.append((self._part, self._event()))
         self._read()
-        return [*self._seconds]
+        return {**self._seconds}
 
     def _event(self) -> Any:
         event = self._spare.pop() if self._spare else self._new_event()
@@ -122,17 +118,17 @@ class DeviceTimeSplit(TimeSplit):
             self._spare.append(start)
 
 
-class _Part(AbstractContextManager[None]):
+class _Within(AbstractContextManager[None]):
     """A part as a context, which may be entered again within itself. Made once: a generator takes three times as long."""
 
-    def __init__(self, split: TimeSplit, part: int) -> None:
+    def __init__(self, split: TimeSplit, part: Part) -> None:
         self._split, self._part = split, part
-        self._before: list[int] = []
+        self._before: list[Part] = []
 
     def __enter__(self) -> None:
         self._before.append(self._split.switch(self._part))
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._split.switch(self._before.pop())
 
 
@@ -169,13 +165,13 @@ class TimeRecord:
         self._written_step = state.step
         line = {"started": round(self._services.started_at, 3), "restart": process_env.restart_count() > 0}
         line |= {"queued": self._services.run_folder.submitted.exists(), "step": state.step}
-        self._services.records.write_times({**line, "hosts": self._hosts, "parts": PARTS, "not_split": self._not_split})
+        self._services.records.write_times({**line, "hosts": self._hosts, "parts": [*Part], "not_split": self._not_split})
 
     def add_to(self, reduction: Reduction) -> None:
         """Add this rank's row to the reduction: the others have zeros in its place."""
         self._taken = time.monotonic()
-        rows = np.zeros((self._world.size, len(PARTS) + 1))
-        rows[self._world.rank] = [*self.split.seconds(), self._way]
+        rows = np.zeros((self._world.size, len(Part) + 1))
+        rows[self._world.rank] = [*self.split.seconds().values(), self._way]
         reduction.add("time", rows.ravel().tolist())
 
     def record(self, values: dict[str, float], reading: Reading) -> None:
@@ -203,10 +199,10 @@ class TimeRecord:
         """Listen to what a step is at: its marks, the strategy's exchanges, the rank's phases."""
         self._trainer.train_step.marks.listen(self.split.mark)
         if not self._not_split:
-            exchange = partial(self.split.switch, COMMUNICATION)
+            exchange = partial(self.split.switch, Part.COMMUNICATION)
             modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
             self._watches = [call_after_gradients(module, exchange) for module in modules]
-        self._trainer.components.strategy.set_exchange_context(partial(self.split.mark, PARTS[COMMUNICATION]))
+        self._trainer.components.strategy.set_exchange_context(partial(self.split.mark, Part.COMMUNICATION))
         self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 
     def _measure_way(self) -> None:
@@ -228,7 +224,7 @@ class TimeRecord:
     def _write(self, totals: Table, step: int) -> None:
         """Write the time since the line before: where records are many, a line takes several."""
         rows = [
-            [None if part in self._not_split else float(f"{seconds:.4g}") for part, seconds in zip(PARTS, row, strict=True)]
+            [None if part in self._not_split else float(f"{seconds:.4g}") for part, seconds in zip(Part, row, strict=True)]
             for row in totals - self._written_totals
         ]
         taken = time.time() - (time.monotonic() - self._taken)
@@ -250,11 +246,11 @@ def call_after_gradients(module: nn.Module, call: Callable[[], object]) -> Remov
     return watch
 
 
-def why_not_split(strategy: Strategy, modules: Sequence[nn.Module], world: World) -> dict[str, str]:
+def why_not_split(strategy: Strategy, modules: Sequence[nn.Module], world: World) -> dict[Part, str]:
     """Return the parts that have no honest source with a strategy and what it has wrapped, each with the reason."""
     reason = ""
     if any(isinstance(part, nn.SyncBatchNorm) for module in modules for part in module.modules()):
         reason = "batch norm of all ranks' samples exchanges within forward and backward, while they compute"
     elif strategy.local_weights is None and not all(isinstance(module, DistributedDataParallel) for module in modules):
         reason = f"{type(strategy).__name__} exchanges within forward and backward, while they compute"
-    return {PARTS[COMMUNICATION]: reason} if reason and world.size > 1 else {}
+    return {Part.COMMUNICATION: reason} if reason and world.size > 1 else {}

@@ -21,12 +21,14 @@ from ddp_train.interfaces.batch import as_pair, batch_size, counted_as
 from ddp_train.interfaces.strategy import is_sharded, local_rows, num_replicas
 from ddp_train.loader.device_copy import batch_on
 from ddp_train.loader.reader import MicroBatch
+from ddp_train.system.phase import Part
 from ddp_train.training.parts.components import Components, Turn
 from ddp_train.training.record.log_window import LogWindow
 from ddp_train.training.train_state import TrainState
 
 _engine_run_backward: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)  # private (torch_internals.py)
 _EPS = 1e-6  # as in torch's own clipping
+_FORWARD, _BACKWARD, _COMMUNICATION, _OPTIMIZER = Part.FORWARD, Part.BACKWARD, Part.COMMUNICATION, Part.OPTIMIZER  # to find one takes 60 ns
 
 
 class TotalUnits(NamedTuple):
@@ -53,8 +55,8 @@ class StepGuard:
         scaler.step(optimizer)
 
 
-Mark = Callable[[str], AbstractContextManager[object]]
-"""Returns a context around a part of a step, by the part's name (`run_folder.times`)."""
+Mark = Callable[[Part], AbstractContextManager[object]]
+"""Returns a context around a part of a step."""
 
 
 class StepMarks:
@@ -76,7 +78,7 @@ class StepMarks:
         self.around = self._around_all if len(listeners) > 1 else listeners[0] if listeners else nullcontext
 
     @contextmanager
-    def _around_all(self, part: str) -> Iterator[None]:
+    def _around_all(self, part: Part) -> Iterator[None]:
         with ExitStack() as contexts:
             for listener in self._listeners:
                 contexts.enter_context(listener(part))
@@ -135,7 +137,7 @@ class TrainStep:
     def step_optimizer(self, norm: Tensor | None = None, *, measures_norm: bool, turn: str = "") -> Tensor | None:
         """Clip the gradients, step by them and forget them; return their norm where it is wanted, together with that of earlier turns."""
         components = self.components
-        with self.marks.around("optimizer"):
+        with self.marks.around(_OPTIMIZER):
             grad_norm = self.measure_and_clip(measures_norm=measures_norm)
             norm = grad_norm if norm is None or grad_norm is None else torch.hypot(norm, grad_norm)
             self.guard.step(components.optimizer, components.scaler, norm, turn=turn)
@@ -154,7 +156,7 @@ class TrainStep:
                     self._forward_backward(micro_batch, units, turn)
             else:
                 self._forward_backward(micro_batch, units, turn)
-        with self.marks.around("communication"):
+        with self.marks.around(_COMMUNICATION):
             components.strategy.reduce_gradients(components.trained_module, self.state.step)
 
     def measure_and_clip(self, *, measures_norm: bool) -> Tensor | None:
@@ -173,11 +175,11 @@ class TrainStep:
     def _forward_backward(self, micro_batch: MicroBatch, units: TotalUnits, turn: Turn | None) -> None:
         """Run one micro-batch forward and backward, adding to the gradients and to the window's loss."""
         components, world = self.components, self.world
-        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.marks.around("forward"):
+        with batch_on(world.device, micro_batch) as batch, components.amp.autocast(world.device), self.marks.around(_FORWARD):
             loss_sum = components.loss(batch, turn)
         if micro_batch.is_stand_in:
             loss_sum = loss_sum * 0.0
-        with self.marks.around("communication"):
+        with self.marks.around(_COMMUNICATION):
             num_units = units.get()  # not needed before
         # Backward begins with this factor: the gradients are those of the loss times the factor, without that product and its own backward.
         if isinstance(num_units, Tensor):
@@ -185,7 +187,7 @@ class TrainStep:
         else:
             factor = torch.full_like(loss_sum, units.num_ranks / num_units)
         factor = components.scaler.scale(self.guard.spread_nonfinite(factor, loss_sum))
-        with self.marks.around("backward"):
+        with self.marks.around(_BACKWARD):
             backward(loss_sum, factor)
         self.window.add(loss_sum, turn=None if turn is None else turn.name)
 

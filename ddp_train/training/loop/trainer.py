@@ -22,7 +22,7 @@ from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
-from ddp_train.system.phase import Phase, Phases
+from ddp_train.system.phase import Part, Phase, Phases
 from ddp_train.training.loop import evaluation
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.parts.components import Components
@@ -291,7 +291,7 @@ class Trainer:
         for add_to_reduction in hooks.add_to_reduction:
             add_to_reduction(reduction)
         self.logged.add_to(reduction)
-        with self.train_step.marks.around("communication"):
+        with self.train_step.marks.around(Part.COMMUNICATION):
             reading = window.read(reduction, grad_norm)
         assert reading.grad_norm is not None
         loss = self._judge(reading)

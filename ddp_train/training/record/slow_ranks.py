@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, OTHER
+from ddp_train.system.phase import Part
 
 RATIO = 1.3  # a slow rank's own time to that of the usual one
 LOOKS, LOOKS_TO_END = 3, 10  # in a row
@@ -20,7 +20,7 @@ _LOOK_S = 2.0
 _LEAST_S = 0.002  # a step, by which a slow rank is over the usual one: less is Python's
 _FAR_S = 0.01  # 64 KiB and back take a millisecond in a slow network
 _SHARE = 0.2  # of a step, spent waiting for data or messages
-_IN_STEPS = [DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER]
+_IN_STEPS = [part not in (Part.EVALUATION, Part.CHECKPOINT) for part in Part]  # columns
 _FIXES = {  # all ranks wait for such a rank
     "data": "look at its disk, its network to the data, and loader.num_workers",
     "compute": "look at its clock speed and temperature, other processes there, and its own callbacks",
@@ -77,7 +77,8 @@ class SlowRanks:
         if not steps or in_steps.max() < _LOOK_S:
             return
         self._totals, self._step = totals, step
-        data, waits = rows[:, DATA], rows[:, COMMUNICATION]
+        of_part = dict(zip(Part, rows.T, strict=True))
+        data, waits = of_part[Part.DATA], of_part[Part.COMMUNICATION]
         if self._data.changes(_usual(data) > _SHARE * _usual(in_steps)) and self._data.holds:
             share = _usual(data) / _usual(in_steps)
             text = f"{share:.0%} of each step is spent waiting for data: {_FASTER_DATA}"

@@ -11,7 +11,7 @@ import pytest
 from ddp_train.run_folder import progress as module
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import LogTail, batch_notes, evaluation_line, live_notes, newest_record, progress_line
-from ddp_train.run_folder.times import PARTS
+from ddp_train.system.phase import Part
 
 
 def test_the_newest_record_counts(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_terminal_is_told_what_the_files_of_a_run_have(tmp_path: Path) -> None
     run_folder.times.write_text(first)
     assert live_notes(run_folder, {}, restarts=0) == []
     ranks = [[3.0, 1.0, 5.0, None, 0.5, 0.0, 0.0, 0.5], [1.0, 3.0, 5.0, None, 0.5, 0.0, 0.0, 0.5]]
-    run_folder.times.write_text(f"{first}\n{json.dumps({'step': 5, 'parts': PARTS, 'ranks': ranks})}\n")
+    run_folder.times.write_text(f"{first}\n{json.dumps({'step': 5, 'parts': [*Part], 'ranks': ranks})}\n")
     (run_folder.checkpoints / "step_00000004").mkdir(parents=True)
     slow = {"kind": "slow_rank", "step": 3, "host": "node1", "text": "rank 1 is slow"}
     events = [{**slow, "rank": 1}, {**slow, "rank": 0}, {"kind": "slow_rank_over", "rank": 0, "step": 4, "text": "over"}]

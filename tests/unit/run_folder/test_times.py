@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.times import PARTS, describe_goodput, goodput_of, read_goodput, read_times
+from ddp_train.run_folder.times import describe_goodput, goodput_of, read_goodput, read_times
+from ddp_train.system.phase import Part
 
 
 def row(seconds: float, *, evaluation: float = 0.0, checkpoint: float = 0.0) -> list[float | None]:
@@ -88,5 +89,5 @@ def test_what_cannot_be_understood_is_left_out(tmp_path: Path, broken: str) -> N
 
 def test_a_run_without_the_file_or_a_record_has_no_goodput(tmp_path: Path) -> None:
     assert goodput_of(read_times(RunFolder(tmp_path))) is None
-    write(RunFolder(tmp_path), head(0, parts=PARTS))
+    write(RunFolder(tmp_path), head(0, parts=[*Part]))
     assert goodput_of(read_times(RunFolder(tmp_path))) is None

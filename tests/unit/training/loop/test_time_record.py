@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_train.run_folder.times import BACKWARD, CHECKPOINT, COMMUNICATION, DATA, EVALUATION, FORWARD, OPTIMIZER, OTHER, PARTS
-from ddp_train.system.phase import Phase
+from ddp_train.system.phase import Part, Phase
 from ddp_train.training.loop import time_record
 from ddp_train.training.loop.time_record import DeviceTimeSplit, TimeSplit, call_after_gradients, why_not_split
 from ddp_train.training.loop.trainer import Hooks
@@ -45,12 +44,12 @@ def test_a_part_within_another_one_is_not_counted_to_it_and_all_sum_to_the_wall_
     for phase, seconds in ((Phase.DATA, 1.0), (Phase.STEP, 2.0)):
         split.enter_phase(phase, 0)
         clock.now += seconds
-    with split.mark("forward"):
+    with split.mark(Part.FORWARD):
         clock.now += 4.0
-        with split.mark("communication"), split.mark("communication"):
+        with split.mark(Part.COMMUNICATION), split.mark(Part.COMMUNICATION):
             clock.now += 8.0
         clock.now += 16.0
-    with split.mark("optimizer"):
+    with split.mark(Part.OPTIMIZER):
         clock.now += 32.0
     split.enter_phase(Phase.EVALUATION, 1)
     clock.now += 64.0
@@ -58,17 +57,17 @@ def test_a_part_within_another_one_is_not_counted_to_it_and_all_sum_to_the_wall_
     clock.now += 128.0
     seconds = split.seconds()
     expected = {
-        DATA: 1.0,
-        OTHER: 2.0,
-        FORWARD: 20.0,
-        COMMUNICATION: 8.0,
-        OPTIMIZER: 32.0,
-        EVALUATION: 64.0,
-        CHECKPOINT: 128.0,
-        BACKWARD: 0.0,
+        Part.DATA: 1.0,
+        Part.OTHER: 2.0,
+        Part.FORWARD: 20.0,
+        Part.COMMUNICATION: 8.0,
+        Part.OPTIMIZER: 32.0,
+        Part.EVALUATION: 64.0,
+        Part.CHECKPOINT: 128.0,
+        Part.BACKWARD: 0.0,
     }
-    assert seconds == [expected[part] for part in range(len(seconds))]
-    assert sum(seconds) == clock.now - 100.0
+    assert seconds == expected
+    assert [*seconds] == [*Part] and sum(seconds.values()) == clock.now - 100.0
     assert split.seconds() == seconds
 
 
@@ -105,14 +104,14 @@ def test_on_a_device_only_what_it_has_passed_is_read_and_the_rest_with_a_later_r
     split = DeviceTimeSplit(new_event=device.event)
     device.now = 10.0
     split.begin()
-    with split.mark("forward"):
+    with split.mark(Part.FORWARD):
         device.now += 1.0
-    with split.mark("backward"):
+    with split.mark(Part.BACKWARD):
         device.now += 2.0
     device.finished = 11.0  # it is still in backward
-    assert (split.seconds()[FORWARD], sum(split.seconds())) == (1.0, 1.0)
+    assert (split.seconds()[Part.FORWARD], sum(split.seconds().values())) == (1.0, 1.0)
     device.finished = device.now
-    assert (split.seconds()[BACKWARD], sum(split.seconds())) == (2.0, 3.0)
+    assert (split.seconds()[Part.BACKWARD], sum(split.seconds().values())) == (2.0, 3.0)
 
 
 def test_events_are_used_again() -> None:
@@ -125,10 +124,10 @@ def test_events_are_used_again() -> None:
     split = DeviceTimeSplit(new_event=new_event)
     split.begin()
     for _ in range(5000):
-        with split.mark("forward"):
+        with split.mark(Part.FORWARD):
             device.now += 1.0
         device.finished = device.now
-    assert split.seconds()[FORWARD] == 5000.0
+    assert split.seconds()[Part.FORWARD] == 5000.0
     assert len(made) < 2000
 
 
@@ -165,17 +164,17 @@ def test_communication_is_not_split_where_ranks_wait_within_forward(monkeypatch:
     monkeypatch.setattr(time_record, "DistributedDataParallel", Wrapped)
     two, one = SimpleNamespace(size=2), SimpleNamespace(size=1)
 
-    def why(world: Any, *modules: nn.Module, local_weights: Any = None) -> dict[str, str]:
+    def why(world: Any, *modules: nn.Module, local_weights: Any = None) -> dict[Part, str]:
         return why_not_split(SimpleNamespace(local_weights=local_weights), modules, world)  # type: ignore[arg-type]
 
     norm = nn.SyncBatchNorm(2)
     assert why(two, Wrapped(Net())) == why(two, Wrapped(Net()), Wrapped(Net())) == why(two, Net(), local_weights=1) == why(one, norm) == {}
-    assert "SimpleNamespace" in why(two, Wrapped(Net()), Net())["communication"]
-    assert "batch norm" in why(two, Wrapped(norm))["communication"] == why(two, norm, local_weights=1)["communication"]
+    assert "SimpleNamespace" in why(two, Wrapped(Net()), Net())[Part.COMMUNICATION]
+    assert "batch norm" in why(two, Wrapped(norm))[Part.COMMUNICATION] == why(two, norm, local_weights=1)[Part.COMMUNICATION]
 
 
-@pytest.mark.parametrize("part", ["forward"])
-def test_a_mark_costs_little(part: str) -> None:
+@pytest.mark.parametrize("part", [Part.FORWARD])
+def test_a_mark_costs_little(part: Part) -> None:
     split = TimeSplit()
     started = time.process_time()
     for _ in range(20_000):
@@ -195,13 +194,14 @@ def run(*overrides: str, **services: Any) -> tuple[list[Record], list[Mapping[st
 def test_the_parts_of_each_line_sum_to_its_seconds_and_the_lines_to_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.time()
     train, (head, *lines) = run("trainer.max_steps=20", decide_save=lambda step: step == 10, save=lambda window: time.sleep(0.05))
-    assert (head["step"], head["parts"], head["not_split"], len(head["hosts"])) == (0, PARTS, {}, 1)
+    assert (head["step"], head["parts"], head["not_split"], len(head["hosts"])) == (0, [*Part], {}, 1)
     assert began <= head["started"] <= time.time()
     assert sum(line["steps"] for line in lines) == 20 and lines[-1]["step"] == 20
     for line in lines:
         assert sum(line["ranks"][0]) == pytest.approx(line["seconds"], rel=0.03, abs=0.01)
-    total = [sum(column) for column in zip(*(line["ranks"][0] for line in lines), strict=True)]
-    assert total[CHECKPOINT] > 0.09 and total[EVALUATION] > 0  # saved twice: after the last step, too
+    sums = [sum(column) for column in zip(*(line["ranks"][0] for line in lines), strict=True)]
+    total = dict(zip(Part, sums, strict=True))
+    assert total[Part.CHECKPOINT] > 0.09 and total[Part.EVALUATION] > 0  # saved twice: after the last step, too
     assert [record["step"] for record in train] == [5, 10, 15, 20]
 
 
@@ -214,9 +214,9 @@ def test_slow_data_is_data_and_a_slow_step_is_not(monkeypatch: pytest.MonkeyPatc
     one_run = trainer(parts, write_times=lines.append, log_every_steps=10)
     one_run.hooks.after_step.append(lambda step: time.sleep(0.01))
     one_run.train()
-    seconds = lines[1]["ranks"][0]
-    assert seconds[DATA] > 0.19 and seconds[OTHER] > 0.09 and seconds[BACKWARD] > 0
-    assert sum(seconds) == pytest.approx(lines[1]["seconds"], rel=0.03, abs=0.01)
+    seconds = dict(zip(Part, lines[1]["ranks"][0], strict=True))
+    assert seconds[Part.DATA] > 0.19 and seconds[Part.OTHER] > 0.09 and seconds[Part.BACKWARD] > 0
+    assert sum(seconds.values()) == pytest.approx(lines[1]["seconds"], rel=0.03, abs=0.01)
 
 
 def test_many_records_are_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:

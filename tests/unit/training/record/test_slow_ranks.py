@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_train.run_folder.times import BACKWARD, COMMUNICATION, DATA, FORWARD, PARTS
+from ddp_train.system.phase import Part
 from ddp_train.training.record.slow_ranks import LOOKS, LOOKS_TO_END, PAUSE_LOOKS, Finding, SlowRanks, Table, far_machines
 
 
 def rows(own: Mapping[int, tuple[float, float]], ranks: int = 4) -> Table:
     """Return rows of a look of synchronous steps: each rank's data and compute (by default 0.1 and 0.9), and it waits for the slowest."""
-    table = np.zeros((ranks, len(PARTS)))
+    table = np.zeros((ranks, len(Part)))
     times = [own.get(rank, (0.1, 0.9)) for rank in range(ranks)]
     for row, (data, compute) in zip(table, times, strict=True):
         row[[DATA, FORWARD, BACKWARD, COMMUNICATION]] = data, compute / 3, 2 * compute / 3, max(map(sum, times)) - data - compute + 0.01
     return 3 * table
+
+
+DATA, FORWARD, BACKWARD, COMMUNICATION = map([*Part].index, (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.COMMUNICATION))  # columns
 
 
 class Looks:
@@ -27,7 +30,7 @@ class Looks:
 
     def __init__(self, ranks: int = 4, **settings: Any) -> None:
         self.judge = SlowRanks([f"node{rank // 2}" for rank in range(ranks)], 0, **settings)
-        self.totals, self.step = np.zeros((ranks, len(PARTS))), 0
+        self.totals, self.step = np.zeros((ranks, len(Part))), 0
 
     def look(self, table: Table, steps: int = 30, ways: Mapping[int, float] = {}) -> list[Finding]:
         self.totals, self.step = self.totals + table, self.step + steps
