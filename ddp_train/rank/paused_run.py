@@ -22,8 +22,8 @@ class StopAfter:
     state: TrainState
     last_step: int | None
 
-    def begin_next_step(self, steps_run: int, /) -> Agreed:
-        agreed = self.stop.begin_next_step(steps_run)
+    def agree_after(self, steps_run: int, /) -> Agreed:
+        agreed = self.stop.agree_after(steps_run)
         return agreed._replace(is_last_step=agreed.is_last_step or self.state.step == self.last_step)
 
     def is_asked(self) -> bool:

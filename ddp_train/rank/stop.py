@@ -222,8 +222,8 @@ class Stop:
         with self._leave_gate:
             self._is_training = True
 
-    def begin_next_step(self, steps_run: int) -> Agreed:
-        """Begin the next step, unless this one is the last; return what all have agreed on this one, which none can change then.
+    def agree_after(self, steps_run: int) -> Agreed:
+        """Return what all have agreed on the step that is taken, and begin the next one unless it was the last: none can change it then.
 
         `steps_run`: those that a rewind has undone count: the number never falls.
         """

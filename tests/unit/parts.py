@@ -107,7 +107,7 @@ class ChosenStop:
     last_step: int | None = None
     asks: Callable[[], bool] = lambda: False
 
-    def begin_next_step(self, steps_run: int, /) -> Agreed:
+    def agree_after(self, steps_run: int, /) -> Agreed:
         return Agreed(is_last_step=steps_run == self.last_step, is_save_agreed=False)
 
     def is_asked(self) -> bool:

@@ -89,7 +89,7 @@ class Agreed(NamedTuple):
 class StopLine(Protocol):
     """What the loop asks; `rank.stop.Stop`, which lies above it, answers."""
 
-    def begin_next_step(self, steps_run: int, /) -> Agreed: ...
+    def agree_after(self, steps_run: int, /) -> Agreed: ...
 
     def is_asked(self) -> bool: ...
 
@@ -162,28 +162,15 @@ class Trainer:
         for at_end in self.hooks.at_end:
             at_end(status)
 
-    def _open_micro_batches(self) -> Iterator[MicroBatch]:
-        """Return this rank's micro-batches, after the first one has served for all that comes before the first step. Collective."""
-        components, state, hooks = self.components, self.state, self.hooks
-        micro_batches = copied_ahead(components.train_loader.micro_batches(state.samples), self.world.device)
-        if hooks.before_first_step and state.step < components.total_steps:
-            first = list(islice(micro_batches, 1))  # of the loader itself: its workers start once, and nothing is read twice
-            if first:
-                for prepare in hooks.before_first_step:
-                    prepare(first[0])
-            micro_batches = chain(iter(first), micro_batches)  # given the list itself, `chain` would hold its memory to the end
-        for change in hooks.wrap_micro_batches:
-            micro_batches = change(micro_batches)
-        return micro_batches
-
     def _take_steps(self, micro_batches: Iterator[MicroBatch]) -> bool:
         """Train from the state to the last step, or until a stop or a rewind."""
         components, state, hooks = self.components, self.state, self.hooks
-        components.wrapped.train()
-        self.train_step.begin_window()
-        self.logged.go_on_from(state.window)
-        if not self._finish_what_was_pending():
+        had_ended = state.early_end is not None
+        self._begin_steps()
+        if not self._evaluate_what_was_pending():
             return False
+        if state.early_end is not None and not had_ended:  # a callback ends it here: no step follows that would save this
+            self._save()
         while not state.is_over(components.total_steps):
             if hooks.before_step:
                 with self.window.excluded():
@@ -202,63 +189,34 @@ class Trainer:
                 return False
         return True
 
+    def _begin_steps(self) -> None:
+        """Begin the window of the first steps, and call what waits for them: at the start, and after a rewind."""
+        self.components.wrapped.train()
+        self.train_step.begin_window()
+        self.logged.go_on_from(self.state.window)
+        for begin in [*self.hooks.before_steps_begin, *self.hooks.when_steps_begin]:
+            begin()
+
     def _finish_step(self, batch: GlobalBatch, *, is_judged: bool) -> bool:
         """Evaluate where that is due, then save: the evaluation may be one of the best. False: all stop after this step. Collective."""
-        state, total_steps = self.state, self.components.total_steps
-        is_last_step, is_save_agreed = self.services.stop.begin_next_step(state.steps_run)
-        if state.is_over(total_steps) or self._is_evaluation_due(batch):
-            if not is_last_step:
-                with self.window.excluded():
-                    is_last_step = not self.evaluate()
-            state.evaluation_pending = is_last_step
-        is_save_due = is_last_step or state.is_over(total_steps)
-        if not is_last_step:
-            is_save_due |= self.services.checkpoints.schedule.decide(state.step, is_agreed=is_save_agreed)
-        if is_save_due:
-            if not is_judged:  # weights that are lost must not replace good ones
-                self._judge(self.window.read(Reduction(self.world)))
-            self._save()
-        return not is_last_step
+        agreed = self.services.stop.agree_after(self.state.steps_run)
+        is_stopping = self._evaluate_if_due(batch, is_stopping=agreed.is_last_step)
+        self._save_if_due(is_stopping=is_stopping, is_agreed=agreed.is_save_agreed, is_judged=is_judged)
+        return not is_stopping
 
-    def _finish_what_was_pending(self) -> bool:
-        """Start, and do what is left of the step that the state comes from; False: a stop came before that was done. Collective.
-
-        - The run was stopped before an evaluation: its checkpoint says that one is pending.
-        - It was killed between its last step and its result: it is evaluated again.
-        - A callback ends it here, at the start or after that evaluation: this is saved, as no step follows that would save it.
-        """
-        state, had_ended = self.state, self.state.early_end is not None
-        for start in [*self.hooks.before_steps_begin, *self.hooks.when_steps_begin]:
-            start()
-        if state.evaluation_pending or state.is_over(self.components.total_steps):
-            if not self.evaluate():
-                return False  # the checkpoint has it pending, too
-            state.evaluation_pending = False
-        if state.early_end is not None and not had_ended:
-            self._save()
-        return True
-
-    def is_log_step(self, step: int) -> bool:
-        """Tell whether a record comes after so many steps."""
-        return step % self.log_every_steps == 0 or step == self.components.total_steps
-
-    @property
-    def window(self) -> LogWindow:
-        """The steps since the last record."""
-        return self.train_step.window
-
-    def _is_evaluation_due(self, batch: GlobalBatch) -> bool:
-        """Tell whether a period of evaluation ends with the step that has taken this global batch."""
-        every = self.evaluate_every_steps
-        return self.state.step % every == 0 if every else batch.stop == self.components.train_loader.order.epoch_size
-
-    def _save(self) -> None:
-        """Save a checkpoint. Collective."""
-        with self.window.excluded():
-            self.services.phases.enter(Phase.SAVE, self.state.step)
-            for before_save in self.hooks.before_save:
-                before_save(self.state.step)
-            self.services.checkpoints.save(self.window.sums(self.logged))
+    def _open_micro_batches(self) -> Iterator[MicroBatch]:
+        """Return this rank's micro-batches, after the first one has served for all that comes before the first step. Collective."""
+        components, state, hooks = self.components, self.state, self.hooks
+        micro_batches = copied_ahead(components.train_loader.micro_batches(state.samples), self.world.device)
+        if hooks.before_first_step and state.step < components.total_steps:
+            first = list(islice(micro_batches, 1))  # of the loader itself: its workers start once, and nothing is read twice
+            if first:
+                for prepare in hooks.before_first_step:
+                    prepare(first[0])
+            micro_batches = chain(iter(first), micro_batches)  # given the list itself, `chain` would hold its memory to the end
+        for change in hooks.wrap_micro_batches:
+            micro_batches = change(micro_batches)
+        return micro_batches
 
     def _of_next_step(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the next step, each when it is asked for: few of them are on the device at a time."""
@@ -281,6 +239,15 @@ class Trainer:
             phases.enter(Phase.STEP, step)
             yield micro_batch
         self.window.add_data(wait_s=wait_s, num_skipped=num_skipped)
+
+    @property
+    def window(self) -> LogWindow:
+        """The steps since the last record."""
+        return self.train_step.window
+
+    def is_log_step(self, step: int) -> bool:
+        """Tell whether a record comes after so many steps."""
+        return step % self.log_every_steps == 0 or step == self.components.total_steps
 
     def _log(self, grad_norm: Tensor | None) -> None:
         """Reduce once, read the device once, write one record, and begin the next window. Collective."""
@@ -318,11 +285,43 @@ class Trainer:
         order, is_scaled = self.components.train_loader.order, self.components.scaler.is_enabled()
         return self.monitor.judge(self.window, reading, self.state, order, is_scaled=is_scaled)
 
-    def evaluate(self) -> bool:
-        """Evaluate, write a record and keep the best values; False: a stop came before it was done, on all ranks alike. Collective."""
+    def _write(self, split: str, values: Mapping[str, float]) -> None:
+        state = self.state
+        self.last |= {f"{split}/{name}": value for name, value in values.items()}
+        position = {"step": state.step, "epoch": epochs(self.components.train_loader.order, state.samples), "samples": state.samples}
+        self.services.records.write({"split": split, **position, "time": time.time(), **values})
+
+    def _evaluate_what_was_pending(self) -> bool:
+        """Evaluate the step that the state comes from, where that is left to do; False: a stop came before that was done. Collective.
+
+        - The run was stopped before an evaluation: its checkpoint says that one is pending.
+        - It was killed between its last step and its result: it is evaluated again.
+        """
+        if self.state.evaluation_pending or self.state.is_over(self.components.total_steps):
+            if self.evaluate() is None:
+                return False  # the checkpoint has it pending, too
+            self.state.evaluation_pending = False
+        return True
+
+    def _evaluate_if_due(self, batch: GlobalBatch, *, is_stopping: bool) -> bool:
+        """Evaluate where that is due, or note that it is pending where all stop; return whether they do: a stop may come meanwhile."""
+        if self.state.is_over(self.components.total_steps) or self._is_evaluation_due(batch):
+            if not is_stopping:
+                with self.window.excluded():
+                    is_stopping = self.evaluate() is None
+            self.state.evaluation_pending = is_stopping
+        return is_stopping
+
+    def _is_evaluation_due(self, batch: GlobalBatch) -> bool:
+        """Tell whether a period of evaluation ends with the step that has taken this global batch."""
+        every = self.evaluate_every_steps
+        return self.state.step % every == 0 if every else batch.stop == self.components.train_loader.order.epoch_size
+
+    def evaluate(self) -> Mapping[str, float] | None:
+        """Evaluate, write a record, keep the best values; return the metrics. None: a stop came first, on all ranks alike. Collective."""
         components, state = self.components, self.state
         if not components.eval_loaders:
-            return True
+            return {}
         with weights_to_evaluate(components):
             metrics = evaluation.evaluate(
                 components,
@@ -332,7 +331,7 @@ class Trainer:
                 is_stopping=self.services.stop.is_asked,
             )
             if metrics is None:
-                return False
+                return None
             for after_evaluation in self.hooks.after_evaluation:
                 after_evaluation(metrics)
         for name, goal in components.goals.items():
@@ -341,10 +340,20 @@ class Trainer:
                 if best is None or (metrics[name] > best.value if goal == "max" else metrics[name] < best.value):
                     state.best[f"eval/{name}"] = Best(metrics[name], state.step)
         self._write("eval", metrics)
-        return True
+        return metrics
 
-    def _write(self, split: str, values: Mapping[str, float]) -> None:
-        state = self.state
-        self.last |= {f"{split}/{name}": value for name, value in values.items()}
-        position = {"step": state.step, "epoch": epochs(self.components.train_loader.order, state.samples), "samples": state.samples}
-        self.services.records.write({"split": split, **position, "time": time.time(), **values})
+    def _save_if_due(self, *, is_stopping: bool, is_agreed: bool, is_judged: bool) -> None:
+        """Save after the last step, before a stop, and where the schedule says so. Collective."""
+        state, schedule = self.state, self.services.checkpoints.schedule
+        if is_stopping or schedule.decide(state.step, is_agreed=is_agreed) or state.is_over(self.components.total_steps):
+            if not is_judged:  # weights that are lost must not replace good ones
+                self._judge(self.window.read(Reduction(self.world)))
+            self._save()
+
+    def _save(self) -> None:
+        """Save a checkpoint. Collective."""
+        with self.window.excluded():
+            self.services.phases.enter(Phase.SAVE, self.state.step)
+            for before_save in self.hooks.before_save:
+                before_save(self.state.step)
+            self.services.checkpoints.save(self.window.sums(self.logged))

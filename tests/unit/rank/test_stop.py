@@ -30,11 +30,11 @@ def test_a_signal_makes_the_step_that_is_being_taken_the_last_and_afterwards_eve
     stop = Stop(world=alone(), peers=Peers.connect(alone()))
     with stop.listening():
         stop.begin_training(0)
-        assert not stop.begin_next_step(1).is_last_step and not stop.is_last(1)
+        assert not stop.agree_after(1).is_last_step and not stop.is_last(1)
         os.kill(os.getpid(), number)
         assert stop.cause() == number
         assert stop.is_asked()
-        assert stop.is_last(2) and stop.begin_next_step(2).is_last_step
+        assert stop.is_last(2) and stop.agree_after(2).is_last_step
     assert [signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stop")]
@@ -48,7 +48,7 @@ def test_it_stops_by_itself_when_the_time_is_up() -> None:
         stop.begin_training(0)
         assert not stop.is_asked()
         assert stop.cause() is WALLTIME
-        assert stop.begin_next_step(1).is_last_step
+        assert stop.agree_after(1).is_last_step
 
 
 def test_a_time_that_was_moved_is_waited_for() -> None:
@@ -113,7 +113,7 @@ def _train_apart(stops: list[Stop], take_steps: Callable[[Stop, Callable[[], Non
 
 def _until_the_last(stop: Stop, wait: Callable[[], None]) -> int:
     step = 1
-    while not stop.begin_next_step(step).is_last_step:
+    while not stop.agree_after(step).is_last_step:
         wait()
         step += 1
     return step
@@ -122,7 +122,7 @@ def _until_the_last(stop: Stop, wait: Callable[[], None]) -> int:
 def _until_three_saves(stop: Stop, wait: Callable[[], None], save: Callable[[], Any]) -> list[int]:
     saves: list[int] = []
     for step in count(1):
-        if stop.begin_next_step(step).is_save_agreed:
+        if stop.agree_after(step).is_save_agreed:
             saves.append(step)
             save()
             if len(saves) == 3:
