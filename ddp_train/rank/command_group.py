@@ -22,7 +22,6 @@ from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
-from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.run_folder.starts import NO_PROGRESS_ERROR, close_before_start, forget_starts
 from ddp_train.system import process_env
 from ddp_train.system.process import command_line
@@ -48,10 +47,12 @@ class CommandGroup(JobRunner):
 
     def serve(self, load_cli: Callable[[], CommandLine]) -> int:
         """Do what the command line asks for, to its end, and return the exit code."""
-        code = self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
-        if code in EXIT_CODE_OF_STOP.values() and (member := self._member) is not None and self._is_users_torchrun:
+        return self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
+
+    def end_agent(self) -> None:
+        """End the agent of a sweep, if it is a user's, after a stop; that of a run is ended already."""
+        if (member := self._member) is not None and self._is_users_torchrun:
             end_users_agent(lambda: member.is_stopping)
-        return code
 
     def _lead(self, load_cli: Callable[[], CommandLine]) -> int:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""

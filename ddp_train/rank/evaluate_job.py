@@ -17,7 +17,7 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.manifest import CheckpointError
 from ddp_train.checkpoint.verify import damage_of
 from ddp_train.config.saved import answers_of
-from ddp_train.errors import DONE, UserError, printable
+from ddp_train.errors import UserError, printable
 from ddp_train.interfaces import MetricWriter
 from ddp_train.interfaces.run import WriterFacts
 from ddp_train.launch.job import Evaluation
@@ -45,8 +45,8 @@ _POLL_S = 2.0
 _PRINT_EVERY_S = 300.0
 
 
-def evaluate_job(run: RankRun, evaluation: Evaluation) -> int:
-    """Evaluate a run that has saved, or predict with it, and return the exit code; result.json has what came of it. Collective.
+def evaluate_job(run: RankRun, evaluation: Evaluation) -> Status:
+    """Evaluate a run that has saved, or predict with it, and return `completed`; result.json has what came of it. Collective.
 
     The state gets the step of the checkpoint at hand, so that a failure can be told with it.
     """
@@ -91,7 +91,7 @@ def evaluate_job(run: RankRun, evaluation: Evaluation) -> int:
         lines = [f"  {name:<20} {value:.4f}" for name, value in metrics.items()]
         print("", *lines, f"  {'evaluation':<20} {job.run_folder.as_typed()}", sep="\n", flush=True)
     world.barrier()  # no rank leaves before it is written
-    return DONE
+    return Status.COMPLETED
 
 
 def _infer(run: RankRun, components: EvaluationComponents, *, predicts: bool) -> dict[str, float]:

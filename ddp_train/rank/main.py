@@ -23,6 +23,7 @@ from ddp_train.system import process_env
 
 if TYPE_CHECKING:
     from ddp_train.launch.job_runner import CommandLine
+    from ddp_train.rank.command_group import CommandGroup
 
 _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
 
@@ -47,6 +48,7 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
+    group: CommandGroup | None = None
     if job is not None:
         job = job if attempt.begins_at is None else job.resumed_at(attempt.begins_at)
         code = serve_job(job, attempt)
@@ -55,11 +57,13 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
 
         code = Member(attempt).follow() if attempt.rank != 0 else serve(Leader(attempt), Path(os.environ[process_env.GROUP]))
     else:
-        from ddp_train.rank.command_group import CommandGroup
+        from ddp_train.rank import command_group
 
-        group = CommandGroup(attempt, words)
+        group = command_group.CommandGroup(attempt, words)
         code, job = group.serve(load_cli), group.job
     if code in EXIT_CODE_OF_STOP.values():  # the agent may start the ranks again, in another number, and some may be gone
+        if group is not None:
+            group.end_agent()
         return DONE  # it has not failed: torchrun must neither restart it nor put its page about failures over our last line
     within_s = _LEAVES_PROGRAM_WITHIN_S if job is not None and not job.is_run else LEAVE_WITHIN_S
     leave(attempt.store, attempt.rank, attempt.size, within_s=within_s)

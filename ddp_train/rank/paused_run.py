@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass, replace
 
-from ddp_train.errors import DONE
 from ddp_train.launch.job import Training
 from ddp_train.rank.stop import Stop
 from ddp_train.rank.train_job import RankRun, build_components, end_training, finish_run, not_saved, prepare_trainer, train, train_job
@@ -30,24 +29,24 @@ class StopAfter:
         return self.stop.is_asked()
 
 
-def train_with_pause(run: RankRun) -> int:
+def train_with_pause(run: RankRun) -> Status:
     """Train as `train_job` does, with that pause where its step is still to come. Collective."""
     built, components = build_components(run)
     trainer, last_step = prepare_trainer(built, components), run.job.config.debug.resume_after_steps
     if trainer is None:
-        return DONE
-    state, stop, services = run.state, run.stop, trainer.services
+        return Status.COMPLETED
+    state, stop = run.state, run.stop
     pauses = last_step is not None and state.step < last_step
     if pauses:  # there, `train` ends as at a stop
-        trainer.services = replace(services, stop=StopAfter(stop, state, last_step))
-    is_done = train(built, trainer)
-    if not pauses or is_done or state.step != last_step or stop.is_last(state.steps_run):
-        return finish_run(built, trainer, is_done=is_done)
-    if unsaved := services.checkpoints.finish():
-        raise not_saved("half of the", unsaved)
+        trainer.services = replace(trainer.services, stop=StopAfter(stop, state, last_step))
+    end = train(built, trainer)
+    if not pauses or end.is_done or state.step != last_step or stop.is_last(state.steps_run):
+        return finish_run(built, trainer, end)
+    if end.unsaved:
+        raise not_saved("half of the", end.unsaved)
     end_training(built, trainer, Status.PREEMPTED)
     if run.world.is_main:
-        services.records.close()
+        trainer.services.records.close()
         end_attempt(run.job.run_folder)
         count_attempt(run.job.run_folder)
     run.world.barrier()

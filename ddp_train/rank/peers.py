@@ -48,7 +48,7 @@ class Peers:
         self._world = world
         self.store = store
         self._reading_store = reading_store  # a connection serves one request at a time, and reading waits
-        self._neighbours = neighbours  # their agent is ours, and says how they ended
+        self._neighbours = neighbours  # of the same agent, which sees how they end
         self.is_alone = world.size == 1
         self.activity: Callable[[], str] = _main_thread_activity  # or what this rank has reported
         self.has_lost_rank = False  # another rank is gone, and this one only waits to be ended

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -15,7 +14,7 @@ from ddp_train.config import cluster
 from ddp_train.config.targets.locate import locate
 from ddp_train.distributed.store import MEET_WITHIN_S, Attempt, wait_for
 from ddp_train.distributed.world import World, open_world
-from ddp_train.errors import UserError
+from ddp_train.errors import DONE, UserError
 from ddp_train.launch.job import Evaluation, Job, Program, stops_at
 from ddp_train.rank import summary
 from ddp_train.rank.blame import report_failure, report_lost_rank
@@ -26,7 +25,7 @@ from ddp_train.rank.stop import Stop
 from ddp_train.rank.train_job import RankRun, train_job
 from ddp_train.run_folder import restart_note
 from ddp_train.run_folder.paths import RunFolder
-from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, status_of
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
 from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system import process_env, stack_dump
 from ddp_train.system.devices import resolve_device
@@ -35,21 +34,21 @@ from ddp_train.system.process import HAS_SHARED_MEMORY, keep_freed
 from ddp_train.system.terminal import free_foot
 from ddp_train.training.seeding import be_deterministic
 from ddp_train.training.train_state import TrainState
-from ddp_train.watchdog.client import FlightRecorder, WatchRequest, collective_timeout, start_watchdog, without_records, write_heartbeats
+from ddp_train.watchdog.client import FlightRecorder, WatchRequest, collective_timeout, watched, without_records, write_heartbeats
 
 logger = logging.getLogger(__name__)
 
 
 def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> int:
-    """Train as one of a job's ranks, or do what it does in the place of training; return the exit code."""
+    """Return the exit code. A `Program` job calls its function; any other job is trained or evaluated."""
     if isinstance(job.work, Program):
         return int(locate(job.work.function)(attempt, job))
     restart_note.remember_run(job.begins_at)
-    return work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
+    return EXIT_CODE_OF_STOP.get(work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent), DONE)
 
 
-def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> int:
-    """Run a job as one of its ranks and return the exit code. Whatever goes wrong is recorded, shown once, and ends this process.
+def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> Status:
+    """Train or evaluate as one of a job's ranks, and return how it ended. A failure is recorded, shown once, and ends this process.
 
     Args:
         store: empty at the beginning.
@@ -63,30 +62,28 @@ def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent
         if remark is not None:
             logger.warning("%s", remark)
         try:
-            watchdog = _start_watchdog(job, store, rank, size, terminal)
-            world = _open_world(job, store, rank, size)
-            peers = Peers.connect(world)
-            stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
-            with stop.listening():
-                if world.is_main:
-                    count_attempt(job.run_folder)
-                with code_captured(job.run_folder, world):
-                    code = _train_or_evaluate(RankRun(job=job, world=world, state=state, stop=stop, phases=phases))
-                end_compilers()
-                if watchdog is not None and watchdog.stdin is not None:
-                    watchdog.stdin.close()
+            with watched(_watch_request(job, store, rank, size), terminal):
+                world = _open_world(job, store, rank, size)
+                peers = Peers.connect(world)
+                stop = _make_stop(job, world, peers, terminal, is_users_agent=is_users_agent)
+                with stop.listening():
+                    if world.is_main:
+                        count_attempt(job.run_folder)
+                    with code_captured(job.run_folder, world):
+                        status = _train_or_evaluate(RankRun(job=job, world=world, state=state, stop=stop, phases=phases))
+                    end_compilers()
         except BaseException as error:  # sys.exit in a component is no way to leave either
             if rank == 0:
                 free_foot(terminal.fileno())
             code = report_failure(error, job, state, peers, terminal, rank=rank, started=started)
             os._exit(code)  # not sys.exit: other ranks wait in a collective, and a tidy end would wait for them
-    if code in EXIT_CODE_OF_STOP.values():
+    if status in EXIT_CODE_OF_STOP:
         stop.end_agent()
-    return code
+    return status
 
 
-def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: TextIO) -> subprocess.Popen[bytes] | None:
-    """Start the watchdog of this machine, on local rank 0; it watches until its input is closed. None where there is none."""
+def _watch_request(job: Job, store: Store, rank: int, size: int) -> WatchRequest | None:
+    """Name this process to the watchdog of its machine, and return what that watches; None: this rank does not run it."""
     stack_dump.dump_on_request()  # before others know this process, and may ask for its stacks
     store.set(f"watch/{rank}", str(os.getpid()))
     if process_env.local_rank() != 0 or not HAS_SHARED_MEMORY:  # else a process cannot see what another one does
@@ -94,7 +91,7 @@ def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: Text
     ranks = range(rank, rank + process_env.local_world_size())  # torchrun counts a machine's ranks one after another
     deadline = time.monotonic() + MEET_WITHIN_S
     settings = job.config.cluster
-    request = WatchRequest(
+    return WatchRequest(
         run_folder=str(job.run_folder.root),
         pids=[(watched, int(wait_for(store, f"watch/{watched}", within_s=deadline - time.monotonic()))) for watched in ranks],
         world_size=size,
@@ -103,7 +100,6 @@ def _start_watchdog(job: Job, store: Store, rank: int, size: int, terminal: Text
         uses_device=resolve_device(settings.device) == "cuda",
         is_shown=not job.in_sweep,
     )
-    return start_watchdog(request, terminal)
 
 
 def _open_world(job: Job, store: Store, rank: int, size: int) -> World:
@@ -151,7 +147,7 @@ def _record_untrained_stop(run_folder: RunFolder, number: signal.Signals) -> Non
     print(summary.stopped(run_folder, None), flush=True)
 
 
-def _train_or_evaluate(run: RankRun) -> int:
+def _train_or_evaluate(run: RankRun) -> Status:
     """Do the work of a job; a plain run imports that of no other."""
     if isinstance(run.job.work, Evaluation):
         from ddp_train.rank.evaluate_job import evaluate_job

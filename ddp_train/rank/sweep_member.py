@@ -26,7 +26,7 @@ from ddp_train.rank.forked import has_used_gpu
 from ddp_train.rank.rank import work_as_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.claim import release
-from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
+from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status
 from ddp_train.system import process_env
 from ddp_train.system.deadline import wait_until
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
@@ -45,7 +45,7 @@ class Member:
         self._store, self._prefix, self._rank, self._size = attempt.store, attempt.prefix, attempt.rank, attempt.size
         self._child: _Child | None = None
         self._number = 0  # of the job at hand
-        self._exit_code: int | None = None
+        self._status: Status | None = None  # of this rank at its end
         self.is_stopping = False
         importlib.import_module("torch.utils.tensorboard")  # every rank needs it; once is enough
         gc.collect()
@@ -58,14 +58,14 @@ class Member:
             while self.poll_rank(_POLL_S) is None:
                 pass
         self.end_rank()
-        return PREEMPTED if self.is_stopping or self._exit_code in EXIT_CODE_OF_STOP.values() else DONE
+        return PREEMPTED if self.is_stopping or self._status in EXIT_CODE_OF_STOP else DONE
 
     def begin(self, job: str) -> None:
         """Fork the rank for the next job, `Job.to_json`."""
         self._number += 1
         self._job = job
         self._key = f"job/{self._number}"  # where it stands in the store; its result stands below it
-        self._exit_code = None
+        self._status = None
         self._started = time.monotonic()
         self.end_rank()
         self._oom_kills = oom_kills()
@@ -75,46 +75,46 @@ class Member:
                 signal.signal(number, self.stop)
         self._store.set(f"{self._key}/pid/{self._rank}", str(self._child.process.pid))
 
-    def poll_rank(self, timeout_s: float) -> int | None:
-        """Return the exit code of this rank's part of the job, or None when it runs still."""
-        if self._exit_code is not None:
-            return self._exit_code
+    def poll_rank(self, timeout_s: float) -> Status | None:
+        """Return how this rank's part of the job has ended, or None when it runs still."""
+        if self._status is not None:
+            return self._status
         assert self._child is not None
-        exit_code = self._child.poll(timeout_s)
-        if exit_code is None and self._child.process.exit_code() is not None:
-            exit_code = self._report_death()
-        elif exit_code is None and self._store.check([f"{self._key}/failed"]):  # on another rank: this one waits for it in vain
-            exit_code = FAILED
-        if exit_code is None:
+        status = self._child.poll(timeout_s)
+        if status is None and self._child.process.exit_code() is not None:
+            status = self._report_death()
+        elif status is None and self._store.check([f"{self._key}/failed"]):  # on another rank: this one waits for it in vain
+            status = Status.FAILED
+        if status is None:
             return None
-        if exit_code not in (DONE, *EXIT_CODE_OF_STOP.values()):
+        if status is Status.FAILED:
             self._store.set(f"{self._key}/failed", str(self._rank))
             self.end_rank(at_once=True)
         self._store.add(f"{self._key}/done", 1)
         for number in STOP_SIGNALS:
             if signal.getsignal(number) == self.stop:
                 signal.signal(number, signal.SIG_DFL)
-        self._exit_code = exit_code
-        return exit_code
+        self._status = status
+        return status
 
     def end_rank(self, *, at_once: bool = False) -> None:
         if self._child is not None:
             self._child.end(at_once=at_once)
             self._child = None
 
-    def _report_death(self) -> int:
+    def _report_death(self) -> Status:
         """Say what a rank died of that could not say it itself, and what the others were doing."""
         assert self._child is not None
         exit_code, run_folder = self._child.process.wait(), Job.from_json(self._job).run_folder
 
-        def stop_code() -> int | None:
+        def stopped() -> Status | None:
             result = run_folder.read_result()
-            return None if result is None else EXIT_CODE_OF_STOP.get(result.status)
+            return result.status if result is not None and result.status in EXIT_CODE_OF_STOP else None
 
         if exit_code == DONE:  # a signal came before its first step: its ranks leave, and rank 0 writes it down
-            wait_until(lambda: stop_code() is not None, within_s=_REPORT_WITHIN_S, every_s=0.02)
-            if (code := stop_code()) is not None:
-                return code
+            wait_until(lambda: stopped() is not None, within_s=_REPORT_WITHIN_S, every_s=0.02)
+            if (status := stopped()) is not None:
+                return status
         if not self.is_stopping and not run_folder.is_completed() and not run_folder.failure.exists():
             time.sleep(_REPORT_WITHIN_S)  # the others find their connection broken, and log what they were doing
             pid_keys = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
@@ -124,7 +124,7 @@ class Member:
                 rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=was_out_of_memory
             )
             report.with_others(failure.last_activities(run_folder, pids)).record(run_folder, seconds=time.monotonic() - self._started)
-        return FAILED
+        return Status.FAILED
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Take a stop signal: the rank saves and ends, and this member with it. SIGKILL ends the rank at once; the others notice."""
@@ -142,15 +142,15 @@ class Leader(Member):
         self.begin(text)
 
     def poll(self, timeout_s: float) -> int | None:
-        exit_code = self.poll_rank(timeout_s)
-        if exit_code is None:
+        status = self.poll_rank(timeout_s)
+        if status is None:
             return None
-        if self.is_stopping and exit_code == FAILED:
+        if self.is_stopping and status is Status.FAILED:
             return FAILED  # another member may be gone, and never be done
         if int(self._store.add(f"{self._key}/done", 0)) < self._size:
             time.sleep(min(timeout_s, 0.002))
             return None
-        return FAILED if self._store.check([f"{self._key}/failed"]) else exit_code
+        return FAILED if self._store.check([f"{self._key}/failed"]) else EXIT_CODE_OF_STOP.get(status, DONE)
 
     def end(self) -> None:
         """Do nothing: the next job ends the ranks of this one."""
@@ -184,10 +184,10 @@ def replace_forked_rank() -> NoReturn:
 
 
 def _be_rank_of_job(member: connection.Connection, place: str, *, remark: str | None = None) -> NoReturn:
-    """Run the job that comes through a pipe, answer with its exit code, and stay until the member knows that all ranks are through."""
+    """Run the job that comes through a pipe, answer with how it ended, and stay until the member knows that all ranks are through."""
     job = Job.from_json(member.recv_bytes().decode())
-    code = work_as_rank(job, join_store_again(place), process_env.rank(), process_env.world_size(), remark=remark)
-    member.send_bytes(str(code).encode())
+    status = work_as_rank(job, join_store_again(place), process_env.rank(), process_env.world_size(), remark=remark)
+    member.send_bytes(status.encode())
     with suppress(EOFError):
         member.recv_bytes()
     exit_at_once(DONE)
@@ -217,9 +217,9 @@ class _Child:
         with suppress(ConnectionError):  # it has died already; the next poll says so
             self._connection.send_bytes(job.encode())
 
-    def poll(self, timeout_s: float) -> int | None:
+    def poll(self, timeout_s: float) -> Status | None:
         try:
-            return int(self._connection.recv_bytes()) if self._connection.poll(timeout_s) else None
+            return Status(self._connection.recv_bytes().decode()) if self._connection.poll(timeout_s) else None
         except (EOFError, ConnectionError):
             return None
 

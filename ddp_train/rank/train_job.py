@@ -4,11 +4,11 @@
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_train.checkpoint.schedule import Retention
 from ddp_train.config import auto
@@ -16,7 +16,7 @@ from ddp_train.config.batch_sizes import MICRO_BATCH
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.saved import answers_before, record_answers
 from ddp_train.distributed.world import World
-from ddp_train.errors import DONE, RunError
+from ddp_train.errors import RunError
 from ddp_train.interfaces import MetricWriter
 from ddp_train.interfaces.run import WriterFacts
 from ddp_train.launch.job import Job
@@ -27,7 +27,7 @@ from ddp_train.rank.stop import WALLTIME, Stop
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.progress import live_notes
 from ddp_train.run_folder.restart_note import remember_run
-from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Result, Status, status_of
+from ddp_train.run_folder.result import Result, Status, status_of
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.times import read_goodput
 from ddp_train.system import process_env
@@ -61,11 +61,18 @@ class RankRun:
     started_monotonic: float = field(default_factory=time.monotonic)
 
 
-def train_job(run: RankRun) -> int:
-    """Train to the end or to a stop, and return the exit code; result.json has what came of it. Collective."""
+class TrainingEnd(NamedTuple):
+    """How the loop ended."""
+
+    is_done: bool  # all steps; else it was stopped
+    unsaved: str | None  # why the state after the last step is not saved; None: it is
+
+
+def train_job(run: RankRun) -> Status:
+    """Train to the end or to a stop, and return which; result.json has what came of it. Collective."""
     run, components = build_components(run)
     trainer = prepare_trainer(run, components)
-    return DONE if trainer is None else finish_run(run, trainer, is_done=train(run, trainer))
+    return Status.COMPLETED if trainer is None else finish_run(run, trainer, train(run, trainer))
 
 
 def build_components(run: RankRun) -> tuple[RankRun, Components]:
@@ -86,40 +93,68 @@ def build_components(run: RankRun) -> tuple[RankRun, Components]:
 
 
 def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
-    """Go to where the run begins or goes on, and return what trains it; None: it has been completed before. Collective."""
-    job, world, state = run.job, run.world, run.state
-    keep = retention(job.config.checkpoint, components)
+    """Return what trains the run, from where it begins or goes on; None: an earlier attempt has completed it. Collective."""
+    keep = retention(run.job.config.checkpoint, components)  # before anything is changed: it may refuse
+    data_changes = _begin_or_resume(run, components)
+    if run.state.is_over(components.total_steps) and run.world.from_main(run.job.run_folder.is_completed):
+        _confirm_completed(run, components)
+        return None
+    services = _make_services(run, components, keep, data_changes)
+    return build_trainer(run.job.config, components, run.state, run.world, services)
+
+
+def _begin_or_resume(run: RankRun, components: Components) -> list[str]:
+    """Put the components and the state where a checkpoint was saved, or where the run begins. Collective.
+
+    Return how the data has changed since the checkpoint, if that was accepted.
+    """
+    job, config, world, state = run.job, run.job.config, run.world, run.state
     checkpoint = resumed_checkpoint(job.run_folder, job.checkpoint, world, on_progress=run.phases.report_progress)
-    data_changes = require_same_data(checkpoint, components.data_identity, world, job.config) if checkpoint else []
+    data_changes = require_same_data(checkpoint, components.data_identity, world, config) if checkpoint else []
     if world.is_main:
         discard_later(job.run_folder, checkpoint, world)
-    _restore_or_begin(run, checkpoint, components)
+    if checkpoint is not None:
+        rebuild_buckets(components, world)
+    elif config.init_from is not None:
+        _load_initial_weights(config, Path(config.init_from), components, world)
+    if not start_from(checkpoint, components, state, world, on_progress=run.phases.report_progress):
+        seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
+    if state.early_end is not None and not state.early_end.holds(config.callbacks):
+        state.early_end = None  # asked of a callback that is not there any more, or not as it was
     _note_resumed(run)
     if world.is_main:
         print(summary.plan(job, components, state), flush=True)
-    if state.is_over(components.total_steps) and world.from_main(job.run_folder.is_completed):
-        _make_up_for_predictions(run, components)
-        if world.is_main:
-            end_attempt(job.run_folder)
-            print(summary.over(job, state), flush=True)
-        return None
+    return data_changes
+
+
+def _confirm_completed(run: RankRun, components: Components) -> None:
+    """Say that there is nothing left to train. Collective."""
+    _make_up_for_predictions(run, components)
+    if run.world.is_main:
+        end_attempt(run.job.run_folder)
+        print(summary.over(run.job, run.state), flush=True)
+
+
+def _make_services(run: RankRun, components: Components, keep: Retention, data_changes: Sequence[str]) -> RunServices:
+    """Clear the folder for this attempt, and open its records and checkpoints. Collective."""
+    job, world = run.job, run.world
     if world.is_main:
         _clear_for_attempt(run, components, keep)
     records = Records(job.run_folder, world, partial(_writers, run, components) if world.is_main else list)
-    if data_changes:  # that were accepted
-        records.log_event(run_event("data_changed", state.step, changes=data_changes), "")
+    if data_changes:
+        records.log_event(run_event("data_changed", run.state.step, changes=data_changes), "")
     checkpoints = Checkpoints.open(
         job.config,
         run_folder=job.run_folder,
         components=components,
-        state=state,
+        state=run.state,
         world=world,
         keep=keep,
         records=records,
         phases=run.phases,
         ask_to_save=run.stop.ask_to_save,
     )
-    services = RunServices(
+    return RunServices(
         run_folder=job.run_folder,
         phases=run.phases,
         records=records,
@@ -127,7 +162,6 @@ def prepare_trainer(run: RankRun, components: Components) -> Trainer | None:
         stop=run.stop,
         started_at=time.time() - (time.monotonic() - run.started_monotonic),
     )
-    return build_trainer(job.config, components, state, world, services)
 
 
 def _sweep_of(run_folder: RunFolder) -> Path | None:
@@ -144,19 +178,6 @@ def _with_answered_micro_batch(job: Job, answers: Mapping[str, Any]) -> Job:
     if not job.config.batch.is_open or MICRO_BATCH not in answers:
         return job
     return replace(job, config=job.config.with_micro_batch(answers[MICRO_BATCH]))
-
-
-def _restore_or_begin(run: RankRun, checkpoint: Path | None, components: Components) -> None:
-    """Put the components and the state where the checkpoint was saved, or load the weights that the run begins with. Collective."""
-    config, world, state = run.job.config, run.world, run.state
-    if checkpoint is not None:
-        rebuild_buckets(components, world)
-    elif config.init_from is not None:
-        _load_initial_weights(config, Path(config.init_from), components, world)
-    if not start_from(checkpoint, components, state, world, on_progress=run.phases.report_progress):
-        seed_all(config.seed + state.step, rank=world.rank)  # another number of ranks: new streams, not those of step 0 again
-    if state.early_end is not None and not state.early_end.holds(config.callbacks):
-        state.early_end = None  # asked of a callback that is not there any more, or not as it was
 
 
 def _note_resumed(run: RankRun) -> None:
@@ -227,17 +248,18 @@ def _writers(run: RankRun, components: Components) -> list[MetricWriter]:
     return make_writers(config.metrics, facts)
 
 
-def train(run: RankRun, trainer: Trainer) -> bool:
-    """Train until all steps are done (True), or to a stop; the last save is finished, and its checkpoints know how. Collective."""
+def train(run: RankRun, trainer: Trainer) -> TrainingEnd:
+    """Train until all steps are done, or to a stop; finish the last save. Collective."""
     if faults := run.job.config.debug.faults:
         from ddp_train.rank.fault_injection import inject
 
         inject(faults, run.phases, trainer.components, run.world, run.job.run_folder)
     run.stop.begin_training(run.state.steps_run)
     is_done = trainer.train()
-    if (unsaved := trainer.services.checkpoints.finish()) and is_done:  # before `end`, which writes a profile: a stop leaves little time
+    unsaved = trainer.services.checkpoints.finish()  # before `end`, which writes a profile: a stop leaves little time
+    if unsaved and is_done:
         raise not_saved("all", unsaved)
-    return is_done
+    return TrainingEnd(is_done, unsaved)
 
 
 def not_saved(steps: str, unsaved: str) -> RunError:
@@ -254,15 +276,14 @@ def end_training(run: RankRun, trainer: Trainer, status: Status) -> None:
     trainer.end(status)
 
 
-def finish_run(run: RankRun, trainer: Trainer, *, is_done: bool) -> int:
-    """Write result.json, say how the run ended, and return the exit code. Collective."""
-    status = Status.COMPLETED if is_done else status_of(run.stop.cause())
-    unsaved = trainer.services.checkpoints.finish()  # as in `train`: there is no later save
+def finish_run(run: RankRun, trainer: Trainer, end: TrainingEnd) -> Status:
+    """Write result.json, say how the run ended, and return that. Collective."""
+    status = Status.COMPLETED if end.is_done else status_of(run.stop.cause())
     end_training(run, trainer, status)
     if run.world.is_main:
-        _write_result(run, trainer, status, unsaved=unsaved)
+        _write_result(run, trainer, status, unsaved=end.unsaved)
     run.world.barrier()  # no rank leaves before it is written: a signal then would look like one after a failure
-    return EXIT_CODE_OF_STOP.get(status, DONE)
+    return status
 
 
 def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: str | None) -> None:

@@ -117,7 +117,7 @@ def fail_attempt(run_folder: RunFolder) -> NoProgress | None:
 
 
 def close_before_start(run_folder: RunFolder) -> NoProgress | None:
-    """Record that an attempt of ranks has failed whose end no process has recorded; return as `fail_attempt` does."""
+    """Record that an attempt of ranks has failed whose end no process has recorded; return why no other one may begin, if so."""
     has_begun = _load(run_folder).open in (_CountedBy.RANKS, _CountedBy.RANKS_OF_ENGINE)  # an engine counts what is about to begin
     return _close(run_folder) if has_begun else None
 

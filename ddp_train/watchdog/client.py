@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -66,15 +66,25 @@ class WatchRequest:
     is_shown: bool  # a report goes to the terminal too
 
 
-def start_watchdog(request: WatchRequest, terminal: TextIO) -> subprocess.Popen[bytes]:
-    """Start the watchdog of this machine, which watches until its input is closed. It prints reports on the terminal."""
-    return subprocess.Popen(
+@contextmanager
+def watched(request: WatchRequest | None, terminal: TextIO) -> Iterator[None]:
+    """Run the watchdog of this machine, which prints reports on the terminal; None: another rank runs it.
+
+    It watches until its input is closed: after an exception until this process ends.
+    """
+    if request is None:
+        yield
+        return
+    watchdog = subprocess.Popen(
         [sys.executable, "-m", "ddp_train.watchdog", str(os.getpid()), json.dumps(asdict(request))],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=terminal.fileno(),
         start_new_session=True,  # an agent signals the whole group of a rank
     )
+    yield
+    assert watchdog.stdin is not None
+    watchdog.stdin.close()
 
 
 def collective_timeout(*timeouts_s: float | None) -> timedelta:

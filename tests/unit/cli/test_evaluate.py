@@ -49,13 +49,13 @@ def work_of(job: Job) -> Evaluation:
     return job.work
 
 
-def run(job: Job) -> int:
+def run(job: Job) -> Status:
     return evaluate_job(rank_run(job, TrainState()), work_of(job))
 
 
 def done(command: Any, *words: str) -> Job:
     job = begun(command, *words)
-    assert run(job) == 0
+    assert run(job) is Status.COMPLETED
     return job
 
 
@@ -222,10 +222,10 @@ def test_every_checkpoint_is_scored_as_it_comes(tmp_path: Path, monkeypatch: pyt
             Result(status=Status.COMPLETED, step=9).write(tmp_path / "result.json")
 
     monkeypatch.setattr("ddp_train.rank.evaluate_job.time", SimpleNamespace(sleep=train_on, time=time.time, monotonic=time.monotonic))
-    assert run(job) == 0
+    assert run(job) is Status.COMPLETED
     assert [record["step"] for record in metrics(job.run_folder.root)] == [7, 9]
     assert json.loads((job.run_folder.root / "result.json").read_text())["step"] == 9
-    assert run(job) == 0  # started again: nothing is scored twice
+    assert run(job) is Status.COMPLETED  # started again: nothing is scored twice
     assert [record["step"] for record in metrics(job.run_folder.root)] == [7, 9]
 
 
@@ -260,7 +260,7 @@ def test_an_evaluation_is_taken_up_again_as_one(tmp_path: Path) -> None:
     release()
     again = begun(resume_typed, str(job.run_folder.root))
     assert again.work == work_of(job)
-    assert run(again) == 0
+    assert run(again) is Status.COMPLETED
     release()
     with pytest.raises(ConfigError, match=r"is an evaluation, and it is done[\s\S]*ddp-train evaluate"):
         begun(resume_typed, str(job.run_folder.root))
