@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ddp_train.checkpoint.catalog import CatalogEntry, saved_checkpoints
-from ddp_train.checkpoint.manifest import Ranking, rank_file
+from ddp_train.checkpoint.manifest import rank_file
 from ddp_train.config.run_config import ANSWERED
 from ddp_train.config.schema import SECTIONS
 from ddp_train.errors import ConfigError, UserError, one_line
@@ -34,7 +34,6 @@ BROKEN = "broken"
 """The status of a run of which a file is damaged, or that another version has written: `ArchivedRun.problems` says what is wrong."""
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is six times as fast
-_LOSS = Ranking(metric="train/loss", goal="min")
 BAD_FILE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, yaml.YAMLError)
 
 
@@ -139,8 +138,8 @@ class ArchivedRun:
         """The metric by which the run is compared with others, and its goal: {"metric": "eval/accuracy", "goal": "max"}."""
         if self.result is not None and self.result.headline:
             return self.result.headline
-        ranking = next((entry.ranking for entry in reversed(self.checkpoints) if entry.ranking is not None), _LOSS)
-        return {"metric": ranking.metric, "goal": ranking.goal}
+        ranking = next((entry.ranking for entry in reversed(self.checkpoints) if entry.ranking is not None), None)
+        return {"metric": ranking.metric, "goal": ranking.goal} if ranking is not None else {"metric": "train/loss", "goal": "min"}
 
     @cached_property
     def last(self) -> dict[str, Any]:

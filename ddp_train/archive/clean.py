@@ -87,17 +87,17 @@ def _users(runs: Iterable[Path], roots: Sequence[Path]) -> dict[Path, str]:
         paths = [Path(os.path.realpath(start / text)) for start in starts if text.isprintable()]
         return {place for path in paths for place in (path, *path.parents)} & real.keys()
 
-    users: dict[Path, set[Path]] = {run: set() for run in real}
+    uses, used_by = dict[Path, set[Path]](), dict[Path, Path]()
     for row in Index(*outputs[:1], *roots).rows():
-        user = Path(os.path.realpath(row["folder"]))
         lists = [value if isinstance(value, list) else [value] for key, value in row.items() if key not in COLUMNS]
-        for text in (text for values in lists for text in values if isinstance(text, str)):
-            for used in runs_at(text) - {user}:
-                users[used].add(user)
-    leaving = set(real)
-    while staying := {run for run in leaving if users[run] - leaving}:
-        leaving -= staying
-    return {real[run]: os.path.relpath(min(users[run] - leaving)) for run in real.keys() - leaving}
+        texts = {text for values in lists for text in values if isinstance(text, str)}
+        uses[Path(os.path.realpath(row["folder"]))] = {run for text in texts for run in runs_at(text)}
+    staying = [run for run in uses if run not in real]
+    for user in staying:  # it grows: what is used stays, too
+        for used in uses[user] - used_by.keys():
+            used_by[used] = user
+            staying.append(used)
+    return {real[run]: os.path.relpath(user) for run, user in used_by.items()}
 
 
 def carry_out(found: Sequence[Removal]) -> list[str]:
