@@ -141,7 +141,7 @@ class TimeRecord:
         self._not_split = why_not_split(trainer.components.strategy, self._modules, self._world)
         self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
         self._watches: list[RemovableHandle] = []
-        self._way = 0.0  # seconds of a message to the ranks' store and back; 0: not known
+        self._round_trip = 0.0  # seconds of a message to the ranks' store and back; 0: not known
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
         self._written_step, self._written_totals = 0, np.zeros(())
 
@@ -171,22 +171,22 @@ class TimeRecord:
         """Add this rank's row to the reduction: the others have zeros in its place."""
         self._taken = time.monotonic()
         rows = np.zeros((self._world.size, len(Part) + 1))
-        rows[self._world.rank] = [*self.split.seconds().values(), self._way]
+        rows[self._world.rank] = [*self.split.seconds().values(), self._round_trip]
         reduction.add("time", rows.ravel().tolist())
 
     def record(self, values: dict[str, float], reading: Reading) -> None:
         """Write a line where one is due, and report what the rows of all ranks show."""
-        totals, ways = self._rows_of(reading.sums)
+        totals, round_trips = self._rows_of(reading.sums)
         if self._taken - self._written >= (self._taken - self._began) / _LINES * max(1.0, len(totals) / _RANKS_OF_LINES):
             self._write(totals, self._trainer.state.step)
-        known = {rank: ways[rank] for rank in self._first_ranks}
+        known = {rank: round_trips[rank] for rank in self._first_ranks}
         for finding in self._slow_ranks.look(totals, self._trainer.state.steps_run, known if all(known.values()) else {}):
             event = run_event(**finding, step=self._trainer.state.step)
             self._services.records.report(event, f"{'data' if event['kind'] == 'waits_for_data' else 'slow':<8} {event['text']}")
-        if self._slow_ranks.measures_ways:
-            self._way = 0.0
+        if self._slow_ranks.measures_round_trips:
+            self._round_trip = 0.0
             if self._world.rank in self._first_ranks:
-                Thread(target=self._measure_way, name="way", daemon=True).start()
+                Thread(target=self._measure_round_trip, name="round_trip", daemon=True).start()
 
     def end(self, status: Status) -> None:
         """Write what is left, as of evaluations and saves after the last record. Collective."""
@@ -205,13 +205,13 @@ class TimeRecord:
         self._trainer.components.strategy.set_exchange_context(partial(self.split.mark, Part.COMMUNICATION))
         self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 
-    def _measure_way(self) -> None:
+    def _measure_round_trip(self) -> None:
         with suppress(DistError, OSError):
             assert self._world.store is not None
-            self._way = round_trip_s(self._world.store)
+            self._round_trip = round_trip_s(self._world.store)
 
     def _rows_of(self, sums: dict[str, list[float]]) -> tuple[Table, list[float]]:
-        """Return the seconds of all ranks in each part since the first step, and those of their ways."""
+        """Return the seconds of all ranks in each part since the first step, and those of their round trips."""
         table = np.array(sums["time"]).reshape(self._world.size, -1)
         return table[:, :-1], table[:, -1].tolist()
 

@@ -69,16 +69,6 @@ class Hooks:
             getattr(self, point.name).extend(getattr(feature, point.name))
 
 
-def once(point: list[Callable[[int], None]], call: Callable[[], object]) -> Callable[[int], None]:
-    """Return what makes a call the first time that it is called itself at a point, and takes itself off it."""
-
-    def call_once(step: int) -> None:
-        point.remove(call_once)
-        call()
-
-    return call_once
-
-
 class Agreed(NamedTuple):
     """What the ranks have agreed on one step: the same on all of them."""
 
@@ -356,4 +346,4 @@ class Trainer:
             self.services.phases.enter(Phase.SAVE, self.state.step)
             for before_save in self.hooks.before_save:
                 before_save(self.state.step)
-            self.services.checkpoints.save(self.window.sums(self.logged))
+            self.services.checkpoints.save(self.window.to_saved(self.logged))

@@ -38,25 +38,25 @@ class LogWindow:
     """The steps since the last log step.
 
     Args:
-        sums: from a checkpoint between two log steps, so that the next record is that of a run that never stopped.
+        saved: from a checkpoint between two log steps, so that the next record is that of a run that never stopped.
         turns: the names of the objective's turns.
         units_are_per_rank: the tensors that `end_step` gets count this rank's part of the batch alone, and not all of it.
     """
 
     def __init__(
-        self, device: torch.device, sums: WindowSums | None = None, *, turns: Collection[str] = (), units_are_per_rank: bool = False
+        self, device: torch.device, saved: WindowSums | None = None, *, turns: Collection[str] = (), units_are_per_rank: bool = False
     ) -> None:
-        sums = sums or WindowSums()
+        saved = saved or WindowSums()
         self._units_are_per_rank = units_are_per_rank
-        self._losses = _StepSums(sums.losses, device)
-        self._turn_losses = {name: _StepSums(sums.turns.get(name, [0.0] * len(sums.losses)), device) for name in turns}
-        self._step_sums = [self._losses, *self._turn_losses.values()]
-        self._turns_of_steps = [list(names) for names in sums.taken]
-        self._num_units: list[float | Tensor] = list(sums.num_units)
-        self._skipped = sums.skipped  # samples on this rank
-        self.skipped_steps = sums.skipped_steps
+        self._losses = _LossColumn(saved.losses, device)
+        self._turn_losses = {name: _LossColumn(saved.turns.get(name, [0.0] * len(saved.losses)), device) for name in turns}
+        self._columns = [self._losses, *self._turn_losses.values()]
+        self._turns_of_steps = [list(names) for names in saved.taken]
+        self._num_units: list[float | Tensor] = list(saved.num_units)
+        self._skipped = saved.skipped  # samples on this rank
+        self.skipped_steps = saved.skipped_steps
         self._norms: list[Tensor] = []  # gradient norms of the steps not judged yet; only where a step depends on its norm
-        self.num_judged = len(sums.num_units)  # steps that `LossMonitor` has judged; all steps of a checkpoint are
+        self.num_judged = len(saved.num_units)  # steps that `LossMonitor` has judged; all steps of a checkpoint are
         self._start()
 
     def _start(self) -> None:
@@ -66,16 +66,16 @@ class LogWindow:
 
     def reset(self) -> None:
         """Forget the steps that have been recorded. Their tensors are used again."""
-        for sums in self._step_sums:
-            sums.values.zero_()
+        for column in self._columns:
+            column.values.zero_()
         self._turns_of_steps, self._num_units, self._norms = [], [], []
         self._skipped = self.skipped_steps = self.num_judged = 0
         self._start()
 
     def begin_step(self) -> None:
         """Let `add` count for the next step."""
-        for sums in self._step_sums:
-            sums.begin(len(self._num_units))
+        for column in self._columns:
+            column.begin(len(self._num_units))
 
     def add(self, loss: Tensor, *, turn: str | None = None) -> None:
         """Add a loss, summed over some of this rank's units, shape [], to the present step's, and to the turn's part of it."""
@@ -118,23 +118,23 @@ class LogWindow:
             reduction.add_tensors("norms", [torch.stack(self._norms).double().square()])
         if grad_norm is not None:
             reduction.add_tensors("grad_norm", [grad_norm.double().square()])
-        sums = reduction.sum()
+        reduced = reduction.sum()
 
         def over_ranks(name: str) -> list[float]:
             """Return root mean squares over the ranks: of equal norms, the norm."""
-            return [math.sqrt(square / world.size) for square in sums.get(name, ())]
+            return [math.sqrt(square / world.size) for square in reduced.get(name, ())]
 
-        of_tensors = iter(sums.get("num_units", ()))
+        of_tensors = iter(reduced.get("num_units", ()))
         num_units = [next(of_tensors) if isinstance(number, Tensor) else float(number) for number in self._num_units]
         self._num_units = [*num_units]
         return Reading(
-            totals=sums["losses"],
+            totals=reduced["losses"],
             num_units=num_units,
             norms=over_ranks("norms"),
             grad_norm=next(iter(over_ranks("grad_norm")), None),
-            skipped=int(sums["skipped"][0]),
-            turns={turn: sums[loss_of(turn)] for turn in self._turn_losses},
-            sums=sums,
+            skipped=int(reduced["skipped"][0]),
+            turns={turn: reduced[loss_of(turn)] for turn in self._turn_losses},
+            sums=reduced,
         )
 
     def turns_of(self, index: int) -> str:
@@ -153,15 +153,15 @@ class LogWindow:
     def mark_judged(self, *, skipped: Sequence[int]) -> None:
         """Note that all steps so far are judged; set loss and units of the skipped ones to 0: they were not taken."""
         for index in skipped:
-            for sums in self._step_sums:
-                sums.values[index] = 0.0
+            for column in self._columns:
+                column.values[index] = 0.0
             self._num_units[index] = 0.0
         self.skipped_steps += len(skipped)
         self.num_judged, self._norms = len(self._num_units), []
 
-    def sums(self, logged: Logged | None = None) -> WindowSums:
+    def to_saved(self, logged: Logged | None = None) -> WindowSums:
         """Read from the device what a checkpoint needs. The units are known since `read`."""
-        losses, *of_turns = (sums.values[: len(self._num_units)].tolist() for sums in self._step_sums)
+        losses, *of_turns = (column.values[: len(self._num_units)].tolist() for column in self._columns)
         return WindowSums(
             losses,
             [float(number) for number in self._num_units],
@@ -180,7 +180,7 @@ class LogWindow:
         self.started += time.perf_counter() - started
 
 
-class _StepSums:
+class _LossColumn:
     """A sum for each step of a window, float64; the first ones begin with `values`."""
 
     def __init__(self, values: Sequence[float], device: torch.device) -> None:

@@ -63,17 +63,17 @@ class SlowRanks:
         self._data, self._network = Streak(), Streak()
         self._far: dict[int, str] = {}  # first ranks of machines whose network is slow, and how far they are
         self._totals, self._step = np.zeros(()), step  # up to the last look
-        self.measures_ways = False  # the ways to the machines are to be measured now
+        self.measures_round_trips = False  # the round trips to the machines are to be measured now
 
-    def look(self, totals: Table, step: int, ways: Mapping[int, float]) -> Iterator[Finding]:
+    def look(self, totals: Table, step: int, round_trips: Mapping[int, float]) -> Iterator[Finding]:
         """Yield what is new after a step.
 
-        `totals`: the seconds of each rank and part. `ways`: those of a message to the ranks' store and back, by the first rank of each
-        machine; {}: not known.
+        `totals`: the seconds of each rank and part. `round_trips`: those of a message to the ranks' store and back, by the first rank of
+        each machine; {}: not known.
         """
         rows, steps = totals - self._totals, step - self._step
         in_steps = rows[:, _IN_STEPS].sum(1)
-        self.measures_ways = False
+        self.measures_round_trips = False
         if not steps or in_steps.max() < _LOOK_S:
             return
         self._totals, self._step = totals, step
@@ -97,15 +97,15 @@ class SlowRanks:
             yield self._event("slow_rank", rank, text, cause=cause, ratio=round(ratio, 3), others=others)
         yield from (self._event("slow_rank_over", rank, " is as fast as the others again") for rank in changed if rank not in slow)
         if self._is_split and not is_slow.any():
-            yield from self._look_at_network(_usual(waits) > _SHARE * _usual(in_steps), ways)
+            yield from self._look_at_network(_usual(waits) > _SHARE * _usual(in_steps), round_trips)
 
-    def _look_at_network(self, waits: bool, ways: Mapping[int, float]) -> Iterator[Finding]:
+    def _look_at_network(self, waits: bool, round_trips: Mapping[int, float]) -> Iterator[Finding]:
         """Yield the machines that are far now and were not before, and those that are so no more."""
         self._network.changes(waits)
-        self.measures_ways = self._network.holds and self._network.looks % PAUSE_LOOKS == 0
-        if self._network.holds and (self.measures_ways or not ways):
+        self.measures_round_trips = self._network.holds and self._network.looks % PAUSE_LOOKS == 0
+        if self._network.holds and (self.measures_round_trips or not round_trips):
             return
-        far = far_machines(ways) if self._network.holds else {}
+        far = far_machines(round_trips) if self._network.holds else {}
         for rank in far.keys() - self._far.keys():
             text = f" by its network: all wait for messages; {far[rank]}; {_FIXES['network']}"
             yield self._event("slow_rank", rank, text, cause="network")
@@ -123,15 +123,15 @@ def _usual(seconds: Table) -> float:
     return float(np.quantile(seconds, 0.5, method="lower"))
 
 
-def far_machines(ways: Mapping[int, float]) -> dict[int, str]:
+def far_machines(round_trips: Mapping[int, float]) -> dict[int, str]:
     """Return the first ranks of machines whose network is slow, each with how far it is; {} where none stands out.
 
     The machine of the store is the nearest. Where all others are far, it is that one; with two machines both are named: it is the way
     between them.
     """
-    home = min(ways, key=ways.__getitem__)
-    remote = {rank: f"{1e3 * seconds:.0f} ms to rank {home} and back" for rank, seconds in ways.items() if rank != home}
-    nearest = min((ways[rank] for rank in remote), default=0.0)
+    home = min(round_trips, key=round_trips.__getitem__)
+    remote = {rank: f"{1e3 * seconds:.0f} ms to rank {home} and back" for rank, seconds in round_trips.items() if rank != home}
+    nearest = min((round_trips[rank] for rank in remote), default=0.0)
     if nearest > _FAR_S:
         return {home: "far from all others", **(remote if len(remote) == 1 else {})}
-    return {rank: text for rank, text in remote.items() if ways[rank] > max(3 * nearest, _FAR_S)}
+    return {rank: text for rank, text in remote.items() if round_trips[rank] > max(3 * nearest, _FAR_S)}

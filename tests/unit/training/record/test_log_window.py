@@ -49,7 +49,7 @@ def test_a_window_that_begins_again_is_like_a_new_one_however_many_steps_it_had(
     assert readings[0].totals == [float(step) for step in range(150)]
     assert readings[0].turns == {"first": [2.0 * step for step in range(150)]}
     new.reset()
-    assert new.sums() == WindowSums(turns={"first": []})
+    assert new.to_saved() == WindowSums(turns={"first": []})
 
 
 def test_a_log_step_reads_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:

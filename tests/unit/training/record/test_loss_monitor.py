@@ -62,7 +62,7 @@ class Told:
             window.end_step(float(BATCH), samples=order.batch_at(state.samples).size, norm=norm)
             state.step, state.samples = state.step + 1, state.samples + order.batch_at(state.samples).size
         mean = self.watch.judge(window, window.read(Reduction(alone()), grad_norm), state, order, **known)
-        state.window = window.sums()
+        state.window = window.to_saved()
         return mean
 
 

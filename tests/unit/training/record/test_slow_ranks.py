@@ -102,7 +102,7 @@ def test_the_network_is_measured_where_all_wait_and_for_no_rank() -> None:
     for look in range(2 * PAUSE_LOOKS):  # the result is there some looks later
         ways = {} if look % PAUSE_LOOKS < LOOKS + 3 else near if look < PAUSE_LOOKS else far
         found += [(look, event["kind"], event["rank"]) for event in looks.look(waiting, 30, ways)]
-        measured += [look] if looks.judge.measures_ways else []
+        measured += [look] if looks.judge.measures_round_trips else []
     assert measured == [LOOKS - 1, LOOKS - 1 + PAUSE_LOOKS]
     assert found == [(PAUSE_LOOKS + LOOKS + 3, "slow_rank", 0), (PAUSE_LOOKS + LOOKS + 3, "slow_rank", 2)]  # the way between two
     over = [(event["kind"], event["rank"]) for _ in range(LOOKS_TO_END) for event in looks.look(rows({}))]
@@ -110,7 +110,7 @@ def test_the_network_is_measured_where_all_wait_and_for_no_rank() -> None:
     slow = Looks()
     for _ in range(10):
         slow.look(rows({1: (0.1, 1.7)}))
-        assert not slow.judge.measures_ways
+        assert not slow.judge.measures_round_trips
 
 
 @pytest.mark.parametrize(
