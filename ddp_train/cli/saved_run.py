@@ -166,17 +166,16 @@ def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping
     for key, value in dotted_items(saved):
         if not isinstance(value, str) or key in unread or not value:
             continue
-        is_module = key.endswith("._target_") and _is_only_there(began, value.partition(".")[0])
-        is_path = ("/" in value or PATH.search(key)) and not Path(value).is_absolute() and (began / value).exists()
-        if is_module or (is_path and not (here / value).exists()):
+        if key.endswith("._target_"):
+            name = value.partition(".")[0]
+            is_missing = ((began / f"{name}.py").exists() or (began / name).is_dir()) and importlib.util.find_spec(name) is None
+        else:
+            is_path = ("/" in value or PATH.search(key)) and not Path(value).is_absolute()
+            is_missing = is_path and (began / value).exists() and not (here / value).exists()
+        if is_missing:
             happened = f"is {value}, relative to {began}, where the run was started; you are in {here}"
             fix = f"{shlex.join(['cd', str(began)])} && {program} {shlex.join(words)}"
             raise ConfigError(key=key, happened=happened, expected="the folder where the run was started", fix=fix)
-
-
-def _is_only_there(began: Path, name: str) -> bool:
-    """Tell whether a module is in the folder where a run was started, and cannot be imported here."""
-    return ((began / f"{name}.py").exists() or (began / name).is_dir()) and importlib.util.find_spec(name) is None
 
 
 def original_words(folder: Path) -> tuple[list[str], list[str]]:
