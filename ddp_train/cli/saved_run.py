@@ -170,7 +170,7 @@ def require_working_directory(words: Sequence[str], folder: Path, saved: Mapping
             name = value.partition(".")[0]
             is_missing = ((began / f"{name}.py").exists() or (began / name).is_dir()) and importlib.util.find_spec(name) is None
         else:
-            is_path = ("/" in value or PATH.search(key)) and not Path(value).is_absolute()
+            is_path = bool("/" in value or PATH.search(key)) and not Path(value).is_absolute()
             is_missing = is_path and (began / value).exists() and not (here / value).exists()
         if is_missing:
             happened = f"is {value}, relative to {began}, where the run was started; you are in {here}"
