@@ -53,6 +53,7 @@ class ArchivedRun:
         """The content of config.yaml, with the answers of its `auto`s; {}: it cannot be read."""
         try:
             tree = yaml.load(self.folder.config.read_text(), Loader=_YAML)
+            json.dumps(tree, default=str)  # ValueError: an alias of what it is in
         except BAD_FILE as error:
             return self._note("config.yaml", error)
         if not isinstance(tree, dict):

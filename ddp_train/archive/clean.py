@@ -107,13 +107,21 @@ def carry_out(found: Sequence[Removal]) -> list[str]:
     """
     failed = list[str]()
     for removal in found:
+        aside = removal.path.with_name(f"{removal.path.name}.removed")
         try:
             if removal.sweep is not None:
                 folder_lock.hold(removal.sweep, key="RUN")
-            for folder in (removal.run, *removal.run.glob("evaluations/*")):
-                require_ended(folder)
-                folder_lock.hold(folder, key="RUN")  # a command that starts it just now is refused, or this one is
-            remove(removal.path)
+            require_ended(removal.run)
+            folder_lock.hold(removal.run, key="RUN")  # a command that starts it just now is refused, or this one is
+            removal.path.rename(aside)  # no evaluation begins in it from here on
+            try:
+                for evaluation in (*removal.run.glob("evaluations/*"), *aside.glob("evaluations/*")):
+                    require_ended(evaluation)
+                    folder_lock.hold(evaluation, key="RUN")
+            except BaseException:
+                aside.rename(removal.path)
+                raise
+            remove(aside)
             if removal.sweep is not None and removal.path == removal.run:
                 _forget_jobs(removal.sweep)
         except (UserError, OSError, TypeError) as error:  # TypeError: a damaged file of a submission

@@ -1,6 +1,6 @@
 """The runs below some folders as rows, which SQL selects and sorts.
 
-FOLDER/.index.json keeps what was read of a run under the stamp of its folder: the names, sizes and times of what is in it. Every command
+FOLDER/.index.sqlite keeps what was read of a run under the stamp of its folder: the names, sizes and times of what is in it. Every command
 looks at all folders and reads those runs whose stamp is not kept, so that the file may be deleted at any time. It is replaced whole, never
 changed; where it cannot be written the runs are read each time. The status of a run is kept as its files say it; its lock is asked anew.
 """
@@ -14,8 +14,8 @@ import shlex
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from ddp_train.run_folder.sweep import REPEATS
 from ddp_train.system.files import appears_whole
 from ddp_train.system.folder_lock import HOLDER
 
-FILE = ".index.json"
+FILE = ".index.sqlite"
 COLUMNS = (  # docs/runs.md says what each one is
     *("folder", "sweep", "name", "status", "age_days", "metric", "goal", "best", "best_step", "last", "steps", "hosts", "ranks", "size"),
     *("seconds", "started", "tags", "note", "typed", "problem", "settings"),
@@ -43,6 +43,10 @@ _BEGUN = {".hydra", "result.json", "logs", "launch", "metrics.jsonl", "failure.j
 _WORD = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*(?:[./][\w-]+)*""")
 _SHOWN = ("folder", "status", "metric", "best", "last", "steps", "tags")  # in a notebook
 _MAX_ROWS, _MAX_CURVES = 50, 6
+_MANY_RUNS = 200  # to read: a person at a terminal sees how far it is
+
+Kept = dict[str, tuple[str, str]]
+"""stamp -> what was read of a run, as JSON: its columns, and the keys of its configuration with its metrics."""
 
 
 class _Found(NamedTuple):
@@ -145,18 +149,16 @@ def runs(*folders: str | Path, where: str = "", sort: str = "", limit: int = 0) 
 def _runs_below(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the columns, and the keys with the metrics, of each run below a folder as JSON; keep what had to be read."""
     found = {run.stamp: run for run in find(root)}
-    kept = dict[str, Sequence[str]]()  # stamp -> what `_read` returns
-    with suppress(*BAD_FILE):  # there is none, or a damaged one
-        kept |= json.loads((root / FILE).read_text())
+    kept = _load(root / FILE)
     gone, new = kept.keys() - found.keys(), found.keys() - kept.keys()
     console = Console(stderr=True)
+    is_quiet = len(new) < _MANY_RUNS or not console.is_terminal
     try:
-        for stamp in track(new, "reading runs", console=console, transient=True, disable=not (new and console.is_terminal)):
+        for stamp in track(new, "reading runs", console=console, transient=True, disable=is_quiet):
             kept[stamp] = _read(Path(found[stamp].path))
     finally:  # what an interrupted command has read is not read again
         if gone or new:
-            with suppress(OSError), appears_whole(root / FILE, nonce=uuid.uuid4().hex) as file:
-                file.write_text(json.dumps({stamp: read for stamp, read in kept.items() if stamp in found}))
+            _save(root / FILE, {stamp: read for stamp, read in kept.items() if stamp in found})
     sweeps = {sweep: sweep_statuses(Path(sweep)) for sweep in {run.sweep for run in found.values()} if sweep}
     now = time.time()
     for stamp, run in found.items():
@@ -169,6 +171,26 @@ def _runs_below(root: Path) -> Iterator[tuple[str, str]]:
         age_days = None if facts["started"] is None else round((now - facts["started"]) / 86400, 5)
         facts |= {"folder": run.path, "sweep": run.sweep, "age_days": age_days}
         yield json.dumps(facts), named
+
+
+def _load(file: Path) -> Kept:
+    """Return what an index file holds; {}: there is none, or a damaged one."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{file.absolute().as_uri()}?immutable=1", uri=True)) as database:
+        return {stamp: (facts, named) for stamp, facts, named in database.execute("SELECT stamp, facts, named FROM runs")}
+    return {}
+
+
+def _save(file: Path, kept: Kept) -> None:
+    """Replace an index file, where it can be written."""
+    rows = ((stamp, *read) for stamp, read in kept.items())
+    with (
+        suppress(OSError, sqlite3.Error),
+        appears_whole(file, nonce=uuid.uuid4().hex) as new,
+        closing(sqlite3.connect(new)) as database,
+        database,
+    ):
+        database.execute("CREATE TABLE runs (stamp, facts, named)")
+        database.executemany("INSERT INTO runs VALUES (?, ?, ?)", rows)
 
 
 def find(root: Path) -> Iterator[_Found]:

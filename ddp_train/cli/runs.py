@@ -71,8 +71,9 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
     elif is_json:
         _print(map(json.dumps, rows))
     else:
-        more = ", all with --limit=0" if len(rows) == limit < len(index) else ""
-        _print_rows(rows, f"{len(rows):,} of {plural(len(index), 'run')}{more}")
+        _print_rows(
+            rows, f"{len(rows):,} of {plural(len(index), 'run')}{', all with --limit=0' if len(rows) == limit < len(index) else ''}"
+        )
     return FAILED if is_of_sweep and index.rows(where="status = 'failed'", limit=1) else DONE
 
 

@@ -67,7 +67,7 @@ def copy_source(into: Path, *, limit_mib: int) -> Code:
             _copy(path, temporary / name)
         temporary.mkdir(exist_ok=True)  # of no files
         listing = _listing(temporary)
-        code = Code(folder=str(into), hash=hashlib.sha256(listing.encode()).hexdigest(), roots=source.roots)
+        code = Code(folder=str(into), hash=_hash(listing), roots=source.roots)
         if into.exists() and _listing(into) == listing:
             return code
         if into.exists():
@@ -93,7 +93,7 @@ def require_unchanged(code: Code) -> None:
     """Refuse a machine that does not see the code that was submitted: name the files that differ (EnvironmentRefuses)."""
     folder, host = Path(code.folder), os.uname().nodename
     listing = _listing(folder)
-    if hashlib.sha256(listing.encode()).hexdigest() == code.hash:
+    if _hash(listing) == code.hash:
         return
     if not folder.is_dir():
         expected = "a run folder on a file system that every machine sees"
@@ -229,6 +229,10 @@ def names_below(folder: Path) -> Iterable[str]:
         links = [name for name in subfolders if os.path.islink(os.path.join(place, name))]
         subfolders[:] = [name for name in subfolders if name != "__pycache__" and name not in links]
         yield from (os.path.relpath(os.path.join(place, name), folder) for name in (*names, *links))
+
+
+def _hash(listing: str) -> str:
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def _listing_file(folder: Path) -> Path:

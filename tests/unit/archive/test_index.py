@@ -102,7 +102,7 @@ def test_whether_a_run_is_worked_in_is_asked_and_never_remembered(tmp_path: Path
 def test_an_index_may_be_damaged_of_another_version_or_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished(tmp_path / "r", 0.5)
     expected = rows(tmp_path)["r"]["best"]
-    for content in (b"", b"[1]", b"\xff", (tmp_path / FILE).read_bytes()[:5000]):
+    for content in (b"", b"no database" * 1000, (tmp_path / FILE).read_bytes()[:5000]):
         (tmp_path / FILE).write_bytes(content)
         assert rows(tmp_path)["r"]["best"] == expected
     monkeypatch.setattr(module, "_VERSION", 7)
@@ -238,6 +238,20 @@ def test_one_strange_run_does_not_break_the_list(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--where"):
         rows(tmp_path, where="name = it's")
     assert rows(tmp_path, where='name = "it\'s"') == {}
+
+
+def test_a_damaged_page_of_an_index_is_made_anew(tmp_path: Path) -> None:
+    for number in range(30):
+        finished(tmp_path / str(number), 0.5)
+    expected = rows(tmp_path)
+    size = (tmp_path / FILE).stat().st_size
+    for page in range(1, size // 4096):
+        with (tmp_path / FILE).open("r+b") as file:
+            file.seek(4096 * page)
+            file.write(b"\xff" * 4096)
+        assert {**rows(tmp_path, where="trainer.max_steps = 100")}.keys() == expected.keys()
+        if page > 5:
+            break
 
 
 def test_several_folders_are_one_list(tmp_path: Path) -> None:
