@@ -91,8 +91,13 @@ class ArchivedRun:
 
     @cached_property
     def notes(self) -> dict[str, Any]:
-        """What people have written to the run: {"tags": [...], "note": text}."""
+        """What people have written to the run, {"tags": [...], "note": text}, and `reproduce`: {"reproduces": folder of the first run}."""
         return self._json("notes.json")
+
+    @property
+    def reproduces(self) -> str | None:
+        """The folder or bundle of the run that this one repeats (`ddp-train reproduce`): it is no result of its own; None: it is a run."""
+        return self.notes.get("reproduces")
 
     @cached_property
     def overrides(self) -> list[str]:
@@ -160,10 +165,10 @@ class ArchivedRun:
 
     @property
     def step(self) -> int | None:
-        """The steps that the run has taken; None: not known."""
-        if self.result is not None:
+        """The last step that is known of the run: a killed one has written none into result.json; None: it has no record."""
+        if self.result is not None and self.result.step is not None:
             return self.result.step
-        return self.metrics[-1]["step"] if self.metrics else None
+        return max((row["step"] for row in self.metrics), default=None)
 
     @cached_property
     def started(self) -> float | None:

@@ -42,7 +42,7 @@ def kept(index: Index, rules: Sequence[str]) -> set[str]:
         kind, _, value = rule.partition("=")
         if kind in ("best", "last") and value.isdigit():
             groups = defaultdict[Any, list[str]](list)
-            for row in index.rows(sort="best", where="best IS NOT NULL") if kind == "best" else index.rows():
+            for row in index.rows(sort="best", where="best IS NOT NULL AND reproduces IS NULL") if kind == "best" else index.rows():
                 groups[row["name"], row["metric"] if kind == "best" else ""].append(row["folder"])
             folders.update(*(group[: int(value)] for group in groups.values()))
         elif rule == "tagged" or (kind == "where" and value):

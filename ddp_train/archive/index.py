@@ -36,9 +36,9 @@ from ddp_train.system.folder_lock import HOLDER
 FILE = ".index.sqlite"
 COLUMNS = (  # docs/runs.md says what each one is
     *("folder", "sweep", "name", "status", "age_days", "metric", "goal", "best", "best_step", "last", "steps", "hosts", "ranks", "size"),
-    *("seconds", "started", "tags", "note", "typed", "problem", "settings"),
+    *("seconds", "started", "tags", "note", "reproduces", "typed", "problem", "settings"),
 )
-_VERSION = "1"  # of what is kept: begins every stamp
+_VERSION = "2"  # of what is kept: begins every stamp
 _BEGUN = {".hydra", "result.json", "logs", "launch", "metrics.jsonl", "failure.json"}  # a run's folder has one of them
 _WORD = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*(?:[./][\w-]+)*""")
 _SHOWN = ("folder", "status", "metric", "best", "last", "steps", "tags")  # in a notebook
@@ -255,6 +255,7 @@ def _facts(run: ArchivedRun) -> dict[str, Any]:
         "started": run.started,
         "tags": " ".join(map(str, run.notes.get("tags", []))),
         "note": run.notes.get("note"),
+        "reproduces": run.reproduces,
         "typed": shlex.join(run.overrides),
         "problem": "; ".join(run.problems),
         "settings": identity({key: value for key, value in leaves(run.config) if key.rpartition(".")[2] not in REPEATS}),

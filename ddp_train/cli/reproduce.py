@@ -83,7 +83,7 @@ def reproduce(arguments: list[str], runner: JobRunner) -> int:
             reproduction.repository_of(each)  # before anything is begun
         if "--export" in options:
             return _export(run, Path(options["--export"]), Path(scratch))
-        return _run_again(run, changes, differing)
+        return _run_again(run, typed, changes, differing)
 
 
 def _print_list(title: str, lines: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
     return [*kept, *typed.values()]
 
 
-def _run_again(run: ArchivedRun, changes: Sequence[str], known: Sequence[str]) -> int:
+def _run_again(run: ArchivedRun, typed: str, changes: Sequence[str], known: Sequence[str]) -> int:
     """Train the run again in a new folder, and return the exit code."""
     name = str(run.config.get("name") or "reproduced")
     new = RunFolder(claim_new(Path("outputs", name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute()))
@@ -124,6 +124,7 @@ def _run_again(run: ArchivedRun, changes: Sequence[str], known: Sequence[str]) -
     new.record_config(OmegaConf.to_yaml(with_overrides(saved, [*_paths(run, changes, here), *changes], replaced=[run.config])))
     if (run.root / ".hydra").is_dir():
         shutil.copytree(run.root / ".hydra", new.root / ".hydra")
+    write_json(new.root / "notes.json", {"reproduces": typed})
     release()
     print(f"trains in {new.as_typed()}, with its code in {here}", flush=True)
     variables = {name: str(value) for name, value in (run.environment.get("variables") or {}).items() if VARIABLES.fullmatch(name)}

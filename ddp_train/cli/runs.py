@@ -82,7 +82,8 @@ def _print_rows(rows: Sequence[dict[str, Any]], count: str) -> None:
     for row, typed in zip(rows, distinct_words(rows, changes_results), strict=True):
         facts = [row["folder"], row["status"] + (" !" if row["problem"] else ""), _age(row["age_days"]), row["metric"] or ""]
         numbers = [number(row[name]) for name in ("best", "last", "steps", "hosts")]
-        table.append([*facts, *numbers, decimal(row["size"]), row["tags"] or "", typed])
+        again = f"reproduces {row['reproduces']}" if row["reproduces"] else typed
+        table.append([*facts, *numbers, decimal(row["size"]), row["tags"] or "", again])
     _print(aligned(table, right=(2, *range(4, 9)), width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 0))
     damaged = [row for row in rows if row["problem"]]
     _print(f"! {row['folder']}: {one_line(row['problem'], 200)}" for row in damaged[:_PROBLEMS])
@@ -111,7 +112,7 @@ def _show(arguments: list[str]) -> int:
         return DONE
     facts = {
         "began": f"{_age((time.time() - run.started) / 86400)} ago" if run.started is not None else "",
-        "command": environment.get("command"),
+        "command": environment.get("command") if not run.reproduces else f"ddp-train reproduce {run.reproduces}",
         "code": run.commit,
         "ran on": f"{plural(environment.get('world_size', 0), 'rank')} on {', '.join(environment.get('hosts', []))}" if environment else "",
         "sweep": run.sweep,

@@ -27,6 +27,8 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path) -> None:
     assert (run.status, run.step, run.overrides) == (Status.INTERRUPTED, 40, ["trainer.max_steps=100"])
     assert run.last == {"train/loss": 1.5} and run.best == {"train/loss": {"value": 1.0, "step": 20}}
     assert run.curve("train/loss") == [(10, 2.0), (20, 1.0), (30, None), (40, 1.5)]
+    Result(status=Status.FAILED).write(run_folder.result)  # by its agent, after SIGKILL
+    assert ArchivedRun(tmp_path).step == 40
     best = {"eval/loss": {"value": 0.25, "step": 50}}
     Result(
         status=Status.COMPLETED,

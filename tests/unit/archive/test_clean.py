@@ -34,14 +34,16 @@ def test_rules_keep_runs_of_each_name(tmp_path: Path) -> None:
         finished(tmp_path / f"a{number}", 0.1 * number, "name=a", started=10 - number)
         finished(tmp_path / f"b{number}", 0.1 * number, "name=b", started=number)
     (tmp_path / "b1/notes.json").write_text(json.dumps({"tags": ["paper"]}))
+    for repeated in (finished(tmp_path / "a9", 0.9, "name=a", started=0), finished(tmp_path / "b9", 0.9, "name=b", started=0)):
+        (repeated.root / "notes.json").write_text(json.dumps({"reproduces": "a3"}))  # no result of its own
     index = Index(tmp_path)
     for rules, names in (
         (["best=1"], {"a3", "b3"}),
         (["last=2"], {"a0", "a1", "b3", "b2"}),
-        (["tagged", "where=name = 'a' AND best > 0.15"], {"b1", "a2", "a3"}),
+        (["tagged", "where=name = 'a' AND best > 0.15 AND reproduces IS NULL"], {"b1", "a2", "a3"}),
     ):
         assert kept(index, rules) == {str(tmp_path / name) for name in names}
-    assert removable(tmp_path, "best=1", "last=2", "tagged") == {"a2": "", "b0": ""}
+    assert removable(tmp_path, "best=1", "last=2", "tagged") == {"a2": "", "b0": "", "a9": "", "b9": ""}
     for rule in ("best", "best=x", "tagged=1", "where", "newest=2"):
         if rule != "tagged=1":
             with pytest.raises(ConfigError, match="--keep="):

@@ -87,7 +87,9 @@ def test_a_run_that_is_only_queued_is_not_called_done(
     run = begun(tmp_path / "run")
     a_run(run.root)
     monkeypatch.setattr("ddp_train.cli.reproduce.run_command", lambda *_, **__: (0, {}))
-    assert _run_again(run, [], []) == 1
+    monkeypatch.chdir(tmp_path)
+    assert _run_again(run, "run", [], []) == 1
+    assert [ArchivedRun(path.parent).reproduces for path in Path("outputs").rglob("notes.json")] == ["run"]
     assert "not compared, as it is not done" in capsys.readouterr().out
 
 
