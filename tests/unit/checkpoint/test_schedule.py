@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_train.checkpoint.catalog import CatalogEntry
@@ -49,6 +49,7 @@ values = st.one_of(st.none(), st.sampled_from([0.5, 1.0, 1.5, math.nan, math.inf
 folders = st.dictionaries(st.integers(1, 60), values, max_size=12)
 
 
+@settings(deadline=None)
 @given(folders, st.integers(1, 4), st.integers(0, 4), st.one_of(st.none(), st.integers(1, 7)), st.sampled_from(["min", "max"]))
 def test_what_stays_is_the_newest_the_best_and_every_nth(
     found: dict[int, float | None], last: int, best: int, every: int | None, goal: str
@@ -63,6 +64,7 @@ def test_what_stays_is_the_newest_the_best_and_every_nth(
     assert {each.step for each in to_remove([each for each in there if each.step in stays], keep)} == set()  # once is enough
 
 
+@settings(deadline=None)
 @given(folders, st.integers(1, 3), st.integers(0, 3))
 def test_removing_after_each_save_leaves_what_removing_at_the_end_does(found: dict[int, float | None], last: int, best: int) -> None:
     keep = Retention(last=last, best=best, ranking=LOSS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddp_train.archive.archived_run import ArchivedRun
@@ -15,10 +15,12 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.times import read_times
 from tests.unit.archive.report.run_files import write_lines, write_run
 
+quick = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])  # on busy cores, too
 VALUES = st.one_of(st.floats(-1e6, 1e6), st.just(float("nan")))
 CURVES, LONG = (st.lists(VALUES, min_size=least, max_size=400).map(np.array) for least in (1, 101))
 
 
+@quick
 @given(CURVES, st.integers(10, 120))
 def test_thinning_loses_no_spike_and_no_nan(values: np.ndarray, most: int) -> None:
     kept = thin(values, most)
@@ -31,6 +33,7 @@ def test_thinning_loses_no_spike_and_no_nan(values: np.ndarray, most: int) -> No
         assert np.isnan(values[[left, right]]).any() or not np.isnan(values[left:right]).any()
 
 
+@quick
 @given(LONG, st.integers(40, 90))
 def test_each_part_of_a_thinned_curve_keeps_its_extremes(values: np.ndarray, most: int) -> None:
     kept, is_nan = thin(values, most), np.isnan(values).any()

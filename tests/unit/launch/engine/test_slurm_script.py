@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_train.errors import ConfigError
@@ -124,6 +124,7 @@ def test_an_option_has_one_value(value: object) -> None:
         batch_script([one])
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_a_value_stays_on_its_line_or_is_refused(text: str) -> None:
     try:
@@ -136,6 +137,7 @@ def test_a_value_stays_on_its_line_or_is_refused(text: str) -> None:
     assert re.sub(r"\\(.)", r"\1", value[1:-1]) == text
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_path_is_one_word_of_one_line_for_the_shell(text: str) -> None:
     try:
