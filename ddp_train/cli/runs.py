@@ -65,9 +65,10 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
     index, is_json, is_of_sweep = Index(*map(Path, folders)), "--json" in options, len(folders) == 1 and is_sweep(Path(folders[0]))
     limit = int(options.get("--limit", 0 if is_json or "--group" in options else _LIMIT))
-    rows = index.rows(where=options.get("--where", ""), sort=options.get("--sort", "best" if is_of_sweep else ""), limit=limit)
+    sort, most = options.get("--sort", "best" if is_of_sweep else ""), 0 if "--group" in options else limit
+    rows = index.rows(where=options.get("--where", ""), sort=sort, limit=most)
     if "--group" in options:
-        _print_groups(rows, is_json=is_json)
+        _print_groups(rows, is_json=is_json, limit=limit)
     elif is_json:
         _print(map(json.dumps, rows))
     else:
@@ -90,13 +91,13 @@ def _print_rows(rows: Sequence[dict[str, Any]], count: str) -> None:
     print(f"{count}{f'; {len(damaged)} marked' if damaged else ''}")
 
 
-def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool) -> None:
+def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool, limit: int) -> None:
     groups = grouped(rows)
     if is_json:
-        _print(json.dumps(vars(group)) for group in groups)
+        _print(json.dumps(vars(group)) for group in groups[: limit or None])
         return
     table = [["runs", "mean", "± 95 %", "deviation", "metric", "best run", "settings"]]
-    for group in groups:
+    for group in groups[: limit or None]:
         settings = group.typed or " ".join(f"{name}={_text(value)}" for name, value in group.settings.items())
         table.append([*map(number, (group.n, group.mean, group.half_width, group.deviation)), group.metric, group.folders[0], settings])
     _print([*aligned(table, right=range(4)), f"{plural(len(groups), 'group')} of completed runs", *remarks(rows, groups)])

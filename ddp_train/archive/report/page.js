@@ -261,7 +261,7 @@
     top.append(h("div", { class: "cards" }, many
       ? [card("Runs", fmt(runs.length), `${done} completed, ${runs.filter((x) => x.status === "failed").length} failed`),
         best < 0 ? card("Best", "–", `no run has ${M}`) : card(`Best ${M}`, fmt(rank[best]), runs[best].name),
-        hasSeeds ? card("Is it certain?", certainty().split(" (")[0] || "–", certainty()) : null,
+        hasSeeds ? card("Is it certain?", ...(certainty().match(/^(.*?)(?: \(95 %\))?: (.*)$/) ?? ["", "–", ""]).slice(1)) : null,
         card("Time of all runs", duration(runs.reduce((a, x) => a + (x.seconds || 0), 0)), "without queues and restarts")]
       : [card(M, fmt(numeric(r.last[M])), bestOf ? `best ${fmt(bestOf.value)} at step ${fmt(bestOf.step)}` : "at its end"),
         card("Step", fmt(r.step), limit ? `of ${fmt(limit)}` : plural(r.samples_seen || 0, "sample")),
@@ -272,10 +272,11 @@
     for (const [x, text, isEarlier] of failures.slice(0, 8)) {
       const first = text.split("\n")[0].replace(/^The run failed/, isEarlier ? "An earlier attempt failed" : "The run failed");
       top.append(h("details", { class: `failure ${isEarlier ? "earlier" : ""}`, open: runs.length === 1 && !isEarlier },
-        h("summary", {}, many ? `${x.name}: ` : "", first), h("pre", { tabindex: "0" }, text)));
+        h("summary", {}, many ? `${x.name}: ` : "", first, !isEarlier && x.error ? `: ${x.error.split("\n")[0]}` : ""), h("pre", { tabindex: "0" }, text)));
     }
     if (failures.length > 8) top.append(h("p", { class: "note" },
       `${failures.length - 8} more failures: ddp-train status shows each run's.`));
+    for (const x of runs) if (x.error && !x.failures.length) top.append(h("p", { class: "problem" }, `${x.name}: ${x.error}`));
     for (const x of runs) for (const problem of x.problems) top.append(h("p", { class: "problem" }, `${x.name}: ${problem}`));
     top.append(h("p", { class: "note" }, 
       `Made ${new Date(1000 * D.made).toISOString().slice(0, 16).replace("T", " ")} UTC by ddp-train report`,
@@ -493,7 +494,7 @@
     };
     const hasShares = Object.keys(D.importance).length > 0;
     const weight = Object.fromEntries(D.keys.map((k) => [k, hasShares ? D.importance[k] ?? 0 : correlation(k)]));
-    const keys = D.keys.filter((k) => new Set(runs.map((r) => valueText(r.values[k]))).size > 1);
+    const keys = D.keys.filter((k) => !/(^|\.)(seed|fold)$/.test(k) && new Set(runs.map((r) => valueText(r.values[k]))).size > 1);
     keys.sort((a, b) => Math.abs(weight[b] ?? 0) - Math.abs(weight[a] ?? 0));
     const bar = (v) => h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: hasShares ? `left:0;width:${100 * v}%`
       : `left:${50 + Math.min(0, v) * 50}%;width:${Math.abs(v) * 50}%` }));
@@ -1066,7 +1067,8 @@
               h("span", { class: "note" }, `${duration(high)} a step`)), heat),
         reasons.length ? h("p", { class: "note" }, `${reasons.join("; ")}.`) : "");
     });
-  } else section("time", "Where the time went", "Nothing measured it: there is no times.jsonl. Runs of an older version have none.");
+  } else section("time", "Where the time went", runs.some((r) => r.step)
+    ? "Nothing measured it: there is no times.jsonl. Runs of an older version have none." : "It ended before its first record.");
 
   // ---------------------------------------------------------------- evaluation: confusion, calibration, flipped samples
   if (runs.some((r) => r.evaluation)) {
@@ -1257,12 +1259,14 @@
     section("reproduce", "Get it again", null, box);
     updates.push(() => {
       if (!changed("reproduce", S.run)) return;
-      const r = runs[S.run], env = D.environment[S.run], quoted = /[^\w/.=,@:-]/.test(r.folder)
-        ? `'${r.folder.replaceAll("'", "'\\''")}'` : r.folder;
+      const r = runs[S.run], env = D.environment[S.run];
+      const quote = (word) => (/[^\w/.=,@:+-]/.test(word) ? `'${word.replaceAll("'", "'\\''")}'` : word);
       box.replaceChildren(h("div", { class: "tools" }, runPicker() || ""),
         h("div", { class: "panel" }, h("p", {}, "From its folder: the same code, configuration and seed, and what differs here."),
-          command(`ddp-train reproduce ${quoted}`),
-        env.command ? [h("p", {}, "As it was typed", env.working_directory ? ` in ${env.working_directory}` : "", ":"),
+          command(`ddp-train reproduce ${quote(r.folder)}`),
+        / (-m|--multirun)( |$)/.test(env.command || "") ? [h("p", {}, "This job of the sweep alone, as a new run",
+          env.working_directory ? ` in ${env.working_directory}` : "", ":"),
+          command(["ddp-train", ...env.overrides.map(quote)].join(" "))] : env.command ? [h("p", {}, "As it was typed", env.working_directory ? ` in ${env.working_directory}` : "", ":"),
           command(env.command.replace(/^\S*\/(?=ddp-train)/, ""))] : "",
         env.commit ? h("p", { class: "note" }, `Commit ${env.commit}`) : ""));
     });

@@ -35,10 +35,8 @@ _HERE = Path(__file__).parent
 _POINTS, _MAX_POINTS = 20_000, 480_000  # of the curves of one run, and of all: 300 kB and 3 MB
 _CELLS, _MAX_CELLS = 8_000, 60_000  # of the time split
 _SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 60_000, 400_000
-_MAX_SERIAL = 8  # runs that one process reads
-_MAX_ANSWERS = 8  # runs whose answers to each sample are there
-_MAX_KEYS = 12  # in which runs differ, as columns
-_LEAST_RUNS = 4  # that say which key matters
+_MAX_SERIAL, _MAX_ANSWERS = 8, 8  # runs that one process reads, and whose answers to each sample are there
+_MAX_KEYS, _LEAST_RUNS = 12, 4  # keys in which runs differ, as columns; runs that say which key matters
 
 
 @dataclass(kw_only=True)
@@ -136,6 +134,7 @@ def _described(each: Shown, *, many: int) -> dict[str, Any]:
         "step": run.step,
         "seconds": result.seconds if result else None,
         "samples_seen": result.samples if result else None,
+        "error": result.error if result else None,
         "early_end": result.early_end if result else None,
         "curves": {},
         "axes": {},

@@ -340,6 +340,21 @@ def test_differences_of_the_configuration_are_marked(browser: Browser, sweep: Pa
     assert "0.05" in browser.run("document.querySelector('#config [data-key=\"optimizer.lr\"] small').textContent")
 
 
+def test_a_failed_run_tells_why_and_a_job_of_a_sweep_has_its_own_command(browser: Browser, tmp_path: Path) -> None:
+    run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other", seed=1)
+    result = json.loads((run / "result.json").read_text()) | {"status": "failed", "error": "ValueError: no such shape"}
+    (run / "result.json").write_text(json.dumps(result))
+    environment = json.loads((run / "environment.json").read_text())
+    environment |= {"command": "/bin/ddp-train -m optimizer.lr=0.1,0.2", "overrides": ["optimizer.lr=0.1", "name=a b"]}
+    (run / "environment.json").write_text(json.dumps(environment))
+    (run / "times.jsonl").unlink()
+    (run / "metrics.jsonl").unlink()
+    browser.open(write_page(tmp_path / "report.html", run, other), fragment="#run=0")
+    assert "run: ValueError: no such shape" in browser.run("document.querySelector('#overview').textContent")
+    text = browser.run("document.querySelector('#reproduce').textContent")
+    assert "ddp-train optimizer.lr=0.1 'name=a b'" in text and "0.1,0.2" not in text
+
+
 def test_the_command_is_copied(browser: Browser, one: Path) -> None:
     browser.open(one)
     browser.click_on("#reproduce .copy")
