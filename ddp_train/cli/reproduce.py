@@ -1,5 +1,6 @@
 """`ddp-train reproduce`: train a run once more, with its code, configuration and ranks, and compare the losses."""
 
+import math
 import os
 import shutil
 import sys
@@ -39,7 +40,7 @@ USAGE = """ddp-train reproduce RUN [key=value ...] [--check | --export=FILE.tar.
                  configuration, ranks and threads, and compares all losses and metrics; the old run stays as it is
   key=value      where things are here: paths (data.root=PATH), cluster.*, and other keys that change no result; debug.max_steps=N
                  compares the first steps only; ~metrics.X removes a metric writer
-  --check        only say what differs here; start nothing
+  --check        only say what differs here, and where it would train; start nothing
   --export=FILE  write a bundle for other people: configuration, code, environment and metrics; no data, no weights, no secrets
   --trust        allow code that another user has written, or that a bundle has, to run as you
 
@@ -75,8 +76,9 @@ def reproduce(arguments: list[str], runner: JobRunner) -> int:
             except DataError as error:
                 differing.append(f"code: {error.happened}")
         _print_list("differs here", differing)
-        _print_list("changed for this run", changes)
+        _print_list("set for the new run (the ranks, threads and device of the old one; without what ended it)", changes)
         if "--check" in options:
+            print(f"it would train in {_outputs(run)}/DATE")
             print("nothing else differs here; whether the data does is known when it has been read")
             return FAILED if differing else DONE
         for each in filter(attrgetter("commit"), code):
@@ -110,6 +112,8 @@ def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
     if steps := int(cut) if cut else 0 if is_whole else max((row["step"] for row in run.metrics), default=0):
         # Of a shorter run records are more frequent: their means would be others.
         wanted[_CUT] = max(steps, 20 * run.config["trainer"]["log_every_steps"] - 19)
+        if not cut and wanted[_CUT] >= (run.config["trainer"]["max_steps"] or math.inf):
+            del wanted[_CUT]  # it would cut nothing off
     present = dict(dotted_items(run.config))
     kept = [f"{key}={text_of(value)}" for key, value in wanted.items() if key not in typed and present.get(key) != value]
     return [*kept, *typed.values()]
@@ -117,8 +121,7 @@ def _changes(run: ArchivedRun, overrides: Sequence[str]) -> list[str]:
 
 def _run_again(run: ArchivedRun, typed: str, changes: Sequence[str], known: Sequence[str]) -> int:
     """Train the run again in a new folder, and return the exit code."""
-    name = str(run.config.get("name") or "reproduced")
-    new = RunFolder(claim_new(Path("outputs", name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute()))
+    new = RunFolder(claim_new((_outputs(run) / time.strftime("%Y-%m-%d_%H-%M-%S")).absolute()))
     here, python_path = reproduction.restore_code(run, new.launch / "restored")
     saved: Any = OmegaConf.to_container(OmegaConf.load(run.folder.config))
     new.record_config(OmegaConf.to_yaml(with_overrides(saved, [*_paths(run, changes, here), *changes], replaced=[run.config])))
@@ -144,6 +147,10 @@ def _run_again(run: ArchivedRun, typed: str, changes: Sequence[str], known: Sequ
     is_same, text = reproduction.compare_losses(run, again)
     print(text, flush=True)
     return DONE if is_same else FAILED
+
+
+def _outputs(run: ArchivedRun) -> Path:
+    return Path("outputs", str(run.config.get("name") or "reproduced"))
 
 
 def _paths(run: ArchivedRun, changes: Sequence[str], code: Path) -> Iterator[str]:

@@ -104,7 +104,7 @@ def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool, limit: int) 
 
 
 def _show(arguments: list[str]) -> int:
-    options, (path,) = parse_words(arguments, USAGE, {"--json": ""})
+    options, (path,) = parse_words(arguments, "ddp-train runs show RUN", {"--json": ""})
     run = _run(path)
     environment = run.environment
     if "--json" in options:
@@ -135,7 +135,7 @@ def _show(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    options, paths = parse_words(arguments, USAGE, {"--json": ""}, most=None)
+    options, paths = parse_words(arguments, "ddp-train runs compare RUN RUN ...", {"--json": ""}, most=None)
     if len(paths) < 2:
         raise ConfigError(happened="one run was given", expected="two or more", fix=f"ddp-train runs compare {paths[0]} RUN")
     runs = {chr(ord("A") + index): _run(path) for index, path in enumerate(paths)}
@@ -171,7 +171,7 @@ def _plots(runs: Mapping[str, ArchivedRun]) -> list[str]:
 
 
 def _tag(arguments: list[str]) -> int:
-    options, (path, *tags) = parse_words(arguments, USAGE, {"--remove": ""}, most=None)
+    options, (path, *tags) = parse_words(arguments, "ddp-train runs tag RUN NAME ... [--remove]", {"--remove": ""}, most=None)
     run = _run(path)
     if not tags or any(not tag.isprintable() or " " in tag or not tag for tag in tags):
         raise ConfigError(happened="no tag was given, or one with a space", expected="ddp-train runs tag RUN NAME ...")
@@ -183,7 +183,7 @@ def _tag(arguments: list[str]) -> int:
 
 
 def _note(arguments: list[str]) -> int:
-    _, (path, *text) = parse_words(arguments, USAGE, {}, most=2)
+    _, (path, *text) = parse_words(arguments, 'ddp-train runs note RUN "TEXT"', {}, most=2)
     if not text:
         raise ConfigError(happened="no text was given", expected='ddp-train runs note RUN "TEXT"')
     _annotate(_run(path), note=text[0] or None)
@@ -211,7 +211,7 @@ def _clean(arguments: list[str]) -> int:
     count = f"{what}{plural(len(chosen), 'run')}"
     print(f"{count} can be removed, {decimal(sum(removal.bytes for removal in chosen))}")
     if chosen and "--yes" not in options and not sys.stdin.isatty():
-        raise ConfigError(happened="nothing was removed: there is no terminal to ask on", fix="the same command with --yes")
+        raise ConfigError(happened="nothing was removed: there is no terminal to ask on", expected="a terminal, or --yes")
     if chosen and ("--yes" in options or input(f"remove {count}? [y/N] ").strip().lower() in ("y", "yes")):
         failed = carry_out(chosen)
     print("".join(printable(f"{line}\n") for line in failed), end="", file=sys.stderr)

@@ -1,6 +1,7 @@
 """`ddp-train status`, `logs` and `verdict`: the state of a run or a sweep, from its folder and from its engine."""
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -116,7 +117,8 @@ def _details(run_folder: RunFolder) -> Iterator[str]:
         if not run_folder.is_completed() and (line := evaluation_line(run_folder)):
             yield line
     elif record := newest_record(run_folder):
-        yield progress_line(record, **{name: config.get("trainer", {}).get(name) for name in ("max_steps", "max_epochs")})
+        line = progress_line(record, **{name: config.get("trainer", {}).get(name) for name in ("max_steps", "max_epochs")})
+        yield line if may_go_on(run_folder) else re.sub(r", [^,]* left$", "", line)
     if (goodput := read_goodput(run_folder)) is not None:
         yield f"goodput: {describe_goodput(goodput)}"
     yield from (f"slow: {line}" for line in slow_ranks(run_folder))

@@ -31,6 +31,8 @@ def test_the_ranks_and_threads_of_the_run_are_kept_and_what_was_typed_comes_firs
     changes = _changes(run, ["cluster.processes_per_node=1", "~metrics.wandb", "data.root=/x"])
     assert {"cluster.threads_per_process=3", "debug.faults=[]", f"debug.max_steps={max(7, least)}"} <= {*changes}
     assert [each for each in changes if "processes_per_node" in each] == ["cluster.processes_per_node=1"]
+    run.config["trainer"] |= {"max_steps": 400, "log_every_steps": 50}  # records of as many steps need more than it would have taken
+    assert not [each for each in _changes(run, []) if "max_steps" in each]
     with pytest.raises(ConfigError, match="1e3 is no number of steps"):
         _changes(run, ["debug.max_steps=1e3"])
     with pytest.raises(ConfigError, match="would change what the run computes"):
@@ -99,7 +101,8 @@ def test_a_check_reads_the_kept_code(project: Path, tmp_path: Path, capsys: pyte
     a_run(run.root)
     run.folder.environment.write_text(json.dumps(run.environment))
     reproduce([str(run.root), "--check"], RUNNER)
-    assert "code.tar.gz" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "code.tar.gz" not in shown and "it would train in outputs/" in shown
     whole = run.folder.code_archive.read_bytes()
     for damage in (whole[: len(whole) // 2], b"cut"):
         run.folder.code_archive.write_bytes(damage)

@@ -106,6 +106,7 @@ def test_runs_get_tags_and_a_note(folder: Path, capsys: pytest.CaptureFixture[st
     for words in (["tag", "outputs/s/2", "x"], ["note", "outputs/s/2", "x"]):
         assert "outputs/s/2/notes.json cannot be read" in type_(capsys, *words, code=2)
     assert (folder / "s/2/notes.json").read_text() == '{"note": "long work'
+    assert "ddp-train runs tag RUN NAME" in type_(capsys, "tag", code=2)
     assert "no tag was given" in type_(capsys, "tag", "outputs/s/1", code=2) and "no text" in type_(capsys, "note", "outputs/s/1", code=2)
 
 
@@ -124,7 +125,7 @@ def test_others_than_the_best_are_removed_after_asking(
         assert not (folder / "failed").exists()
     with open(os.devnull) as nothing, monkeypatch.context() as patch:
         patch.setattr("sys.stdin", nothing)
-        assert "with --yes" in type_(capsys, "clean", "--keep=last=1", code=2)
+        assert "a terminal, or --yes" in type_(capsys, "clean", "--keep=last=1", code=2)
     process = works_in(RunFolder(folder / "killed"))
     shown = type_(capsys, "clean", "--where=1", "--checkpoints", "--keep=where=folder='outputs/later'", "--yes")
     assert "s/0/checkpoints  stays: outputs/later uses it" in shown and (folder / "s/0/checkpoints").exists()

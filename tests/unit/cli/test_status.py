@@ -51,7 +51,7 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path, capsys: pytest.CaptureF
     ]
     found = State(stage=Stage.ENDED, why="out_of_memory", nodes=("node1",))
     assert status(tmp_path, capsys)[0].startswith("not running; again: the run ended without writing result.json")
-    assert status(tmp_path, capsys)[1] == "job 17 ended on node1: out_of_memory"
+    assert status(tmp_path, capsys)[1:3] == ["job 17 ended on node1: out_of_memory", "step 40 of 100, epoch 1.50 of 6, loss 0.5, 2 steps/s"]
     Result(status=Status.COMPLETED, step=100, metrics={"last": {"eval/loss": 0.25}}).write(run_folder.result)
     assert status(tmp_path, capsys)[0] == "done" and status(tmp_path, capsys)[-1] == "eval/loss 0.25"
 
