@@ -13,6 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from ddp_train import CONF
 from ddp_train.cli import location
 from ddp_train.cli import main as app
 from ddp_train.config.check import check_config, check_frozen
@@ -26,11 +27,11 @@ from tests.fake_runner import FakeRunner
 
 OPTIONS = sorted(
     f"{path.parent.name}={path.stem}"
-    for path in app.CONF.glob("*/*.yaml")
+    for path in CONF.glob("*/*.yaml")
     if path.parent.name not in ("experiment", "cluster") and path.stem != "custom"
 )
-CLUSTERS = sorted(path.stem for path in app.CONF.glob("cluster/*.yaml"))
-EXPERIMENTS = sorted(path.stem for path in app.CONF.glob("experiment/*.yaml"))
+CLUSTERS = sorted(path.stem for path in CONF.glob("cluster/*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
 FITTING = {  # what an option of one group needs of the others
     "data=char_text": ["model=gpt", "objective=language_modeling"],
     "data=packed_tokens": ["model=gpt", "objective=language_modeling"],
@@ -53,7 +54,7 @@ NEEDS = {f"metrics={name}": name for name in ("wandb", "mlflow", "trackio")}
 
 
 def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(app.CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides))
 
 
@@ -164,7 +165,7 @@ def test_an_objective_that_needs_labels_in_a_dict_refuses_pairs_before_the_start
     assert checked(*words, "+loader.collate._target_=tests.config.test_config.unclear")
 
 
-@pytest.mark.parametrize("path", sorted(app.CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(app.CONF)))
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONF)))
 def test_every_yaml_says_what_it_is_and_explains_every_value(path: Path) -> None:
     lines = [line for line in path.read_text().splitlines() if line.strip() and line != "# @package _global_"]
     assert lines[0].startswith("# "), "the first line says what this is and when to use it"
@@ -185,7 +186,7 @@ def test_every_yaml_says_what_it_is_and_explains_every_value(path: Path) -> None
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_shows_its_command(experiment: str) -> None:
-    assert f"ddp-train experiment={experiment}" in (app.CONF / "experiment" / f"{experiment}.yaml").read_text()
+    assert f"ddp-train experiment={experiment}" in (CONF / "experiment" / f"{experiment}.yaml").read_text()
 
 
 def test_the_batch_identity_is_derived_either_way() -> None:

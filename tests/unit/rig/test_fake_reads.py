@@ -154,7 +154,7 @@ def evaluate_all() -> None:
 
 
 CASES: dict[str, tuple[Callable[[], None], Any, str]] = {
-    "steps": (take_steps, log_window._StepSums, "add"),
+    "steps": (take_steps, log_window._LossColumn, "add"),
     "what a step logs": (take_steps, Logged, "add"),
     "a record": (record, LogWindow, "end_step"),
     "batches": (copy_batches, device_copy, "to_device"),
