@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
@@ -14,7 +15,7 @@ import numpy as np
 
 from ddp_train.archive.index import COLUMNS
 from ddp_train.config.tree import changes_results
-from ddp_train.errors import plural
+from ddp_train.errors import join_few, plural
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.sweep import REPEATS
 
@@ -29,8 +30,9 @@ class Group:
     metric: str
     goal: str
     settings: dict[str, Any]  # the keys by which the groups differ
-    typed: str  # of these, what was typed
-    folders: list[str]  # of the runs, the best first
+    label: str  # what tells it from all others
+    folders: list[str]  # of the runs that count, the best first
+    left_out: list[str]  # with the settings and the seed of one that counts
     n: int
     mean: float
     deviation: float | None  # standard deviation of the sample; None: a single value says nothing of it
@@ -38,26 +40,27 @@ class Group:
 
 
 def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
-    """Return the groups of completed rows, by their metrics, the best first."""
-    members: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for row in sorted(filter(_has_value, rows), key=lambda row: row["started"] or 0):
-        repeat = str([(name, row[name]) for name in sorted(row) if name.rpartition(".")[2] in REPEATS and changes_results(name)])
-        members.setdefault((row["metric"], row["settings"], row.get(_CUT)), {})[repeat] = row  # of the same seed the newest counts
-    first = [next(iter(group.values())) for group in members.values()]
-    names = [name for name in dict.fromkeys(name for row in first for name in row) if name not in COLUMNS and _is_setting(name)]
-    differing = [name for name in names if len({str(row.get(name)) for row in first}) > 1]
+    """Return the groups of completed rows, by their metrics, the best first. Of the same seed the newest ordinary run counts."""
+    members: dict[tuple[Any, ...], dict[str, dict[str, dict[str, Any]]]] = {}
+    for row in sorted(filter(_has_value, rows), key=lambda row: (_is_ordinary(row), row["started"] or 0)):
+        repeat = str([(name, row[name]) for name in sorted(row) if is_repeat(name) and changes_results(name)])
+        members.setdefault((row["metric"], *settings_of(row)), {}).setdefault(repeat, {})[row["folder"]] = row
+    counted = [[[*same.values()][-1] for same in group.values()] for group in members.values()]
+    first = [group[0] for group in counted]
+    differing = [name for name in telling_keys(first, []) if name not in COLUMNS]
     groups = []
-    for row, typed, group in zip(first, distinct_words(first, _is_setting), members.values(), strict=True):
-        ranked = sorted(group.values(), key=lambda row: row["last"], reverse=row["goal"] == "max")
-        values = [row["last"] for row in ranked]
+    for row, label, every, group in zip(first, labels(first), members.values(), counted, strict=True):
+        ranked = sorted(group, key=lambda row: row["last"], reverse=row["goal"] == "max")
+        values, folders = [row["last"] for row in ranked], [row["folder"] for row in ranked]
         deviation = stdev(values) if len(values) > 1 else None
         groups.append(
             Group(
                 metric=row["metric"],
                 goal=row["goal"],
                 settings={name: row.get(name) for name in differing},
-                typed=typed,
-                folders=[row["folder"] for row in ranked],
+                label=label,
+                folders=folders,
+                left_out=[folder for same in every.values() for folder in same if folder not in folders],
                 n=len(values),
                 mean=fmean(values),
                 deviation=deviation,
@@ -67,19 +70,64 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[Group]:
     return sorted(groups, key=lambda group: (group.metric, -group.mean if group.goal == "max" else group.mean))
 
 
+def settings_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what runs of one group have in common."""
+    return row["settings"], row.get(_CUT)
+
+
+def labels(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what tells each row from all others: what was typed, and where that is the same the keys in which those rows differ."""
+    found, same = distinct_words(rows, _is_setting), dict[str, list[int]]()
+    for i, label in enumerate(found):
+        same.setdefault(label, []).append(i)
+    for label, clash in same.items():
+        some = [rows[i] for i in clash]
+        more = distinct_words(some, lambda key: not is_repeat(key) and key != "name")
+        for name in telling_keys(some, []):
+            longer = [f"{text} {name}={row.get(name)}" for text, row in zip(more, some, strict=True)]
+            more = longer if len(set(longer)) > len(set(more)) else more
+        for i, text in zip(clash, more, strict=True):
+            found[i] = f"{label} {text}".strip() if len(clash) > 1 else label
+    return found
+
+
+def telling_keys(rows: Sequence[Mapping[str, Any]], typed: Sequence[str], *, most: int = 0) -> list[str]:
+    """Return the keys in which rows differ, the most telling first.
+
+    These are all that were typed, and of a choice (`model=mlp`) the first key below it; then, if `most` is 0 up to that many keys in all,
+    those that differ in most rows, and last those that follow from what was typed.
+    """
+    columns = {name: [str(row.get(name)) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    columns = {name: column for name, column in columns.items() if len(set(column)) > 1 and name not in COLUMNS and "/" not in name}
+    chosen = {next((name for name in columns if name == key or name.startswith(f"{key}.")), "") for key in typed}
+    known = [*zip(*(columns[name] for name in columns if name in chosen and not is_repeat(name)), strict=True)] or [()] * len(rows)
+
+    def rank(name: str) -> tuple[bool, bool, int]:
+        follows = len({*zip(known, columns[name], strict=True)}) == len({*known})
+        return name not in chosen, name not in chosen and follows, Counter(columns[name]).most_common(1)[0][1]
+
+    found = sorted((name for name in columns if name in chosen or _is_setting(name)), key=rank)
+    return found[: max(most, len(chosen & columns.keys()))] if most else found
+
+
 def distinct_words(rows: Sequence[dict[str, Any]], counts: Callable[[str], bool]) -> list[str]:
     """Return the overrides of each row, as typed, without those that all rows have; `counts` tells which keys count."""
-    words = [[word for word in shlex.split(row["typed"] or "") if counts(word.partition("=")[0].lstrip("+~"))] for row in rows]
+    words = [[word for word in shlex.split(row["typed"] or "") if counts(key_of(word))] for row in rows]
     common = set(words[0]).intersection(*words) if len(words) > 1 else set()
     return [" ".join(word for word in typed if word not in common) for typed in words]
 
 
+def key_of(word: str) -> str:
+    """Return the key of an override."""
+    return word.partition("=")[0].lstrip("+~")
+
+
 def remarks(rows: Sequence[dict[str, Any]], groups: Sequence[Group]) -> list[str]:
-    """Say how many completed rows count in no group and why, and whether the best group is certainly better than the next one."""
+    """Say which completed rows count in no group and why, and whether the best group is certainly better than the next one."""
     valued, completed = sum(map(_has_value, rows)), sum(row["status"] == Status.COMPLETED for row in rows)
-    again = valued - sum(group.n for group in groups)
+    again = [folder for group in groups for folder in group.left_out]
     said = [f"left out: {completed - valued} without a finite value of the metric"] if completed > valued else []
-    said += [f"left out: {again} with the settings and the seed of a newer one"] if again else []
+    said += [f"left out: {len(again)} with the settings and the seed of one that counts: {join_few(again, 8)}"] if again else []
     if len(groups) < 2 or groups[0].metric != groups[1].metric:
         return said
     best, other = groups[:2]
@@ -116,5 +164,15 @@ def _has_value(row: dict[str, Any]) -> bool:
     return row["status"] == Status.COMPLETED and isinstance(row["last"], (int, float))
 
 
+def _is_ordinary(row: Mapping[str, Any]) -> bool:
+    """Tell whether a run is for its own results: it debugged nothing, and did not reproduce another one."""
+    return not row["reproduces"] and not any(row[name] for name in row if name.startswith("debug."))
+
+
+def is_repeat(key: str) -> bool:
+    """Tell whether a key only repeats a run, with the same settings."""
+    return key.rpartition(".")[2] in REPEATS
+
+
 def _is_setting(key: str) -> bool:
-    return key == _CUT or ("/" not in key and key.rpartition(".")[2] not in REPEATS and changes_results(key))
+    return key == _CUT or (not is_repeat(key) and changes_results(key))

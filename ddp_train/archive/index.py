@@ -36,7 +36,7 @@ from ddp_train.system.folder_lock import HOLDER
 FILE = ".index.sqlite"
 COLUMNS = (  # docs/runs.md says what each one is
     *("folder", "sweep", "name", "status", "age_days", "metric", "goal", "best", "best_step", "last", "steps", "hosts", "ranks", "size"),
-    *("seconds", "started", "tags", "note", "reproduces", "typed", "problem", "settings"),
+    *("seconds", "started", "tags", "note", "reproduces", "typed", "problem", "error", "settings"),
 )
 _VERSION = "2"  # of what is kept: begins every stamp
 _BEGUN = {".hydra", "result.json", "logs", "launch", "metrics.jsonl", "failure.json"}  # a run's folder has one of them
@@ -85,7 +85,7 @@ class Index:
         condition, order = self._sql(where, "--where") or "1", f"({by}) IS NULL, ({by}) {down}, started DESC, folder"
         try:
             found = self._database.execute(f"SELECT facts, named FROM runs WHERE ({condition}) ORDER BY {order} LIMIT {limit or -1}")
-            return [(columns := json.loads(facts)) | json.loads(named) | columns for facts, named in found]
+            return [row_of(*read) for read in found]
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise self._refusal(str(error), "--where" if where else "--sort", str(error).rpartition(": ")[2]) from None
 
@@ -155,7 +155,7 @@ def _runs_below(root: Path) -> Iterator[tuple[str, str]]:
     is_quiet = len(new) < _MANY_RUNS or not console.is_terminal
     try:
         for stamp in track(new, "reading runs", console=console, transient=True, disable=is_quiet):
-            kept[stamp] = _read(Path(found[stamp].path))
+            kept[stamp] = read(ArchivedRun(Path(found[stamp].path)))
     finally:  # what an interrupted command has read is not read again
         if gone or new:
             _save(root / FILE, {stamp: read for stamp, read in kept.items() if stamp in found})
@@ -226,11 +226,17 @@ def _stamp(folder: str, entries: Mapping[str, os.DirEntry[str]]) -> str:
     return ascii(parts)
 
 
-def _read(path: Path) -> tuple[str, str]:
+def row_of(facts: str, named: str) -> dict[str, Any]:
+    """Return what `read` returns as a row."""
+    columns: dict[str, Any] = json.loads(facts)
+    return {**columns, **json.loads(named), **columns}
+
+
+def read(run: ArchivedRun) -> tuple[str, str]:
     """Return the columns of a run that its files tell, and the keys of its configuration with its metrics, as JSON."""
-    facts, named = {**dict.fromkeys(COLUMNS), "size": size_of(path)}, dict[str, Any]()
+    facts, named = {**dict.fromkeys(COLUMNS), "folder": str(run.root), "size": size_of(run.root)}, dict[str, Any]()
     try:
-        facts |= _facts(run := ArchivedRun(path))
+        facts |= _facts(run)
         named = {**dict(leaves(run.config)), **run.last}
     except BAD_FILE as error:  # JSON of another form than a run's
         why = f"its files are not those of a run of this version ({type(error).__name__}: {error})"
@@ -258,6 +264,7 @@ def _facts(run: ArchivedRun) -> dict[str, Any]:
         "reproduces": run.reproduces,
         "typed": shlex.join(run.overrides),
         "problem": "; ".join(run.problems),
+        "error": run.result.error if run.result is not None else None,
         "settings": identity({key: value for key, value in leaves(run.config) if key.rpartition(".")[2] not in REPEATS}),
     }
 

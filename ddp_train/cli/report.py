@@ -3,18 +3,19 @@
 import time
 from pathlib import Path
 
+from ddp_train.archive.index import find
 from ddp_train.archive.report.figures import write_figures
 from ddp_train.archive.report.page import collect, page
 from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.errors import DONE, ConfigError, plural
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.run_folder.paths import is_sweep
+from ddp_train.run_folder.paths import RunFolder, is_sweep
 from ddp_train.run_folder.result import Status
 from ddp_train.system.files import write_atomic
 
 USAGE = """ddp-train report RUN|SWEEP... [--out=FILE.html] [--watch] [--figures=DIR]
 
-  RUN|SWEEP      run folders and folders of sweeps: one page shows all of them; it needs no network and no server
+  RUN|SWEEP      run folders, folders of sweeps, and folders with runs below: one page shows all; it needs no network and no server
   --out          the file; default: report.html in the folder of the run or sweep, or here for several
   --watch        write it again every few seconds until no process works on any of them; an open page follows
   --figures      write each curve as DIR/SPLIT_NAME.svg, for a paper
@@ -26,9 +27,13 @@ _EVERY_S = 5
 def report(arguments: list[str], runner: JobRunner) -> int:
     """`ddp-train report RUN|SWEEP... [--out=FILE.html] [--watch] [--figures=DIR]`: write a page. Starts nothing."""
     options, words = parse_words(arguments, USAGE, {"--out": "FILE", "--watch": "", "--figures": "DIR"}, most=None)
-    folders = [Path(word) if is_sweep(Path(word)) else run_of(Path(word), key="RUN") for word in words]
-    file = Path(options.get("--out") or ("report.html" if len(folders) > 1 else folders[0] / "report.html"))
-    title = ", ".join("/".join(folder.absolute().parts[-2:]) for folder in folders)
+    folders = [folder for word in words for folder in _folders(Path(word))]
+    file = Path(
+        options.get("--out")
+        or ("report.html" if len(words) > 1 else Path(words[0] if Path(words[0]).is_dir() else folders[0], "report.html"))
+    )
+    names = ["/".join(folder.absolute().parts[-2:]) for folder in folders]
+    title = ", ".join(names) if len(names) < 4 else f"{len(names)} runs: {', '.join(names[:2])} and {len(names) - 2} more"
     goes_on = True
     while goes_on:
         if not (shown := collect(folders)):
@@ -40,3 +45,9 @@ def report(arguments: list[str], runner: JobRunner) -> int:
     if "--figures" in options:
         print(f"{options['--figures']}: {plural(len(write_figures(shown, Path(options['--figures']))), 'figure')} as SVG")
     return DONE
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the run or the sweep at a path, or the runs below it."""
+    below = [] if is_sweep(path) or RunFolder(path).config.exists() else sorted(Path(run.path) for run in find(path))
+    return below or [path if is_sweep(path) else run_of(path, key="RUN")]

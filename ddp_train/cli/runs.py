@@ -20,11 +20,11 @@ from ddp_train.archive.groups import distinct_words, grouped, remarks
 from ddp_train.archive.index import Index
 from ddp_train.cli.saved_run import parse_words, run_of
 from ddp_train.cli.status import show_run
-from ddp_train.config.tree import changes_results
 from ddp_train.errors import DONE, FAILED, ConfigError, one_line, plural, printable
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import is_sweep
 from ddp_train.run_folder.progress import duration
+from ddp_train.run_folder.result import Status
 from ddp_train.system.files import write_json
 
 USAGE = """ddp-train runs [FOLDER ...] [--where=SQL] [--sort=[-]KEY] [--group] [--limit=N] [--json]
@@ -65,9 +65,9 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
     options, folders = parse_words(arguments, USAGE, known, most=None, default="outputs")
     index, is_json, is_of_sweep = Index(*map(Path, folders)), "--json" in options, len(folders) == 1 and is_sweep(Path(folders[0]))
     limit = int(options.get("--limit", 0 if is_json or "--group" in options else _LIMIT))
-    sort, most = options.get("--sort", "best" if is_of_sweep else ""), 0 if "--group" in options else limit
-    rows = index.rows(where=options.get("--where", ""), sort=sort, limit=most)
-    if "--group" in options:
+    sort, is_grouped = options.get("--sort", "best" if is_of_sweep else ""), "--group" in options
+    rows = index.rows(where=options.get("--where", ""), sort=sort, limit=0 if is_grouped else limit)
+    if is_grouped:
         _print_groups(rows, is_json=is_json, limit=limit)
     elif is_json:
         _print(map(json.dumps, rows))
@@ -80,12 +80,14 @@ def runs(arguments: list[str], runner: JobRunner) -> int:
 
 def _print_rows(rows: Sequence[dict[str, Any]], count: str) -> None:
     table = [["run", "status", "age", "metric", "best", "last", "steps", "hosts", "size", "tags", "typed"]]
-    for row, typed in zip(rows, distinct_words(rows, changes_results), strict=True):
+    for row, typed in zip(rows, distinct_words(rows, lambda key: key != "name"), strict=True):
         facts = [row["folder"], row["status"] + (" !" if row["problem"] else ""), _age(row["age_days"]), row["metric"] or ""]
         numbers = [number(row[name]) for name in ("best", "last", "steps", "hosts")]
         again = f"reproduces {row['reproduces']}" if row["reproduces"] else typed
         table.append([*facts, *numbers, decimal(row["size"]), row["tags"] or "", again])
     _print(aligned(table, right=(2, *range(4, 9)), width=shutil.get_terminal_size().columns if sys.stdout.isatty() else 0))
+    failed = [row for row in rows if row["error"] and row["status"] == Status.FAILED]
+    _print(f"{row['folder']}: {one_line(row['error'], 200)}" for row in failed[:_PROBLEMS])
     damaged = [row for row in rows if row["problem"]]
     _print(f"! {row['folder']}: {one_line(row['problem'], 200)}" for row in damaged[:_PROBLEMS])
     print(f"{count}{f'; {len(damaged)} marked' if damaged else ''}")
@@ -93,14 +95,15 @@ def _print_rows(rows: Sequence[dict[str, Any]], count: str) -> None:
 
 def _print_groups(rows: Sequence[dict[str, Any]], *, is_json: bool, limit: int) -> None:
     groups = grouped(rows)
+    shown = groups[: limit or None]
     if is_json:
-        _print(json.dumps(vars(group)) for group in groups[: limit or None])
+        _print(json.dumps(vars(group)) for group in shown)
         return
     table = [["runs", "mean", "± 95 %", "deviation", "metric", "best run", "settings"]]
-    for group in groups[: limit or None]:
-        settings = group.typed or " ".join(f"{name}={_text(value)}" for name, value in group.settings.items())
-        table.append([*map(number, (group.n, group.mean, group.half_width, group.deviation)), group.metric, group.folders[0], settings])
-    _print([*aligned(table, right=range(4)), f"{plural(len(groups), 'group')} of completed runs", *remarks(rows, groups)])
+    for group in shown:
+        table.append([*map(number, (group.n, group.mean, group.half_width, group.deviation)), group.metric, group.folders[0], group.label])
+    count = f"{len(shown)} of " if len(shown) < len(groups) else ""
+    _print([*aligned(table, right=range(4)), f"{count}{plural(len(groups), 'group')} of completed runs", *remarks(rows, groups)])
 
 
 def _show(arguments: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 from ddp_train.archive.groups import t_quantile
 from ddp_train.archive.report.curves import Floats, thin
 from ddp_train.archive.report.page import Shown
-from ddp_train.run_folder.sweep import REPEATS
 from ddp_train.system.files import write_atomic
 
 _HUES = ("#1f6fb4", "#d1621b", "#1a9270", "#b8528f", "#58a9d8", "#9a7d0a", "#6f5bb5", "#6b7280")
@@ -26,13 +26,10 @@ Curve = Sequence[tuple[int, float | None]]
 
 def write_figures(shown: Sequence[Shown], folder: Path) -> list[Path]:
     """Write a figure of each metric over steps into a folder; return the files."""
-    members, groups = dict[int, list[Shown]](), dict[str, list[Shown]]()
+    members = dict[int, list[Shown]]()
     for each in shown:
         members.setdefault(each.group, []).append(each)
-    for runs in members.values():
-        words = [(key.rpartition(".")[2], value) for key, value in runs[0].values.items()]
-        name = ", ".join(f"{word}={value}" for word, value in words if word not in REPEATS) or runs[0].name
-        groups[f"{name} ({runs[0].name})" if name in groups else name] = runs
+    groups = {runs[0].label or runs[0].name: list(filter(attrgetter("counts"), runs)) or runs for runs in members.values()}
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for metric in dict.fromkeys(name for each in shown for name in each.run.last):

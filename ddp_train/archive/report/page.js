@@ -76,7 +76,8 @@
       options.map(([v, text]) => h("option", { value: v, selected: String(v) === String(value) }, text))));
 
   // ---------------------------------------------------------------- state: all of it is in the fragment of the address
-  const best = runs.reduce((b, r, i) => (finite(r.last[M]) && (b < 0 || better * (r.last[M] - runs[b].last[M]) > 0) ? i : b), -1);
+  const isSample = (r) => r.counts || !runs.some((x) => x.counts);
+  const best = runs.reduce((b, r, i) => (finite(r.last[M]) && isSample(r) && (b < 0 || better * (r.last[M] - runs[b].last[M]) > 0) ? i : b), -1);
   const DEFAULTS = { x: "step", s: 0, ly: 0, lx: 0, z: "", off: "", b: "", run: Math.max(0, best), vs: 0, g: 0, q: "", sort: "", m: "",
     k: "", px: "", py: "", heat: "own", t: "", d: 0, f: "", dyn: 1 };
   const S = { ...DEFAULTS };
@@ -148,10 +149,9 @@
   const rank = runs.map((r) => dimension(r, M));
   const groupOf = runs.map((r) => r.group); // those of one differ by their seed or fold alone
   const groups = [...new Set(groupOf)].map((group) => runs.map((r, i) => i).filter((i) => groupOf[i] === group));
-  const hasSeeds = groups.some((g) => g.length > 1) && groups.length < runs.length;
-  const settings = D.keys.filter((k) => groups.every((g) => new Set(g.map((i) => JSON.stringify(runs[i].values[k]))).size === 1));
-  const nameOfGroup = (g) => settings.map((k) => `${short(k)}=${valueText(runs[g[0]].values[k])}`).join(" ")
-    || (groups.length > 1 ? runs[g[0]].name : "all");
+  const samplesOf = (g) => g.filter((i) => runs[i].counts); // completed, and no other run counts for its settings and seed
+  const hasSeeds = groups.some((g) => samplesOf(g).length > 1);
+  const nameOfGroup = (g) => runs[g[0]].label || (groups.length > 1 ? runs[g[0]].name : "all");
   const HUES = { light: ["#1f6fb4", "#d1621b", "#1a9270", "#b8528f", "#58a9d8", "#9a7d0a", "#6f5bb5", "#6b7280"],
     dark: ["#5aa2e0", "#f0935a", "#45c2a0", "#dd86b8", "#8fd0f2", "#d8b53c", "#a796e6", "#a3a9b3"] };
   const RAMP = { light: ["#29335c", "#2c5f8a", "#3a8f95", "#7fae6a", "#d9a520"],
@@ -243,7 +243,7 @@
   const card = (label, value, note) => h("div", { class: "card" }, h("span", { class: "label" }, label), h("b", {}, value),
     h("small", {}, note || ""));
   const certainty = () => {
-    const known = groups.map((g) => ({ g, values: g.map((i) => rank[i]).filter((v) => v !== null) })).filter((e) => e.values.length);
+    const known = groups.map((g) => ({ g, values: samplesOf(g).map((i) => rank[i]).filter((v) => v !== null) })).filter((e) => e.values.length);
     const by = known.map((e) => ({ ...e, ...interval(e.values) })).sort((a, b) => better * (b.mean - a.mean));
     if (by.length < 2) return "";
     const [a, b] = by;
@@ -347,11 +347,11 @@
         ? `${short(key)}: ${LEVELS[key].filter((_, n) => n >= low && n <= high).join(", ")} ×`
           : `${short(key)}: ${fmt(low, 4)} to ${fmt(high, 4)} ×`)));
       if (!hasSeeds) return;
-      const by = groups.map((g) => ({ g, ...interval(g.filter((i) => isShown(i)
+      const by = groups.map((g) => ({ g, ...interval(samplesOf(g).filter((i) => isShown(i)
         && isBrushed(i)).map((i) => rank[i]).filter((v) => v !== null)) }))
         .filter((e) => e.n).sort((a, b) => better * (b.mean - a.mean));
-      const [low, high] = [Math.min(...by.flatMap((e) => e.g.map((i) => rank[i] ?? Infinity))),
-        Math.max(...by.flatMap((e) => e.g.map((i) => rank[i] ?? -Infinity)))];
+      const [low, high] = [Math.min(...by.flatMap((e) => samplesOf(e.g).map((i) => rank[i] ?? Infinity))),
+        Math.max(...by.flatMap((e) => samplesOf(e.g).map((i) => rank[i] ?? -Infinity)))];
       const room = (high - low || 1) * 0.25;
       const x = (v) => `${Math.min(100, Math.max(0, (100 * (v - low + room)) / (high - low + 2 * room || 1)))}%`;
       summary.replaceChildren(h("div", { class: "groups" }, by.map((e) => h("div", { class: "group" }, h("span", {}, nameOfGroup(e.g)),
@@ -360,7 +360,7 @@
         h("span", { class: "whisker", "aria-hidden": "true" },
           Number.isNaN(e.half) ? null : h("i", { class: "line",
             style: `left:${x(e.mean - e.half)};right:calc(100% - ${x(e.mean + e.half)})` }),
-          e.g.map((i) => rank[i] === null ? null : h("i", { class: "dot", style: `left:${x(rank[i])};background:${colorOf(i)}` })))))),
+          samplesOf(e.g).map((i) => rank[i] === null ? null : h("i", { class: "dot", style: `left:${x(rank[i])};background:${colorOf(i)}` })))))),
       h("p", { class: "note" }, "Dots are runs; the line is the 95 % interval of the mean by Student's t, cut at the edge. ", certainty()
         ? `The best is ${certainty()}.` : ""));
     });
@@ -493,8 +493,8 @@
       return d ? sum((p, q) => p * q) / d : null;
     };
     const hasShares = Object.keys(D.importance).length > 0;
-    const weight = Object.fromEntries(D.keys.map((k) => [k, hasShares ? D.importance[k] ?? 0 : correlation(k)]));
-    const keys = D.keys.filter((k) => !/(^|\.)(seed|fold)$/.test(k) && new Set(runs.map((r) => valueText(r.values[k]))).size > 1);
+    const weight = Object.fromEntries(D.settings.map((k) => [k, hasShares ? D.importance[k] ?? 0 : correlation(k)]));
+    const keys = D.settings.filter((k) => new Set(runs.map((r) => valueText(r.values[k]))).size > 1);
     keys.sort((a, b) => Math.abs(weight[b] ?? 0) - Math.abs(weight[a] ?? 0));
     const bar = (v) => h("span", { class: "bar", "aria-hidden": "true" }, h("i", { style: hasShares ? `left:0;width:${100 * v}%`
       : `left:${50 + Math.min(0, v) * 50}%;width:${Math.abs(v) * 50}%` }));
@@ -612,7 +612,7 @@
   };
   const band = (g, key) => remember(`band ${g[0]} ${key} ${S.x} ${S.s} ${S.off} ${S.q} ${S.b}`,
     () => { // the mean of a group's runs with its interval, where the longest one has points
-    const lines = g.filter((i) => isShown(i) && isBrushed(i)).map((i) => curve(i, key)).filter(Boolean);
+    const lines = (samplesOf(g).length ? samplesOf(g) : g).filter((i) => isShown(i) && isBrushed(i)).map((i) => curve(i, key)).filter(Boolean);
     if (!lines.length) return null;
     const { x } = lines.reduce((a, b) => (b.x.length > a.x.length ? b : a));
     const y = new Float64Array(x.length), low = new Float64Array(x.length), high = new Float64Array(x.length);

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +24,14 @@ from typing import Any
 import numpy as np
 
 from ddp_train.archive.archived_run import BAD_FILE, ArchivedRun
+from ddp_train.archive.groups import grouped, is_repeat, key_of, labels, settings_of, telling_keys
+from ddp_train.archive.index import read, row_of
 from ddp_train.archive.report.curves import curves_of, marks_of, time_split_of
 from ddp_train.archive.report.samples import predictions_of, shown_by
-from ddp_train.config.tree import identity, leaves
+from ddp_train.config.tree import identity
 from ddp_train.run_folder.failure import load_report
 from ddp_train.run_folder.paths import RunFolder, is_sweep
-from ddp_train.run_folder.sweep import REPEATS, Sweep
+from ddp_train.run_folder.sweep import Sweep
 from ddp_train.run_folder.times import read_times
 
 _HERE = Path(__file__).parent
@@ -46,34 +49,50 @@ class Shown:
     run: ArchivedRun
     name: str
     values: dict[str, Any]
-    group: int = 0  # runs of one have the same settings: chance alone is between them
+    group: int  # runs of one have the same settings: chance alone is between them
+    label: str  # of its group
+    counts: bool  # as a sample of its group, as in `runs --group`
 
 
 def collect(folders: Sequence[Path]) -> list[Shown]:
     """Return the runs of some folders of runs and sweeps. Raises ConfigError: a sweep that cannot be read."""
-    found, shown, groups = list[tuple[str, ArchivedRun, dict[str, str]]](), list[Shown](), dict[str, int]()
+    found, keys = list[tuple[str, ArchivedRun, dict[str, str]]](), list[str]()
     for folder in folders:
         if is_sweep(folder):
             sweep = Sweep.load(folder.absolute())
-            keys = sweep.swept()
+            keys += sweep.swept()
             for job in sweep.jobs:
-                found.append((str(job.number), ArchivedRun(sweep.run_folder(job).root), {key: sweep.value(job, key) for key in keys}))
+                typed = {key: sweep.value(job, key) for key in sweep.swept()}
+                found.append((str(job.number), ArchivedRun(sweep.run_folder(job).root), typed))
         else:
             found.append((RunFolder(folder).as_typed(), ArchivedRun(folder), {}))
-    trees = [dict(leaves(run.config)) for _, run, _ in found]
-    for (name, run, typed), tree in zip(found, trees, strict=True):
-        settings = {key: value for key, value in (tree or typed).items() if key.rpartition(".")[2] not in REPEATS}
-        values = {key: tree.get(key, text) for key, text in typed.items()}
-        shown.append(Shown(run=run, name=name, values=values, group=groups.setdefault(identity(settings), len(groups))))
-    if len(folders) == 1 or not shown:
-        return shown
-    every = dict.fromkeys(key for tree in trees for key in tree if key != "name")
-    differing = [key for key in every if any(tree.get(key) != trees[0].get(key) for tree in trees)][:_MAX_KEYS]
-    roots = [each.run.root.absolute() for each in shown]
-    parent = os.path.commonpath([root.parent for root in roots])
-    for each, tree, root in zip(shown, trees, roots, strict=True):
-        each.name, each.values = str(root.relative_to(parent)), {key: tree.get(key) for key in differing}
-    return shown
+    if not found:
+        return []
+    rows, groups = list[dict[str, Any]](), dict[tuple[Any, ...], int]()
+    for _, run, typed in found:
+        row = row_of(*read(run))
+        if not run.config:
+            settings = identity({key: value for key, value in typed.items() if not is_repeat(key)})
+            row |= {"settings": settings, "typed": shlex.join(f"{key}={value}" for key, value in typed.items())}
+        rows.append(row)
+    counted = {folder for group in grouped(rows) for folder in group.folders}
+    numbers = [groups.setdefault(settings_of(row), len(groups)) for row in rows]
+    names = labels([rows[numbers.index(number)] for number in groups.values()])
+    parent = os.path.commonpath([run.root.absolute().parent for _, run, _ in found])
+    if len(folders) > 1:
+        words = [key_of(word) for row in rows for word in shlex.split(row["typed"] or "")]
+        keys = telling_keys(rows, [*keys, *words], most=_MAX_KEYS)
+    return [
+        Shown(
+            run=run,
+            name=name if len(folders) == 1 else os.path.relpath(run.root.absolute(), parent),
+            values={key: row.get(key, typed.get(key)) for key in keys},
+            group=number,
+            label=names[number],
+            counts=row["folder"] in counted,
+        )
+        for (name, run, typed), row, number in zip(found, rows, numbers, strict=True)
+    ]
 
 
 def page(shown: Sequence[Shown], *, title: str, reload_s: int = 0) -> str:
@@ -93,8 +112,9 @@ def page(shown: Sequence[Shown], *, title: str, reload_s: int = 0) -> str:
         "made": time.time(),
         "reload": reload_s,
         "headline": headline,
-        "keys": list(dict.fromkeys(key for each in shown for key in each.values)),
-        "importance": importance_of([each.values for each in shown], metrics, goal=headline["goal"]),
+        "keys": [*shown[0].values],
+        "settings": [*_settings(shown[0])],
+        "importance": importance_of([_settings(each) for each in shown], metrics, goal=headline["goal"]),
         "config": [each.run.config for each in shown],  # one after the other, so that equal parts compress to nothing
         "environment": [{**each.run.environment, "commit": each.run.commit} for each in shown],
         "runs": runs,
@@ -129,6 +149,8 @@ def _described(each: Shown, *, many: int) -> dict[str, Any]:
         "problems": problems,
         "values": each.values,
         "group": each.group,
+        "label": each.label,
+        "counts": each.counts,
         "last": run.last,
         "best": run.best,
         "step": run.step,
@@ -145,6 +167,10 @@ def _described(each: Shown, *, many: int) -> dict[str, Any]:
         "shown": shown_by(run, max_bytes=min(_SAMPLE_BYTES, _MAX_SAMPLE_BYTES // many)),
         "failures": [report.screen(run.folder).strip() for report in reports if report is not None],
     }
+
+
+def _settings(each: Shown) -> dict[str, Any]:
+    return {key: value for key, value in each.values.items() if not is_repeat(key)}
 
 
 def importance_of(values: Sequence[Mapping[str, Any]], metrics: Sequence[float | None], *, goal: str) -> dict[str, float]:

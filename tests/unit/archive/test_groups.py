@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_train.archive.groups import grouped, remarks, t_quantile, welch
+from ddp_train.archive.groups import grouped, remarks, t_quantile, telling_keys, welch
 from ddp_train.archive.index import Index
 from ddp_train.run_folder.result import Status
 from tests.unit.archive.finished import finished
@@ -16,7 +16,7 @@ def groups_below(folder: Path, **asked: str) -> tuple[list[tuple[str, int, list[
     """Return the typed settings, the number and the names of the runs of each group, and the remarks."""
     rows = Index(folder).rows(**asked)
     groups = grouped([*rows, *rows])  # a run counts once
-    return [(group.typed, group.n, [Path(run).name for run in group.folders]) for group in groups], remarks(rows, groups)
+    return [(group.label, group.n, [Path(run).name for run in group.folders]) for group in groups], remarks(rows, groups)
 
 
 def test_seeds_are_one_group_and_the_best_one_is_certain_or_not(tmp_path: Path) -> None:
@@ -41,7 +41,34 @@ def test_the_same_run_again_and_one_that_was_cut_off_are_no_samples(tmp_path: Pa
     finished(tmp_path / "cut", 0.1, "seed=2", "debug.max_steps=3")
     groups, said = groups_below(tmp_path)
     assert groups == [("", 1, ["again"]), ("debug.max_steps=3", 1, ["cut"])]
-    assert said[0] == "left out: 1 with the settings and the seed of a newer one"
+    assert said[0] == f"left out: 1 with the settings and the seed of one that counts: {tmp_path}/a"
+
+
+def test_a_run_with_faults_and_a_reproduction_never_displace_an_ordinary_one(tmp_path: Path) -> None:
+    finished(tmp_path / "base", 0.5, "seed=1")
+    finished(tmp_path / "slow", 0.6, "seed=1", "debug.faults=[{kind: slow, rank: 0, step: 2, seconds: 1}]", started=5)
+    again = finished(tmp_path / "again", 0.7, "seed=1", started=9)
+    (again.root / "notes.json").write_text('{"reproduces": "base"}')
+    group = grouped(Index(tmp_path).rows())[0]
+    assert (group.n, group.folders) == (1, [f"{tmp_path}/base"])
+    assert sorted(group.left_out) == [f"{tmp_path}/again", f"{tmp_path}/slow"]
+
+
+def test_a_label_tells_a_group_from_all_others(tmp_path: Path) -> None:
+    typed = ["trainer.grad_accum_steps=4", "cluster.processes_per_node=4", "optimizer.lr=0.1", "seed=3"]
+    for number, word in enumerate(typed):
+        finished(tmp_path / str(number), 0.9 - number / 10, f"trainer.global_batch_size={2 ** (number + 5)}", overrides=[word])
+    found = [label for label, _, _ in groups_below(tmp_path)[0]]
+    assert found[:3] == typed[:3] and len(set(found)) == 4  # the last one has typed its seed alone
+
+
+def test_keys_that_were_typed_come_first_and_those_that_follow_from_them_last() -> None:
+    rows = [
+        {"model._target_": model, "model.width": width, "seed": seed, "lr": lr, "beta": n % 2, "decay": 2 * lr, "name": n, "fixed": 1}
+        for n, (model, width, seed, lr) in enumerate([("a", 1, 0, 1), ("a", 1, 1, 1), ("b", 2, 0, 2), ("b", 2, 1, 3)])
+    ]
+    assert telling_keys(rows, ["lr", "seed", "model"]) == ["model._target_", "seed", "lr", "beta", "model.width", "decay"]
+    assert telling_keys(rows, ["lr", "seed", "model"], most=2) == ["model._target_", "seed", "lr"]
 
 
 def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:

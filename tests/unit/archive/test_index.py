@@ -33,7 +33,7 @@ def rows(root: Path, **asked: Any) -> dict[str, dict[str, Any]]:
 
 def read_again(root: Path) -> int:
     """Return how many runs a new index has to read."""
-    with mock.patch.object(module, "_read", wraps=module._read) as read:
+    with mock.patch.object(module, "read", wraps=module.read) as read:
         Index(root)
     return read.call_count
 

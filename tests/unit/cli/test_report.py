@@ -29,7 +29,7 @@ def test_the_page_lies_in_the_folder_that_it_shows(tmp_path: Path, capsys: pytes
 def test_what_is_no_run_or_cannot_be_written_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     with pytest.raises(ConfigError, match="neither a run folder nor"):
-        report([str(tmp_path)], RUNNER)
+        report([str(run / "logs")], RUNNER)
     with pytest.raises(OSError, match=r"File exists: .*config\.yaml"):  # which main shows in words
         report([str(run), f"--out={run}/config.yaml/page.html"], RUNNER)
 
@@ -55,3 +55,10 @@ def test_watching_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_long_run_stays_within_300_kb(tmp_path: Path) -> None:
     long = write_run(tmp_path / "long", steps=10_000)
     assert report([str(long)], RUNNER) == 0 and (long / "report.html").stat().st_size < 300_000
+
+
+def test_a_folder_of_runs_is_taken_and_its_title_is_short(tmp_path: Path) -> None:
+    for number in range(5):
+        write_run(tmp_path / "outputs" / str(number), seed=number)
+    assert report([str(tmp_path / "outputs")], RUNNER) == 0
+    assert "<title>5 runs: outputs/0, outputs/1 and 3 more" in (tmp_path / "outputs/report.html").read_text()

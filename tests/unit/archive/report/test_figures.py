@@ -18,7 +18,7 @@ def test_runs_that_differ_by_their_seed_are_one_line_with_a_band(tmp_path: Path)
     drawn = (tmp_path / "figures/eval_accuracy.svg").read_text()
     ElementTree.fromstring(drawn)
     assert (drawn.count('stroke-width="1.5"'), drawn.count('fill-opacity="0.15"')) == (3, 3)
-    assert re.findall(r">(lr=[^<]+)<", drawn) == ["lr=0.02", "lr=0.05", "lr=0.1"]
+    assert re.findall(r">(optimizer.lr=[^<]+)<", drawn) == ["optimizer.lr=0.02", "optimizer.lr=0.05", "optimizer.lr=0.1"]
 
 
 def test_a_nan_breaks_the_line(tmp_path: Path) -> None:
