@@ -48,24 +48,13 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     answers |= auto.answer({"scheduler": config.scheduler}, schedule_facts(config.scheduler, total_steps, train_loader.order))
     strategy = make_strategy(config.strategy)
     evaluated = _evaluation_parts(config, world, answers, strategy, eval_sources)
-    model, trained_module, objective, amp = evaluated.model, evaluated.trained_module, evaluated.objective, evaluated.amp
+    trained_module, objective, amp = evaluated.trained_module, evaluated.objective, evaluated.amp
     freeze(trained_module, groups_of(config.optimizer))
     if not any(parameter.requires_grad for parameter in trained_module.parameters()):
         raise ConfigError(key="model", happened="the model has no parameter to train")
     peak = peak_of(world.device, amp, trained_module, cast=strategy.param_dtype if world.has_group else None)
     throughput = make_throughput(world, objective, trained_module, source=source, peak=peak)
-    notes = [note_methods_not_called(model)]
-    if config.activation_checkpointing.blocks is not None:
-        from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
-
-        notes.append(checkpoint_activations(model, config.activation_checkpointing))
-    called = [*model.children()] if isinstance(objective, TurnObjective) else [model]
-    compiled = None
-    if config.compile.mode is not None:
-        from ddp_train.training.parts.compiled import compile_model, compile_note
-
-        compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
-        notes.append(compile_note(compiled, config.compile))
+    notes = _prepare_model(evaluated, config, world, compile_cache)
     wrapped, turns = wrap(trained_module, objective, strategy, world)
     optimizer = make_optimizer(config.optimizer, trained_module, rate_factor=config.rate_factor())
     if world.has_group:
@@ -73,17 +62,9 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
     optimizer_shards = strategy.setup_optimizer(optimizer) if world.has_group else {}
     scheduler = make_scheduler(config.scheduler, optimizer, answers=answers, goals=evaluated.goals)
     seed_all(config.seed, rank=world.rank)  # from here on each rank draws its own (dropout)
-
+    evaluated.callbacks = make_callbacks(config.callbacks)
     components = Components(
-        model=model,
-        trained_module=trained_module,
-        objective=objective,
-        amp=amp,
-        eval_loaders=evaluated.eval_loaders,
-        metrics=evaluated.metrics,
-        forward_is_collective=evaluated.forward_is_collective,
-        callbacks=make_callbacks(config.callbacks),
-        compiled=compiled,
+        **vars(evaluated),
         wrapped=wrapped,
         turns=turns,
         strategy=strategy,
@@ -98,9 +79,27 @@ def build(config: RunConfig, world: World, *, compile_cache: Path | None = None)
         total_steps=min(total_steps, config.debug.max_steps or total_steps),  # cut off, with the schedules of the whole run
         throughput=throughput,
         answers=answers,
-        notes=[line for line in notes if line],
+        notes=notes,
     )
-    return _with_micro_batch(components, config, world, source)
+    _choose_micro_batch(components, config, world, source)
+    return components
+
+
+def _prepare_model(evaluated: EvaluationComponents, config: RunConfig, world: World, compile_cache: Path | None) -> list[str]:
+    """Let the model recompute activations and be compiled, where the config says so. Return notes for the start of a run. Collective."""
+    model = evaluated.model
+    notes = [note_methods_not_called(model)]
+    if config.activation_checkpointing.blocks is not None:
+        from ddp_train.training.build.activation_checkpointing import checkpoint_activations  # a run without it does not import it
+
+        notes.append(checkpoint_activations(model, config.activation_checkpointing))
+    called = [*model.children()] if isinstance(evaluated.objective, TurnObjective) else [model]
+    if config.compile.mode is not None:
+        from ddp_train.training.parts.compiled import compile_model, compile_note
+
+        evaluated.compiled = compile_model(model, config.compile, world, parts=called, cache_folder=compile_cache)
+        notes.append(compile_note(evaluated.compiled, config.compile))
+    return [line for line in notes if line]
 
 
 def build_evaluation(config: RunConfig, world: World, answers: Mapping[str, Any], meaning: Mapping[str, Any]) -> EvaluationComponents:
@@ -159,10 +158,10 @@ def _answers(config: RunConfig, facts: Mapping[str, Any], world: World) -> dict[
     return answers | auto.answer({"amp": config.amp}, {"dtype": shared_dtype(world)})
 
 
-def _with_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> Components:
+def _choose_micro_batch(components: Components, config: RunConfig, world: World, source: Source) -> None:
     """With `loader.micro_batch_size=auto` let them have the largest one that fits, or the one that the run has had before. Collective."""
     if value_at(config.tree, MICRO_BATCH) != AUTO or world.device.type == "meta":
-        return components
+        return
     if config.batch.is_open:
         from ddp_train.training.check.micro_batch import largest_micro_batch
 
@@ -171,8 +170,8 @@ def _with_micro_batch(components: Components, config: RunConfig, world: World, s
         most = max(sizes) if epoch_size is None else min(max(sizes), epoch_size)
         share = -(-most // config.batch.world_size)  # the most samples that a rank has of a global batch
         config = config.with_micro_batch(largest_micro_batch(components, world, most=share))
-        components = replace(components, train_loader=_train_loader(source, config, world))
-    return replace(components, answers={**components.answers, MICRO_BATCH: config.loader.micro_batch_size})
+        components.train_loader = _train_loader(source, config, world)
+    components.answers = {**components.answers, MICRO_BATCH: config.loader.micro_batch_size}
 
 
 def _open_data(config: RunConfig, world: World) -> tuple[Source, dict[str, Source]]:
