@@ -118,7 +118,8 @@ def _once(point: list[Callable[[int], None]], call: Callable[[], object]) -> Cal
 def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
     """Let the first micro-batch serve for all that comes before the first step."""
     components, state, world = trainer.components, trainer.state, trainer.world
-    hooks, with_predictions = Hooks(), trainer.saves_predictions
+    hooks = Hooks()
+    with_predictions = trainer.saves_predictions
     prepare = hooks.before_first_step
     throughput, lengths = components.throughput, components.length_plan
 

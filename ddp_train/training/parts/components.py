@@ -165,7 +165,7 @@ def wrap(trained_module: nn.Module, objective: AnyObjective, strategy: Strategy,
 class Components(EvaluationComponents):
     """Everything that the loop works with."""
 
-    wrapped: nn.Module  # computes the loss, as the strategy wraps it (`wrap`)
+    wrapped: nn.Module  # computes the loss, as the strategy wraps it; with `turns`, each wrapped for itself, `trained_module` as it is
     turns: Mapping[str, Turn]  # of an objective whose parts take turns
     strategy: Strategy
 

@@ -16,6 +16,7 @@ import torch
 from ddp_train.config.saved import answers_of, record_answers
 from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigErrors, RunError
+from ddp_train.interfaces import Run
 from ddp_train.interfaces.batch import batch_size
 from ddp_train.loader.loader import TrainLoader
 from ddp_train.loader.reader import MicroBatch
@@ -214,6 +215,27 @@ def test_batches_that_grow_have_one_micro_batch(device: FakeDevice) -> None:
     parts = components(*AUTO, "trainer.batch_size_schedule={2: 100}", "trainer.max_steps=4")
     assert parts.answers["loader.micro_batch_size"] == 17  # of the larger one: 100 in 6 parts
     assert [parts.train_loader.num_micro_batches(samples) for samples in (0, 60, 120)] == [4, 4, 6]
+
+
+class Asked:
+    """A callback that counts how often its state is asked for."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def start(self, run: Run) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        self.times += 1
+        return {"times": self.times}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+@pytest.mark.usefixtures("device")
+def test_the_fresh_state_of_a_callback_is_from_before_the_tries() -> None:
+    parts = components(*AUTO, f"+callbacks.asked._target_={__name__}.Asked")
+    assert parts.fresh_states == {"asked": {"times": 1}}
 
 
 @pytest.mark.parametrize(
