@@ -127,7 +127,7 @@ def carry_out(found: Sequence[Removal]) -> list[str]:
         except (UserError, OSError, TypeError) as error:  # TypeError: a damaged file of a submission
             failed.append(f"{removal.run}: {error.happened if isinstance(error, UserError) else error}")
         finally:
-            folder_lock.release()
+            folder_lock.unlock_all()
     return failed
 
 

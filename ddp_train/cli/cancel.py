@@ -51,7 +51,7 @@ def cancel(arguments: list[str], runner: JobRunner) -> int:
     if not _wait_for_all(list(works.values()), at_once=at_once, within_s=grace_s + _PATIENCE_S):
         print(f"{quoted} has not ended yet; `ddp-train cancel {quoted} --at-once` does not wait for it to save", file=sys.stderr)
         return FAILED
-    print(f"cancelled; `ddp-train resume {quoted}` continues it" + (f" {runs[0].continues()}" if len(runs) == 1 else ""))
+    print(f"cancelled; `ddp-train resume {quoted}` continues it" + (f" {runs[0].resume_point_text()}" if len(runs) == 1 else ""))
     return DONE
 
 

@@ -15,7 +15,7 @@ from ddp_train.launch.job_runner import JobRunner
 from ddp_train.run_folder.paths import RunFolder, is_sweep
 
 
-def show_error(error: Exception, runner: JobRunner) -> int:
+def end_command(error: Exception, runner: JobRunner) -> int:
     """Say what went wrong in a command, and return its exit code."""
     if (mistake := _mistake(error, has_begun=runner.begun_folder is not None)) is None:
         return _show_failure(error, runner.begun_folder)

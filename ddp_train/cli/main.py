@@ -29,7 +29,7 @@ from ddp_train.errors import DONE, INTERRUPTED, EnvironmentRefuses, UserError
 from ddp_train.launch import local
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner, Slot
-from ddp_train.run_folder.claim import release
+from ddp_train.run_folder.claim import give_up_claims
 from ddp_train.system import process_env
 from ddp_train.system.process import die_with_parent
 
@@ -131,13 +131,13 @@ def _exit_code_of(command: Callable[[], int], words: Sequence[str], runner: JobR
     except SystemExit as error:  # a sweep's that ends here, or Hydra's own
         return error.code if isinstance(error.code, int) else DONE
     except (UserError, HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
-        from ddp_train.cli.error_exit import show_error  # which a command that goes well does without
+        from ddp_train.cli.error_exit import end_command  # which a command that goes well does without
 
-        return show_error(error, runner)
+        return end_command(error, runner)
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        release()
+        give_up_claims()
 
 
 def _require_readable_names() -> None:

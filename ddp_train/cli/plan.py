@@ -79,7 +79,7 @@ def _plan_run(screen: Screen, loader: Any, composed: DictConfig) -> None:
     if location.is_continued:
         location.require_same(checked)
     job = compose.job_of(checked, composed.hydra, location.folder)
-    kind = f"the run there continues {job.run_folder.continues()}" if location.is_continued else "a new run"
+    kind = f"the run there continues {job.run_folder.resume_point_text()}" if location.is_continued else "a new run"
     named = "; the name has the time of the start" if location.is_new else ""
     screen.fact("run", f"{as_typed(location.folder)}   ({kind}{named})")
     _show(screen, loader, composed, [job])

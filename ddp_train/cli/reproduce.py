@@ -28,7 +28,7 @@ from ddp_train.errors import DONE, FAILED, ConfigError, DataError
 from ddp_train.launch.captured_code import VARIABLES, add_files
 from ddp_train.launch.job_runner import JobRunner
 from ddp_train.launch.source_copy import git, names_below
-from ddp_train.run_folder.claim import claim_new, release
+from ddp_train.run_folder.claim import claim_new, give_up_claims
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.trust import require_trust
@@ -128,7 +128,7 @@ def _run_again(run: ArchivedRun, typed: str, changes: Sequence[str], known: Sequ
     if (run.root / ".hydra").is_dir():
         shutil.copytree(run.root / ".hydra", new.root / ".hydra")
     write_json(new.root / "notes.json", {"reproduces": typed})
-    release()
+    give_up_claims()
     print(f"trains in {new.as_typed()}, with its code in {here}", flush=True)
     variables = {name: str(value) for name, value in (run.environment.get("variables") or {}).items() if VARIABLES.fullmatch(name)}
     others = {name: value for name, value in os.environ.items() if not VARIABLES.fullmatch(name)}

@@ -15,7 +15,7 @@ from ddp_train.errors import WRONG_INPUT, ConfigError
 from ddp_train.launch import machines
 from ddp_train.launch.job import Evaluation
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.run_folder.claim import release
+from ddp_train.run_folder.claim import give_up_claims
 from ddp_train.run_folder.paths import is_sweep
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.sweep.hydra_jobs import Multirun
@@ -80,7 +80,7 @@ def _resume_sweep(folder: Path, overrides: list[str], runner: JobRunner, *, is_r
             return code  # global rank 0 holds the folder
     hold(folder, key="resume", within_s=_UNLOCKED_WITHIN_S if is_restart else 0.0)
     if not sweep.is_planned:
-        release()  # `compose` locks it again
+        give_up_claims()  # `compose` locks it again
         return compose_and_run([*sweep.command, *overrides, f"hydra.sweep.dir={folder}"], runner)
     if not configs:
         raise ConfigError(key="resume", happened=f"{folder} has no job with a config.yaml", expected="the folder of a sweep")

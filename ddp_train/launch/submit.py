@@ -23,7 +23,7 @@ from ddp_train.launch.spec import Spec
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import newest_record
 from ddp_train.run_folder.verdict import RESULT_VISIBLE_WITHIN_S, Outcome, mark_cancelled, verdict_after_end, verdict_of
-from ddp_train.system.folder_lock import release
+from ddp_train.system.folder_lock import unlock_all
 
 _ASK_EVERY_S = 10.0  # whether a job has ended; SLURM is shared by many who ask
 _ASK_SOON_S = 1.0  # when the run's folder says that it has
@@ -42,7 +42,7 @@ def submit_job(job: Job) -> int:
             happened = f"job {', '.join(before)} is not done, and allocation {allocation.id} would wait idle"
             fix = f"`ddp-train ... && {run_folder.resume_command()}`"
             raise ConfigError(key="after", happened=happened, expected="runs that are done", fix=fix)
-        release()  # the machines of the job take the folder
+        unlock_all()  # the machines of the job take the folder
         if allocation is not None:
             spec.write()
             return allocation.run(spec)

@@ -41,7 +41,7 @@ def restart_line(run_folder: RunFolder, *, size: int, has_failed: bool) -> str:
 
     `has_failed`: whether a failure on this machine is the reason.
     """
-    place = "continues the sweep" if is_sweep(run_folder.root) else run_folder.continues()
+    place = "continues the sweep" if is_sweep(run_folder.root) else run_folder.resume_point_text()
     report = failure.load_report(run_folder.failure)
     if report is None and not has_failed:
         return f"the set of machines changed; {size} ranks continue {place.removeprefix('continues ')}"

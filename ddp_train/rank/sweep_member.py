@@ -25,10 +25,10 @@ from ddp_train.launch.job import Job
 from ddp_train.rank.forked import has_used_gpu
 from ddp_train.rank.rank import work_as_rank
 from ddp_train.run_folder import failure
-from ddp_train.run_folder.claim import release
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status
 from ddp_train.system import process_env
 from ddp_train.system.deadline import wait_until
+from ddp_train.system.folder_lock import unlock_all
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
 
 _FRESH = "this rank needed a new interpreter, which took some seconds, because a module of yours uses CUDA when it is imported"
@@ -205,7 +205,7 @@ class _Child:
 
         def become_rank() -> NoReturn:
             self._connection.close()
-            release()  # the folders are the member's, whose life is longer
+            unlock_all()  # the folders are the member's, whose life is longer
             if has_used_gpu():
                 os.set_inheritable(far_end.fileno(), True)
                 environment = {**os.environ, process_env.FRESH_RANK: f"{far_end.fileno()} {place}"}

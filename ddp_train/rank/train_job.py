@@ -317,4 +317,4 @@ def _write_result(run: RankRun, trainer: Trainer, status: Status, *, unsaved: st
     else:
         if run.stop.cause() is WALLTIME:
             print(f"the walltime ends in cluster.grace_s={job.config.cluster.grace_s} s", flush=True)
-        print(summary.stopped(run_folder, result.step, unsaved=run_folder.continues() if unsaved else ""), flush=True)
+        print(summary.stopped(run_folder, result.step, unsaved=run_folder.resume_point_text() if unsaved else ""), flush=True)

@@ -41,9 +41,9 @@ def require_empty(folder: Path, *, key: str) -> None:
         raise ConfigError(key=key, happened=happened, expected="a new or an empty folder; nothing is overwritten", fix=fix)
 
 
-def release() -> None:
+def give_up_claims() -> None:
     """Unlock every folder that this process holds, and remove those that it made and that are still unused."""
-    folder_lock.release()
+    folder_lock.unlock_all()
     while _made:
         folder = _made.pop()
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def release() -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove the content of a folder that this process holds. `release` then removes the folder if this process made it."""
+    """Remove the content of a folder that this process holds. `give_up_claims` then removes the folder if this process made it."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -97,7 +97,7 @@ class RunFolder:
         """Return the steps of the complete checkpoints, in order."""
         return [step for step, path in step_folders(self.checkpoints) if (path / COMPLETE).exists()]
 
-    def continues(self) -> str:
+    def resume_point_text(self) -> str:
         """Say from which step the run continues; the newest checkpoint may still turn out damaged."""
         steps = self.saved_steps()
         return f"from step {steps[-1]}" if steps else "from the start"

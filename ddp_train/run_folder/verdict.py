@@ -56,7 +56,7 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
         with suppress(OSError, ValueError, KeyError, TypeError):  # a half-written marker counts as well
             marker = json.loads(run_folder.cancelled.read_text())
             by = f" by {marker['by']} at {marker['time']}"
-        return Verdict(Outcome.NEVER, f"cancelled{by}; `{resume}` continues it {run_folder.continues()}", INTERRUPTED)
+        return Verdict(Outcome.NEVER, f"cancelled{by}; `{resume}` continues it {run_folder.resume_point_text()}", INTERRUPTED)
     error = one_line((result.error if result is not None else None) or "", _SHOWN)
     if result is not None and result.has_no_progress:
         return Verdict(Outcome.NEVER, f"{error}; fix it, then `{resume}`", NO_PROGRESS)
@@ -64,7 +64,7 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
     if report is not None and report.exit_code in FINAL:
         return Verdict(Outcome.NEVER, f"{report.who}: {report.line(_SHOWN)}; fix it, then `{resume}`", report.exit_code)
     if result is not None and result.status == Status.INTERRUPTED:
-        return Verdict(Outcome.NEVER, f"stopped by Ctrl-C; `{resume}` continues it {run_folder.continues()}", INTERRUPTED)
+        return Verdict(Outcome.NEVER, f"stopped by Ctrl-C; `{resume}` continues it {run_folder.resume_point_text()}", INTERRUPTED)
     if result is not None and result.status == Status.PREEMPTED:
         reason = "stopped in good order"
     elif report is not None:
@@ -73,7 +73,7 @@ def verdict_of(run_folder: RunFolder) -> Verdict:
         reason = f"it failed: {error or 'unknown reason'}"
     else:
         reason = "the run ended without writing result.json"
-    return Verdict(Outcome.AGAIN, f"{reason}; it continues {run_folder.continues()}", PREEMPTED)
+    return Verdict(Outcome.AGAIN, f"{reason}; it continues {run_folder.resume_point_text()}", PREEMPTED)
 
 
 def note_refusal(run_folder: RunFolder, code: int, *, logs: str, is_elastic: bool) -> None:
@@ -126,7 +126,7 @@ def exit_code_after_agent(run_folder: RunFolder, agent_code: int, *, before: Res
     if result is not None and result.status == Status.COMPLETED and result != before:  # the signal came after the last step
         return DONE
     if agent_code in (INTERRUPTED, TERMINATED):  # a stop while the ranks were being started, a second one, or a full disk
-        how = f"continues {run_folder.continues()}" if any(run_folder.saved_steps()) else "starts again: nothing is saved"
+        how = f"continues {run_folder.resume_point_text()}" if any(run_folder.saved_steps()) else "starts again: nothing is saved"
         print(f"stopped; `{run_folder.resume_command()}` {how}", file=sys.stderr)
     return PREEMPTED if agent_code == TERMINATED and any(run_folder.saved_steps()) else agent_code
 

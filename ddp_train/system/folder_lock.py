@@ -117,7 +117,7 @@ def descriptors() -> list[int]:
     return [*(held.descriptor for held in _held), *leases]
 
 
-def release() -> None:
+def unlock_all() -> None:
     """Unlock every folder that this process holds. A forked process closes its copies alone."""
     while _held:
         held = _held.pop()

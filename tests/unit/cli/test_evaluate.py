@@ -19,7 +19,7 @@ from ddp_train.distributed.world import alone
 from ddp_train.errors import ConfigError, ConfigErrors, EnvironmentRefuses, UserError
 from ddp_train.launch.job import Evaluation, Job
 from ddp_train.rank.evaluate_job import evaluate_job
-from ddp_train.run_folder.claim import release
+from ddp_train.run_folder.claim import give_up_claims
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.training.loop import evaluation
 from ddp_train.training.parts.components import Components
@@ -33,7 +33,7 @@ from tests.unit.training.finished import finished
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:
     yield
-    release()
+    give_up_claims()
 
 
 def begun(command: Any, *words: str) -> Job:
@@ -257,10 +257,10 @@ def test_a_watch_of_a_run_that_will_save_nothing_ends(tmp_path: Path) -> None:
 def test_an_evaluation_is_taken_up_again_as_one(tmp_path: Path) -> None:
     finished(tmp_path)
     job = begun(evaluate, str(tmp_path))
-    release()
+    give_up_claims()
     again = begun(resume_typed, str(job.run_folder.root))
     assert again.work == work_of(job)
     assert run(again) is Status.COMPLETED
-    release()
+    give_up_claims()
     with pytest.raises(ConfigError, match=r"is an evaluation, and it is done[\s\S]*ddp-train evaluate"):
         begun(resume_typed, str(job.run_folder.root))

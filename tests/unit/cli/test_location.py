@@ -17,7 +17,7 @@ from ddp_train import CONF
 from ddp_train.cli.compose import check_composed
 from ddp_train.cli.location import Location, location_of, location_of_sweep, require_pipeline, typed_run_folder
 from ddp_train.errors import ENVIRONMENT_REFUSES, ConfigError, ConfigErrors, EnvironmentRefuses, UserError
-from ddp_train.run_folder.claim import release
+from ddp_train.run_folder.claim import give_up_claims
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.sweep import Sweep, SweepJob
 from ddp_train.run_folder.verdict import mark_cancelled
@@ -40,7 +40,7 @@ def location(*words: str) -> Location:
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    release()
+    give_up_claims()
 
 
 def test_a_folder_that_nobody_typed_is_new_and_gets_another_name_where_it_exists(here: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_typed_folder_with_a_run_goes_on_and_only_under_its_own_configuration(
     (here / "typed/config.yaml").write_text(checked.yaml())
     found = location("hydra.run.dir=typed", "seed=3")
     assert found.is_continued and found.take_for_run(checked) == here / "typed"
-    release()  # as at the end of the command
+    give_up_claims()  # as at the end of the command
     with pytest.raises(ConfigError, match="has a different configuration"):
         found.require_same(check_composed(other := composed_of("seed=4"), other.hydra))
     assert not location("hydra.run.dir=typed", "resume=never").is_continued

@@ -18,7 +18,7 @@ from ddp_train.config.command.commands import COMMANDS
 from ddp_train.errors import ConfigError
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import JobRunner
-from ddp_train.system.folder_lock import release
+from ddp_train.system.folder_lock import unlock_all
 from tests.fake_runner import FakeRunner
 
 
@@ -85,7 +85,7 @@ def test_a_run_that_was_let_go_is_named_all_the_same(
     runner: JobRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def given_to_an_engine(job: Job) -> int:
-        release()
+        unlock_all()
         raise OSError(28, "No space left on device")
 
     monkeypatch.chdir(tmp_path)

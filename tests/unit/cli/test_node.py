@@ -20,7 +20,7 @@ from ddp_train.run_folder import failure
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.system.files import write_json
-from ddp_train.system.folder_lock import hold, release
+from ddp_train.system.folder_lock import hold, unlock_all
 from tests.fake_runner import FakeRunner
 from tests.unit.parts import checked
 
@@ -40,7 +40,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spec]:
     folder.root.mkdir()
     job = Job(config=checked(), run_folder=folder, command=["ddp-train"], overrides=[])
     yield Spec(job=job, engine="slurm", processes=(2, 2), min_nodes=2, working_directory=str(tmp_path / "gone"))
-    release()
+    unlock_all()
 
 
 def node(spec: Spec, *words: str) -> int:

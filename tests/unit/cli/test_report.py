@@ -47,7 +47,7 @@ def test_watching_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     first = (run / "report.html").read_text()
     (run / "metrics.jsonl").write_text(whole)
     assert watching.is_alive()
-    folder_lock.release()
+    folder_lock.unlock_all()
     watching.join(20)
     assert not watching.is_alive() and len((run / "report.html").read_text()) > len(first)
 

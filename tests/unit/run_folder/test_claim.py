@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import ConfigError
-from ddp_train.run_folder.claim import claim_new, claim_typed, clear, release
+from ddp_train.run_folder.claim import claim_new, claim_typed, clear, give_up_claims
 
 
 @pytest.fixture(autouse=True)
 def holds_nothing_afterwards() -> object:
     yield
-    release()
+    give_up_claims()
 
 
 def test_many_claims_of_one_name_get_as_many_folders(tmp_path: Path) -> None:
@@ -38,5 +38,5 @@ def test_a_folder_that_was_cleared_is_gone_if_it_was_made_and_stays_if_it_was_th
         (folder / ".hydra" / "config.yaml").touch()
         (folder / "machine_0").touch()
         clear(folder)
-    release()
+    give_up_claims()
     assert list(tmp_path.rglob("*")) == [tmp_path / "theirs"]

@@ -21,9 +21,9 @@ from tests.conftest import wait_for
 
 
 @pytest.fixture(autouse=True)
-def release() -> Iterator[None]:
+def unlock_all() -> Iterator[None]:
     yield
-    folder_lock.release()
+    folder_lock.unlock_all()
 
 
 def holder(folder: Path, *, before: str = "", after: str = "input()") -> subprocess.Popen[str]:
@@ -51,7 +51,7 @@ def test_the_second_is_told_who_the_first_is_and_a_dead_one_is_taken_over(tmp_pa
     assert not folder_lock.is_held(tmp_path)
     folder_lock.hold(tmp_path, key="resume")
     assert json.loads((tmp_path / folder_lock.HOLDER).read_text())["pid"] == os.getpid()
-    folder_lock.release()
+    folder_lock.unlock_all()
     assert not any(tmp_path.iterdir())
 
 
@@ -80,7 +80,7 @@ def test_looking_who_holds_a_folder_never_makes_a_start_fail(tmp_path: Path, mon
         try:
             for _ in range(400):
                 folder_lock.hold(tmp_path, key="k")
-                folder_lock.release()
+                folder_lock.unlock_all()
         finally:
             starts_are_over.set()
     assert looks.result()
@@ -95,7 +95,7 @@ def test_a_lease_is_refreshed_where_other_machines_see_the_folder(tmp_path: Path
     file = tmp_path / folder_lock.HOLDER
     os.utime(file, (0, 0))
     wait_for(lambda: file.stat().st_mtime > 0)
-    folder_lock.release()
+    folder_lock.unlock_all()
     assert not any(tmp_path.iterdir())
 
 
