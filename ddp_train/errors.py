@@ -15,6 +15,7 @@ ENVIRONMENT_REFUSES = 78  # do not run it again before something is mended
 NO_PROGRESS = 93  # started again and again without getting further: do not run it again before something is mended
 INTERRUPTED = 130  # stopped by Ctrl-C
 TERMINATED = 143  # stopped by a signal before there was anything to save
+STOPPED = (PREEMPTED, INTERRUPTED)  # in good order
 
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """The `errno` of a disk that is full or takes no more: the exit code is `ENVIRONMENT_REFUSES`."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import Store
 
 from ddp_train.distributed.store import Attempt, wait_for
-from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, ConfigError, EnvironmentRefuses
+from ddp_train.errors import DONE, ENVIRONMENT_REFUSES, NO_PROGRESS, STOPPED, ConfigError, EnvironmentRefuses
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import CommandLine, JobRunner
-from ddp_train.rank.rank import serve_job
+from ddp_train.rank.rank import Ending, serve_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.rank.stop import end_users_agent
 from ddp_train.run_folder import failure, restart_note
@@ -45,25 +45,24 @@ class CommandGroup(JobRunner):
         self._is_announced = False
         self.job: Job | None = None  # the run that was announced
 
-    def serve(self, load_cli: Callable[[], CommandLine]) -> int:
-        """Do what the command line asks for, to its end, and return the exit code."""
-        return self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
-
-    def end_agent(self) -> None:
-        """End the agent of a sweep, if it is a user's, after a stop; that of a run is ended already."""
-        if (member := self._member) is not None and self._is_users_torchrun:
+    def serve(self, load_cli: Callable[[], CommandLine]) -> Ending:
+        """Do what the command line asks for, to its end. A stop of a sweep ends a user's agent, too; that of a run has done so already."""
+        ending = self._lead(load_cli) if self._attempt.rank == 0 else self._follow()
+        if ending.was_stopped and self._is_users_torchrun and (member := self._member) is not None:
             end_users_agent(lambda: member.is_stopping)
+        return ending
 
-    def _lead(self, load_cli: Callable[[], CommandLine]) -> int:
+    def _lead(self, load_cli: Callable[[], CommandLine]) -> Ending:
         """Let the command line run, with this group in the place of a launcher's ranks (rank 0)."""
         begins_at = self._attempt.begins_at
         if begins_at is not None:
             if (final_code := final_code_before(begins_at)) is not None:  # a user's torchrun starts all again
                 self._announce({"exit_code": final_code})
-                return final_code
+                return Ending(final_code, was_stopped=False)
             archive_earlier_failure(begins_at, self._attempt.size)
         try:
-            return load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self)
+            code = load_cli().resume(begins_at, self) if begins_at else load_cli().run(self._words, self)
+            return Ending(code, was_stopped=code in STOPPED)
         finally:
             if self._leader is not None:
                 self._leader.leave()
@@ -86,7 +85,7 @@ class CommandGroup(JobRunner):
             print("warning  a machine that joins would wait forever: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for each torchrun", flush=True)
         text = job.to_json()
         self._announce({"job": text})
-        return self._serve_job(Job.from_json(text))  # what the others receive, to the letter
+        return self._serve_job(Job.from_json(text)).exit_code  # what the others receive, to the letter
 
     def slots(self, folder: Path, count: int) -> list[Leader]:
         """Announce a sweep, and return the one place where its jobs run: these processes (rank 0)."""
@@ -101,7 +100,7 @@ class CommandGroup(JobRunner):
         self._member = self._leader = Leader(self._attempt)
         return [self._leader]
 
-    def _follow(self) -> int:
+    def _follow(self) -> Ending:
         """Take part in what rank 0 announces (other ranks)."""
         announced = json.loads(wait_for(self._attempt.store, _COMMAND_KEY))
         if "sweep" in announced:
@@ -112,18 +111,18 @@ class CommandGroup(JobRunner):
             return self._member.follow()
         if "job" in announced:
             return self._serve_job(Job.from_json(announced["job"]))
-        return int(announced.get("exit_code", DONE))
+        return Ending(announced.get("exit_code", DONE), was_stopped=False)
 
     def _announce(self, command: Mapping[str, Any]) -> None:
         self._is_announced = True
         self._attempt.store.set(_COMMAND_KEY, json.dumps(command))
 
-    def _serve_job(self, job: Job) -> int:
+    def _serve_job(self, job: Job) -> Ending:
         self.job = job
         if self._is_users_torchrun and job.is_run and process_env.num_nodes() > 1:
             restart_note.remember_run(job.begins_at)
             if not _compare_machines(self._attempt.store, job, self._words):
-                return ENVIRONMENT_REFUSES
+                return Ending(ENVIRONMENT_REFUSES, was_stopped=False)
         return serve_job(job, self._attempt, is_users_agent=self._is_users_torchrun)
 
 

@@ -18,12 +18,10 @@ from ddp_train.launch.job import Job
 from ddp_train.rank.rank import serve_job
 from ddp_train.rank.restart import archive_earlier_failure, final_code_before
 from ddp_train.run_folder import restart_note
-from ddp_train.run_folder.result import EXIT_CODE_OF_STOP
 from ddp_train.system import process_env
 
 if TYPE_CHECKING:
     from ddp_train.launch.job_runner import CommandLine
-    from ddp_train.rank.command_group import CommandGroup
 
 _LEAVES_PROGRAM_WITHIN_S = 3.0  # another program than training: some ranks may be stuck, and it has said what it had to say
 
@@ -48,28 +46,25 @@ def main(load_cli: Callable[[], "CommandLine"], words: Sequence[str]) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return ENVIRONMENT_REFUSES
-    group: CommandGroup | None = None
     if job is not None:
         job = job if attempt.begins_at is None else job.resumed_at(attempt.begins_at)
-        code = serve_job(job, attempt)
+        ending = serve_job(job, attempt)
     elif process_env.GROUP in os.environ:
         from ddp_train.rank.sweep_member import Leader, Member, serve  # a single run does without
 
-        code = Member(attempt).follow() if attempt.rank != 0 else serve(Leader(attempt), Path(os.environ[process_env.GROUP]))
+        ending = Member(attempt).follow() if attempt.rank != 0 else serve(Leader(attempt), Path(os.environ[process_env.GROUP]))
     else:
         from ddp_train.rank import command_group
 
         group = command_group.CommandGroup(attempt, words)
-        code, job = group.serve(load_cli), group.job
-    if code in EXIT_CODE_OF_STOP.values():  # the agent may start the ranks again, in another number, and some may be gone
-        if group is not None:
-            group.end_agent()
+        ending, job = group.serve(load_cli), group.job
+    if ending.was_stopped:  # the agent may start the ranks again, in another number, and some may be gone
         return DONE  # it has not failed: torchrun must neither restart it nor put its page about failures over our last line
     within_s = _LEAVES_PROGRAM_WITHIN_S if job is not None and not job.is_run else LEAVE_WITHIN_S
     leave(attempt.store, attempt.rank, attempt.size, within_s=within_s)
-    if code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
+    if ending.exit_code not in FINAL:  # else a user's torchrun starts all again, and is told the same at once
         restart_note.forget_run()
-    return code
+    return ending.exit_code
 
 
 def _meet_ranks(job: Job | None) -> Attempt:

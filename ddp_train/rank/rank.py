@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from functools import partial
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from torch.distributed import Store
 
@@ -39,12 +39,20 @@ from ddp_train.watchdog.client import FlightRecorder, WatchRequest, collective_t
 logger = logging.getLogger(__name__)
 
 
-def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> int:
-    """Return the exit code. A `Program` job calls its function; any other job is trained or evaluated."""
+class Ending(NamedTuple):
+    """How what the ranks were started for has ended."""
+
+    exit_code: int
+    was_stopped: bool  # in good order; a `Program` that returns the exit code of a stop was not
+
+
+def serve_job(job: Job, attempt: Attempt, *, is_users_agent: bool = False) -> Ending:
+    """Call the function of a `Program` job; train or evaluate for any other."""
     if isinstance(job.work, Program):
-        return int(locate(job.work.function)(attempt, job))
+        return Ending(int(locate(job.work.function)(attempt, job)), was_stopped=False)
     restart_note.remember_run(job.begins_at)
-    return EXIT_CODE_OF_STOP.get(work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent), DONE)
+    status = work_as_rank(job, attempt.store, attempt.rank, attempt.size, is_users_agent=is_users_agent)
+    return Ending(EXIT_CODE_OF_STOP.get(status, DONE), was_stopped=status in EXIT_CODE_OF_STOP)
 
 
 def work_as_rank(job: Job, store: Store, rank: int, size: int, *, is_users_agent: bool = False, remark: str | None = None) -> Status:

@@ -20,10 +20,10 @@ from types import FrameType
 from typing import NoReturn
 
 from ddp_train.distributed.store import Attempt, join_store_again, wait_for
-from ddp_train.errors import DONE, FAILED, PREEMPTED
+from ddp_train.errors import DONE, FAILED
 from ddp_train.launch.job import Job
 from ddp_train.rank.forked import has_used_gpu
-from ddp_train.rank.rank import work_as_rank
+from ddp_train.rank.rank import Ending, work_as_rank
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.result import EXIT_CODE_OF_STOP, Status
 from ddp_train.system import process_env
@@ -32,7 +32,6 @@ from ddp_train.system.folder_lock import unlock_all
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, fork, oom_kills, ran_out
 
 _FRESH = "this rank needed a new interpreter, which took some seconds, because a module of yours uses CUDA when it is imported"
-
 _POLL_S = 0.1
 _DIES_WITHIN_S = 5.0
 _REPORT_WITHIN_S = 1.0
@@ -51,14 +50,14 @@ class Member:
         gc.collect()
         gc.freeze()  # what is here now stays in every rank: collecting there need not look at it, nor copy its pages
 
-    def follow(self) -> int:
+    def follow(self) -> Ending:
         """Run every job that the leader announces, until it announces the end or the agent does (members of the ranks other than 0)."""
         while not self.is_stopping and (job := wait_for(self._store, f"job/{self._number + 1}")):
             self.begin(job)
             while self.poll_rank(_POLL_S) is None:
                 pass
         self.end_rank()
-        return PREEMPTED if self.is_stopping or self._status in EXIT_CODE_OF_STOP else DONE
+        return Ending(DONE, was_stopped=self.is_stopping or self._status in EXIT_CODE_OF_STOP)
 
     def begin(self, job: str) -> None:
         """Fork the rank for the next job, `Job.to_json`."""
@@ -119,10 +118,8 @@ class Member:
             time.sleep(_REPORT_WITHIN_S)  # the others find their connection broken, and log what they were doing
             pid_keys = {rank: f"{self._key}/pid/{rank}" for rank in range(self._size) if rank != self._rank}
             pids = {rank: int(self._store.get(key)) for rank, key in pid_keys.items() if self._store.check([key])}
-            pid, was_out_of_memory = self._child.process.pid, ran_out(self._oom_kills)
-            report = failure.from_exit(
-                rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=was_out_of_memory
-            )
+            pid, is_oom = self._child.process.pid, ran_out(self._oom_kills)
+            report = failure.from_exit(rank=self._rank, pid=pid, exit_code=exit_code, run_folder=run_folder, was_out_of_memory=is_oom)
             report.with_others(failure.last_activities(run_folder, pids)).record(run_folder, seconds=time.monotonic() - self._started)
         return Status.FAILED
 
@@ -161,7 +158,7 @@ class Leader(Member):
         self.end_rank()
 
 
-def serve(leader: Leader, group: Path) -> int:
+def serve(leader: Leader, group: Path) -> Ending:
     """Run the jobs that the launcher sends through its socket (the member of rank 0)."""
     with socket.socket(socket.AF_UNIX) as launcher_socket:
         launcher_socket.connect(str(group / "socket"))
@@ -173,7 +170,7 @@ def serve(leader: Leader, group: Path) -> int:
             if leader.is_stopping:
                 break
     leader.leave()
-    return PREEMPTED if leader.is_stopping else DONE
+    return Ending(DONE, was_stopped=leader.is_stopping)
 
 
 def replace_forked_rank() -> NoReturn:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ddp_train.config.cluster import ENGINES
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import SweepConfig
-from ddp_train.errors import FINAL, INTERRUPTED, ConfigError
+from ddp_train.errors import FINAL, INTERRUPTED, STOPPED, ConfigError
 from ddp_train.launch.engine.engine import engine_of, has_queue
 from ddp_train.launch.job import Job
 from ddp_train.launch.job_runner import Slot
@@ -98,7 +98,7 @@ class SweepScheduler:
         entry, job = self._running.pop(number)
         self._sweep.read_result(entry, self._policy.metric)
         was_stopped = self.stop_code is not None and entry.status in EXIT_CODE_OF_STOP  # perhaps before it could write anything
-        if exit_code not in EXIT_CODE_OF_STOP.values() and entry.status != Status.COMPLETED and not was_stopped:
+        if exit_code not in STOPPED and entry.status != Status.COMPLETED and not was_stopped:
             entry.status = Status.FAILED
         self._sweep.save()
         self._on_end(entry)
