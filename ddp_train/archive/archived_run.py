@@ -127,7 +127,7 @@ class ArchivedRun:
                 length = int.from_bytes(file.read(8), "little")
                 begin, end = json.loads(file.read(length))["shared"]["data_offsets"]
                 file.seek(8 + length + begin)
-                identity = json.loads(file.read(end - begin))["data"]
+                identity = json.loads(file.read(end - begin))["data_identity"]
             return {f"{part}: {name}": value for part, values in identity.items() for name, value in values.items()}
         except (*BAD_FILE, MemoryError):
             return {}

@@ -4,7 +4,7 @@ The large tensors that all ranks have are laid end to end and cut into one stret
 written in pieces. Of a tensor that a strategy has sharded among the ranks each rank writes its rows; of rows that several ranks have, each
 writes a stretch: nothing is gathered. Every rank, and every reader, computes the same from the tensors' names, types and shapes.
 
-Tensors that may differ between ranks are written by rank 0 alone: the shares of two states would make a third that no rank ever had.
+A part that is not listed as alike is written by rank 0 alone: the shares of two states would make a third that no rank ever had.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -17,12 +17,10 @@ from ddp_train.interfaces.strategy import shard_range
 
 SHARED, OWN = "shared", "rank"
 """What all ranks have, and what is one rank's own: the roots of the tensors' names, and the names of their plain forms."""
-OF_RANK_0 = "of_rank_0"  # the part of the shared state that lists parts which differ between ranks; rank 0 alone writes those
+ALIKE = "alike"  # the part of the shared state that lists the parts whose tensors all ranks have, and share out
+OF_RANK_0 = "of_rank_0"  # and the one that lists those of the others whose tensors may not even have the same shapes on all ranks
 
 _ALIGNMENT = 16  # bytes; a multiple of every type's size, so that no number is cut
-
-_ALIKE = ("model", "objective", "optimizer", "parameters_in_training", "strategy")
-"""Parts whose tensors are the same on all ranks: the strategy keeps weights and optimizer state alike; the buffers are rank 0's."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +53,17 @@ class Piece:
         return (self.stop - self.start) * self.dtype.itemsize
 
 
-def divide_shared(leaves: Iterable[Leaf], size: int, *, of_rank_0: Collection[str] = ()) -> list[list[Piece]]:
+def divide_shared(leaves: Iterable[Leaf], size: int, *, alike: Collection[str]) -> list[list[Piece]]:
     """Return which pieces of the shared state each of `size` ranks writes, but for tensors that are sharded among them (`pieces_between`).
 
-    About as many bytes for each; tensors with large types first, so that all are aligned. Rank 0 gets the tensors that may differ between
-    ranks, and the parts `of_rank_0`.
+    About as many bytes for each; tensors with large types first, so that all are aligned. Rank 0 gets the tensors of all parts
+    but those that are `alike`.
     """
-    alike = tuple(f"{SHARED}.{part}." for part in _ALIKE if part not in of_rank_0)
+    shared_out = tuple(f"{SHARED}.{part}." for part in alike)
     shares: list[list[Piece]] = [[] for _ in range(size)]
     ordered = list[Leaf]()
     for leaf in sorted((leaf for leaf in leaves if leaf.shards == 1), key=lambda leaf: -leaf.dtype.itemsize):
-        if leaf.name.startswith(alike) and leaf.numel:
+        if leaf.name.startswith(shared_out) and leaf.numel:
             ordered.append(leaf)
         else:
             shares[0] += whole([leaf])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
-from ddp_train.checkpoint.layout import OF_RANK_0, OWN, SHARED, Piece, divide_shared, pieces_between, whole
+from ddp_train.checkpoint.layout import ALIKE, OWN, SHARED, Piece, divide_shared, pieces_between, whole
 from ddp_train.checkpoint.manifest import CheckpointError, opened, rank_file, read_manifest, require_origin
 from ddp_train.distributed.world import World, alone
 from ddp_train.interfaces.strategy import from_local_rows, local_range, local_rows
@@ -75,9 +75,9 @@ class _Shared:
 
     def __init__(self, plain: Any, size: int, files: Callable[[int], _File]) -> None:
         self._size, self._files = size, files
-        of_rank_0 = _require(plain, dict).get(OF_RANK_0, [])
+        alike = _require(_require(plain, dict).get(ALIKE, []), list)
         self._in_shares = defaultdict[str, list[tuple[int, Piece]]](list)  # by tensor: the rank whose file has a piece, and the piece
-        for rank, share in enumerate(divide_shared(codec.tensor_leaves(plain).values(), size, of_rank_0=_require(of_rank_0, list))):
+        for rank, share in enumerate(divide_shared(codec.tensor_leaves(plain).values(), size, alike=alike)):
             for piece in share:
                 self._in_shares[piece.leaf.name].append((rank, piece))
 
@@ -122,7 +122,7 @@ def size_of(checkpoint: Path, world: World) -> int:
 
 
 def read_own(checkpoint: Path, rank: int) -> dict[str, Any]:
-    """Return the state of one rank alone: random, window, data. Raises CheckpointError: it is not what its format says."""
+    """Return the state of one rank alone: random, window, loader. Raises CheckpointError: it is not what its format says."""
     with ExitStack() as stack:
         file = _File(checkpoint, stack, rank)
         plain = file.plain(OWN)

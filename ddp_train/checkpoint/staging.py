@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ddp_train.checkpoint import codec, tensor_file
 from ddp_train.checkpoint.codec import Leaf
-from ddp_train.checkpoint.layout import OF_RANK_0, OWN, SHARED, Piece, divide_shared, own_piece, whole
+from ddp_train.checkpoint.layout import ALIKE, OF_RANK_0, OWN, SHARED, Piece, divide_shared, own_piece, whole
 from ddp_train.interfaces.strategy import local_range, local_rows
 
 logger = logging.getLogger(__name__)
@@ -92,8 +92,7 @@ class StagingBuffer:
         shared_plain, tensors = codec.encode(shared, SHARED)
         own_plain, own_tensors = codec.encode(own, OWN)
         leaves = [codec.leaf_of(*item) for item in tensors.items()]
-        of_rank_0 = shared.get(OF_RANK_0, ())
-        pieces = divide_shared(leaves, size, of_rank_0=of_rank_0)[rank]
+        pieces = divide_shared(leaves, size, alike=shared.get(ALIKE, ()))[rank]
         pieces += [piece for leaf in leaves if leaf.shards > 1 for piece in own_piece(leaf, rank, size)]
         pieces += whole(codec.leaf_of(*item) for item in own_tensors.items())
         plain = {OWN: own_plain} | ({SHARED: shared_plain} if rank == 0 else {})
@@ -111,7 +110,7 @@ class StagingBuffer:
             self._stream.synchronize()
         metadata = {tensor_file.ORIGIN: json.dumps(origin)} if origin else None
         header = tensor_file.make_header([(piece.name, piece.dtype, piece.shape) for piece in pieces], metadata)
-        common = [leaf for leaf in leaves if _part(leaf) not in of_rank_0]
+        common = [leaf for leaf in leaves if _part(leaf) not in shared.get(OF_RANK_0, ())]
         return StagedShare(header, self._memory[: sum(piece.num_bytes for piece in pieces)], copies, common)
 
     def _views(self, pieces: list[Piece]) -> Iterator[tuple[Piece, Tensor]]:

@@ -29,7 +29,7 @@ from ddp_train.loader.loader import Loader
 
 Identity = Mapping[str, Mapping[str, Any]]
 
-PART = "data"  # where a checkpoint's shared state has the identity
+PART = "data_identity"  # where a checkpoint's shared state has the identity
 
 _KEY, _BATCH = "accept_changed_data", "trainer.global_batch_size"
 _LOADER = ("loader.drop_last", "loader.sampling", "loader.bucket_batches", "loader.sampler")

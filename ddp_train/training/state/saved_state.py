@@ -1,7 +1,7 @@
 """The content of a checkpoint: `checkpoint_content` saves the parts of a run that have a state, and `start_from` loads them.
 
-A part whose state is the same on every rank is added to `shared_parts` alone; rank 0 writes its tensors, unless `checkpoint.layout` has the
-part's name among those that all ranks share out. Any other part is added to both of these functions.
+A part whose state is the same on every rank, and small, is added to `shared_parts` alone: rank 0 writes it. Any other part is added to both
+of these functions; `checkpoint_content` has those whose tensors all ranks share out in `alike`.
 
 An optimizer's state is compared with the optimizer, split as its groups are, and loaded; so is the schedule of its groups.
 """
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ddp_train.checkpoint import codec
 from ddp_train.checkpoint.codec import Leaf
-from ddp_train.checkpoint.layout import OF_RANK_0
+from ddp_train.checkpoint.layout import ALIKE, OF_RANK_0
 from ddp_train.checkpoint.read import read_own, read_shared, size_of
 from ddp_train.checkpoint.save import Content
 from ddp_train.distributed.world import World
@@ -72,30 +72,33 @@ def checkpoint_content(components: Components, state: TrainState, window: Window
     world.copy_from_main(components.trained_module.buffers())
     modules = components.modules.items()
     states = {name: module.state_dict() for name, module in modules}
+    strategy, optimizer = components.strategy, optimizer_content(components.optimizer, components.trained_module)
+    is_replica = strategy.local_weights is not None and world.size > 1  # then weights are each rank's own, and rank 0's are in `shared`
+    strategy_state = {"strategy": saved_strategy} if (saved_strategy := strategy.state_dict()) else {}
+    alike: dict[str, Any] = {**states, **({} if is_replica else optimizer), **({} if strategy.state_is_per_rank else strategy_state)}
+    if kept.parameters:
+        alike["parameters_in_training"] = list(kept.parameters)
     shared = {
         **states,
+        **optimizer,  # before what may have the same tensors: the first name of a tensor is the one it is saved by
+        **alike,
         # The versions of the modules' own formats, which torch keeps as an attribute of a state_dict.
         **{f"{name}_versions": getattr(module_state, "_metadata", {}) for name, module_state in states.items()},
-        **optimizer_content(components.optimizer, components.trained_module),
         **{name: part.state_dict() for name, part in shared_parts(components, state).items()},
         "callbacks": callback_states(components, world),
-        **({"parameters_in_training": list(kept.parameters)} if kept.parameters else {}),
         # These are evaluated instead of the weights. A callback's state has the same tensors; the files have them once.
         AVERAGES: dict(averages(components)),
         data_identity.PART: components.data_identity,
+        ALIKE: [*alike],
+        OF_RANK_0: ["optimizer"] if is_replica else [],
     }
-    strategy = components.strategy
-    is_replica = strategy.local_weights is not None and world.size > 1
-    if strategy.local_weights is not None:
-        shared[OF_RANK_0] = ["optimizer"] if is_replica else []
     own = {
         "random": random_state(world.device),
         "window": asdict(window),
-        "data": components.train_loader.state_dict(state.samples),
+        "loader": components.train_loader.state_dict(state.samples),
         **({"replica": _replica(shared, kept.own_values, world)} if is_replica else {}),
+        **(strategy_state if strategy.state_is_per_rank else {}),
     }
-    if strategy_state := strategy.state_dict():
-        (own if strategy.state_is_per_rank else shared)["strategy"] = strategy_state
     buffers = {f"{part}.{name}" for part, module in modules for name, _ in module.named_buffers(remove_duplicate=False)}  # or masks
     return Content(step=state.step, shared=shared, own=own, may_be_infinite=lambda name: name in buffers)
 
@@ -133,7 +136,7 @@ def start_from(
     strategy.start_training(components.trained_module, strategy_state, weights_are_equal=replica.keys().isdisjoint(components.modules))
     if saved_size == world.size:
         state.window = WindowSums(**own["window"])
-        components.train_loader.load_state_dict(own["data"])
+        components.train_loader.load_state_dict(own["loader"])
         set_random_state(own["random"], world.device)
         return True
     if components.scaler.is_enabled():  # the scale times the number of ranks stays (amp.py)

@@ -50,7 +50,7 @@ def saved(run_folder: RunFolder, step: int = 100, *, identity: dict[str, dict[st
     """Save a checkpoint in a run's folder that holds nothing but the identity of its data."""
     checkpoint = run_folder.checkpoints / step_folder(step)
     checkpoint.mkdir(parents=True)
-    plain = json.dumps({"data": identity or {}}).encode()
+    plain = json.dumps({"data_identity": identity or {}}).encode()
     head = json.dumps({"shared": {"dtype": "U8", "shape": [len(plain)], "data_offsets": [0, len(plain)]}}).encode()
     content = len(head).to_bytes(8, "little") + head + plain
     (checkpoint / "rank_00000.safetensors").write_bytes(content)
