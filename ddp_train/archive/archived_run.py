@@ -86,7 +86,7 @@ class ArchivedRun:
         """The content of result.json; None: the run has not ended, or it cannot be read."""
         result = self.folder.read_result()
         if result is None and self._json("result.json"):
-            self._note("result.json", "has no status that this version knows")
+            self._note("result.json", "has no status that this version knows, or is of another form")
         return result
 
     @cached_property

@@ -70,10 +70,13 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result | None:
-        """Read result.json; None: there is none yet, or it cannot be read."""
+        """Read result.json; None: there is none yet, or it cannot be read, or is of another form."""
         try:
             content = json.loads(path.read_text())
             values = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
-            return cls(**values | {"status": Status(content.get("status"))})
+            result = cls(**values | {"status": Status(content.get("status"))})
         except (OSError, ValueError, AttributeError):  # AttributeError: it is no object
             return None
+        metrics, headline = result.metrics or {}, result.headline or {"metric": "", "goal": "max"}
+        has_forms = isinstance(metrics, dict) and isinstance(headline, dict) and {"metric", "goal"} <= headline.keys()
+        return result if has_forms else None
