@@ -46,8 +46,16 @@ def test_what_is_damaged_is_named(tmp_path: Path) -> None:
     for name, content, why in (
         ("result.json", '{"status": "comp', "result.json cannot be read: "),
         ("result.json", '{"status": "settled"}', "result.json has no status that this version knows"),
-        ("result.json", '{"status": "completed", "headline": 3}', "or is of another form"),
-        ("result.json", '{"status": "completed", "metrics": [1]}', "or is of another form"),
+        (
+            "result.json",
+            '{"status": "completed", "headline": 3}',
+            "result.json has no status that this version knows, or is of another form",
+        ),
+        (
+            "result.json",
+            '{"status": "completed", "metrics": [1]}',
+            "result.json has no status that this version knows, or is of another form",
+        ),
         ("result.json", "[]", "result.json holds no JSON object"),
         ("environment.json", "{", "environment.json cannot be read: "),
         ("notes.json", "nothing", "notes.json cannot be read: "),
