@@ -9,12 +9,13 @@ import importlib
 import re
 import shlex
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from ddp_train.config.cluster import ENGINES
 from ddp_train.errors import ConfigError, DataError, EnvironmentRefuses, UserError
@@ -84,8 +85,8 @@ class Allocation:
     run: Callable[[Spec], int]  # to its end; returns the exit code
 
 
-class Engine(Protocol):
-    """One kind of cluster, in a class that inherits from this one; no caller asks for an engine's name to know what it can do."""
+class Engine(ABC):
+    """One kind of cluster; no caller asks for an engine's name to know what it can do."""
 
     has_queue: bool = False  # what it was given waits for other runs, and goes on without the command that gave it
 
@@ -97,18 +98,23 @@ class Engine(Protocol):
         """Return how many runs one submission has at most."""
         return 1
 
+    @abstractmethod
     def render(self, specs: Sequence[Spec]) -> Rendered:
         """Return the files and the commands for these runs, or refuse what the engine cannot do. Pure: writes nothing, asks no engine."""
 
+    @abstractmethod
     def submit(self, rendered: Rendered) -> str:
         """Write the files, run the commands, and return the engine's id of it; every run's folder has it then, too (`Submission`)."""
 
+    @abstractmethod
     def state(self, id: str) -> State:
         """Return where it is."""
 
+    @abstractmethod
     def stop(self, id: str, *, at_once: bool = False) -> None:
         """Let it save and end, or end it at once."""
 
+    @abstractmethod
     def follow(self, run_folder: RunFolder, id: str) -> int:
         """Show where it is until it has ended, and return the exit code of the run."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train.errors import ConfigError, DataError
-from ddp_train.launch.engine.engine import Rendered, Submission, setup_lines
+from ddp_train.launch.engine.engine import Engine, Rendered, Stage, State, Submission, setup_lines
 from ddp_train.launch.engine.slurm_script import task_script
 from ddp_train.launch.engine.ssh import ENGINE
 from ddp_train.launch.engine.ssh_remote import MARK
@@ -23,6 +23,15 @@ def test_the_files_are_written_with_their_folders(tmp_path: Path) -> None:
     files = {tmp_path / "launch/a.sh": "echo a\n", tmp_path / "b": ""}
     Rendered(files=files, commands=[["sbatch", "a.sh"]], run_folders=[tmp_path]).write()
     assert {path: path.read_text() for path in files} == files
+
+
+def test_an_engine_that_lacks_a_method_is_not_made() -> None:
+    class Half(Engine):
+        def state(self, id: str) -> State:
+            return State(stage=Stage.ENDED)
+
+    with pytest.raises(TypeError, match=r"abstract methods .*follow.*submit"):
+        Half()  # type: ignore[abstract]
 
 
 def test_a_run_knows_who_has_it(tmp_path: Path) -> None:
