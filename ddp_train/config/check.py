@@ -35,9 +35,7 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
 
     Raises ConfigErrors: with every problem found.
     """
-    errors: list[ConfigError] = []
-    if hydra is not None:
-        errors += _unknown_hydra_names(hydra)
+    errors = [*_unknown_hydra_names(hydra)] if hydra is not None else []
     tree, left_out = drop_unused_option_arguments({**{name: {} for name in schema.NAMED}, **resolve(config, errors)}, hydra)
     errors += _unknown_root_names(tree, hydra)
     errors += _targets_in_extra(tree)
@@ -46,7 +44,7 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
     root = _check_keys(schema.RootConfig, {key: tree[key] for key in schema.ROOT_KEYS if key in tree}, "", errors)
     if "name" in tree:
         errors += _check_name(tree["name"])
-    errors += _check_targets(tree, reported={error.key for error in errors})
+    errors += _check_targets(tree, earlier=tuple(errors))
     data = tree["data"] if isinstance(tree.get("data"), dict) else {}
     if not isinstance(data.get("eval"), Mapping | None):
         errors.append(ConfigError(key="data.eval", happened=f"is {data['eval']!r}", expected="a group of keys, or null"))
@@ -64,8 +62,9 @@ def check_config(config: DictConfig, *, hydra: DictConfig | None = None) -> RunC
     return RunConfig.of(tree, batch, left_out)
 
 
-def _check_targets(tree: Mapping[str, Any], *, reported: set[str]) -> Iterator[ConfigError]:
+def _check_targets(tree: Mapping[str, Any], *, earlier: Iterable[ConfigError]) -> Iterator[ConfigError]:
     """Check what is instantiated. A key is reported once, also where an evaluation set inherits it from `data`."""
+    reported = {error.key for error in earlier}
     for node, key, training_key in _target_nodes(tree):
         node_errors = [error for error in check_target(node, key) if not {error.key, error.key.replace(key, training_key, 1)} & reported]
         reported |= {error.key for error in node_errors}
@@ -122,7 +121,7 @@ def check_folder(folder: str, *, key: str) -> list[ConfigError]:
 
 
 def _check_keys(kind: type, values: Any, at: str, errors: list[ConfigError]) -> dict[str, Any] | None:
-    """Merge the values at a key, or at the root, into their schema one by one, so that every wrong one is found; None after an error."""
+    """Merge the values at a key, or at the root, into their schema one by one; `errors` gets every wrong one. None after an error."""
     prefix, before = f"{at}." if at else "", len(errors)
     if not isinstance(values, Mapping):
         errors.append(ConfigError(key=at, happened=f"is {values!r}", expected="a group of keys"))
