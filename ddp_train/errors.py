@@ -20,6 +20,7 @@ STOPPED = (PREEMPTED, INTERRUPTED)  # in good order
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """The `errno` of a disk that is full or takes no more: the exit code is `ENVIRONMENT_REFUSES`."""
 FINAL = (WRONG_INPUT, ENVIRONMENT_REFUSES, NO_PROGRESS)  # what a rank exits with when starting it again would end the same way
+_BYTE_UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 class UserError(Exception):
@@ -118,3 +119,9 @@ def join_few(texts: list[str], most: int = 8) -> str:
 def plural(number: int, noun: str) -> str:
     """Return a number and its noun: `1 job`, `2 jobs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def readable_size(num_bytes: int) -> str:
+    """Write a number of bytes in the largest unit that leaves a whole part."""
+    power = min(len(_BYTE_UNITS) - 1, (len(str(num_bytes)) - 1) // 3)
+    return f"{num_bytes / 1000**power:.{1 if power else 0}f} {_BYTE_UNITS[power]}"

@@ -27,7 +27,7 @@ _FORMAT = 4  # of the folder and of what a run saves in it; another one cannot b
 _MAX_BYTES = 64 << 20  # some hundred thousand files
 _LARGEST = sys.float_info.max
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20  # read, or written, and hashed while they are in the cache
 _ANY = object()
 
 
@@ -112,7 +112,7 @@ def read_text(descriptor: int) -> bytes:
     """Return the content of an open manifest. Raises CheckpointError: no real one is that large."""
     if (size := os.fstat(descriptor).st_size) > _MAX_BYTES:
         raise CheckpointError(happened=f"{MANIFEST} has {size:,} bytes")
-    return b"".join(iter(lambda: os.read(descriptor, 8 << 20), b""))
+    return b"".join(iter(lambda: os.read(descriptor, CHUNK_BYTES), b""))
 
 
 def rank_file(rank: int) -> str:

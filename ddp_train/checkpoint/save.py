@@ -31,11 +31,10 @@ from torch.distributed import DistError, HashStore, PrefixStore, Store
 
 from ddp_train.checkpoint import tensor_file
 from ddp_train.checkpoint.manifest import FileEntry, Manifest, Ranking, rank_file
-from ddp_train.checkpoint.schedule import readable_size
 from ddp_train.checkpoint.staging import StagedShare, StagingBuffer
 from ddp_train.distributed.store import add_line, lines_of, wait_for, wait_for_thread
 from ddp_train.distributed.world import World
-from ddp_train.errors import DISK_REFUSES
+from ddp_train.errors import DISK_REFUSES, readable_size
 from ddp_train.run_folder.paths import COMPLETE, MANIFEST, step_folder
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,5 @@
-"""After which steps a checkpoint is saved, which ones are kept, and whether there is room for them. Imports no torch."""
+"""After which steps a checkpoint is saved, and which ones are kept. Imports no torch."""
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +9,7 @@ from typing import Any
 
 from ddp_train.checkpoint.catalog import CatalogEntry, best_first, saved_checkpoints
 from ddp_train.checkpoint.manifest import Ranking
-from ddp_train.errors import EnvironmentRefuses
 from ddp_train.model_log import values_of
-from ddp_train.run_folder.paths import step_folders
-from ddp_train.system.files import write_atomic
-
-_UNITS = ("bytes", "KB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,41 +91,3 @@ def remove_old(folder: Path, keep: Retention) -> None:
     """Remove the checkpoints that are not kept. Called after a new one is published, by rank 0."""
     for old in to_remove(saved_checkpoints(folder), keep):
         shutil.rmtree(old.path.rename(old.path.with_name(f".removed_{old.path.name}")))  # never half a checkpoint under a good name
-
-
-def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str | None:
-    """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for them.
-
-    Each takes about `checkpoint_bytes`; there are at most `wanted`, with the one that is being written. Returns a warning when not all of
-    them fit, else None. Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
-    """
-    try:
-        probe = folder / f".probe_{os.getpid()}"
-        write_atomic(probe, " " * 4096)
-        probe.unlink()
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        happened = f"{folder} cannot be written: {error.strerror or error}"
-        expected = "a folder in which files can be written, synchronised, renamed and removed"
-        fix = "repair it, or use hydra.run.dir=FOLDER on another disk"
-        raise EnvironmentRefuses(key="hydra.run.dir", happened=happened, expected=expected, fix=fix) from None
-    num_saved = len(step_folders(folder))
-    needed = max(1, 2 - num_saved) * checkpoint_bytes
-    estimate = f"one takes {readable_size(checkpoint_bytes)} (weights and optimizer, estimated)"
-    if free < needed:
-        happened = f"{folder} has {readable_size(free)} free, and needs {readable_size(needed)}: {estimate}"
-        expected = "room for two checkpoints, so that the old one stays until the new one is complete"
-        fix = "free disk space there, or use hydra.run.dir=FOLDER on a larger disk"
-        raise EnvironmentRefuses(key="checkpoint", happened=happened, expected=expected, fix=fix)
-    if num_saved + free // checkpoint_bytes >= wanted:
-        return None
-    return (
-        f"checkpoints: {readable_size(free)} free in {folder}, but {readable_size((wanted - num_saved) * checkpoint_bytes)} may be needed"
-        f" for {wanted - num_saved} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
-    )
-
-
-def readable_size(num_bytes: int) -> str:
-    """Write a number of bytes in the largest unit that leaves a whole part."""
-    power = min(len(_UNITS) - 1, (len(str(num_bytes)) - 1) // 3)
-    return f"{num_bytes / 1000**power:.{1 if power else 0}f} {_UNITS[power]}"

@@ -15,6 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from ddp_train.checkpoint.manifest import CHUNK_BYTES
 from ddp_train.errors import UserError
 
 _NAMES = """BOOL:bool U8:uint8 I8:int8 U16:uint16 I16:int16 F16:float16 BF16:bfloat16 U32:uint32 I32:int32 F32:float32 U64:uint64 I64:int64
@@ -25,7 +26,6 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dt
 _FILE_DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 ORIGIN = "origin"  # a key in the metadata of a rank's file: the run that saved it and the step, as JSON
 _MAX_HEADER = 16 << 20  # bytes; 100,000 tensors take about 10 MB
-_CHUNK = 8 << 20  # bytes; written and hashed while they are in the cache
 
 
 class TensorFileError(UserError):
@@ -69,8 +69,8 @@ def write(path: str | os.PathLike[str], contents: Iterable[memoryview], *, on_pr
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
     try:
         for content in contents:
-            for start in range(0, len(content), _CHUNK):
-                chunk = content[start : start + _CHUNK]
+            for start in range(0, len(content), CHUNK_BYTES):
+                chunk = content[start : start + CHUNK_BYTES]
                 digest.update(chunk)
                 while chunk:
                     chunk = chunk[os.write(descriptor, chunk) :]

@@ -12,7 +12,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from ddp_train.checkpoint.schedule import readable_size
 from ddp_train.cli import compose, plan_text
 from ddp_train.cli.location import Location, location_of, location_of_sweep
 from ddp_train.cli.measure import measuring
@@ -24,7 +23,7 @@ from ddp_train.config.command.composition import Composition, loader_of, parse
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import without_secrets
 from ddp_train.config.tree import texts
-from ddp_train.errors import DONE, ConfigError
+from ddp_train.errors import DONE, ConfigError, readable_size
 from ddp_train.launch import local
 from ddp_train.launch.agent_process import rank_environment
 from ddp_train.launch.engine.engine import engine_of

@@ -15,7 +15,6 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from ddp_train.checkpoint.schedule import readable_size
 from ddp_train.cli.location import verdict_to_wait_for
 from ddp_train.config.cluster import processes_of_nodes
 from ddp_train.config.command.composition import TYPED, Composition
@@ -24,7 +23,7 @@ from ddp_train.config.saved import saved_config
 from ddp_train.config.schema import SweepConfig
 from ddp_train.config.spelling import text_of, without_secrets
 from ddp_train.config.tree import value_at
-from ddp_train.errors import ConfigError, printable
+from ddp_train.errors import ConfigError, printable, readable_size
 from ddp_train.launch.job import Job
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.progress import duration, newest_record, progress_of

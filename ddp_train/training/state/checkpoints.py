@@ -1,5 +1,7 @@
 """A run's checkpoints: resume from one when it begins, save when one is due, rewind to the newest. `ddp_train/checkpoint` has the files."""
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,13 +12,14 @@ from ddp_train.checkpoint import catalog
 from ddp_train.checkpoint.catalog import CatalogEntry, ranking_for, remove_debris, set_aside
 from ddp_train.checkpoint.manifest import Ranking, read_manifest
 from ddp_train.checkpoint.save import Saver
-from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, probe_room, remove_old
+from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, remove_old
 from ddp_train.checkpoint.verify import damage_of, newest_good
 from ddp_train.config.run_config import RunConfig
 from ddp_train.config.schema import CheckpointConfig
 from ddp_train.distributed.world import World
-from ddp_train.errors import RunError
-from ddp_train.run_folder.paths import RunFolder
+from ddp_train.errors import EnvironmentRefuses, RunError, readable_size
+from ddp_train.run_folder.paths import RunFolder, step_folders
+from ddp_train.system.files import write_atomic
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.check.memory import estimate_checkpoint, estimate_share
 from ddp_train.training.parts.components import Components
@@ -155,6 +158,38 @@ def require_room_for_run(run_folder: RunFolder, components: Components, keep: Re
     size = estimate_checkpoint(components, num_ranks=world.size)
     if warning := probe_room(run_folder.checkpoints, size, wanted=keep.last + keep.best + 1):
         print(warning, flush=True)
+
+
+def probe_room(folder: Path, checkpoint_bytes: int, *, wanted: int) -> str | None:
+    """Write, synchronise, rename and remove a file in the folder of the checkpoints, and check that there is room for them.
+
+    Each takes about `checkpoint_bytes`; there are at most `wanted`, with the one that is being written. Returns a warning when not all of
+    them fit, else None. Raises EnvironmentRefuses: nothing can be written there, or there is no room for another one, or not for two.
+    """
+    try:
+        probe = folder / f".probe_{os.getpid()}"
+        write_atomic(probe, " " * 4096)
+        probe.unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        happened = f"{folder} cannot be written: {error.strerror or error}"
+        expected = "a folder in which files can be written, synchronised, renamed and removed"
+        fix = "repair it, or use hydra.run.dir=FOLDER on another disk"
+        raise EnvironmentRefuses(key="hydra.run.dir", happened=happened, expected=expected, fix=fix) from None
+    num_saved = len(step_folders(folder))
+    needed = max(1, 2 - num_saved) * checkpoint_bytes
+    estimate = f"one takes {readable_size(checkpoint_bytes)} (weights and optimizer, estimated)"
+    if free < needed:
+        happened = f"{folder} has {readable_size(free)} free, and needs {readable_size(needed)}: {estimate}"
+        expected = "room for two checkpoints, so that the old one stays until the new one is complete"
+        fix = "free disk space there, or use hydra.run.dir=FOLDER on a larger disk"
+        raise EnvironmentRefuses(key="checkpoint", happened=happened, expected=expected, fix=fix)
+    if num_saved + free // checkpoint_bytes >= wanted:
+        return None
+    return (
+        f"checkpoints: {readable_size(free)} free in {folder}, but {readable_size((wanted - num_saved) * checkpoint_bytes)} may be needed"
+        f" for {wanted - num_saved} more: {estimate}; a smaller checkpoint.keep_last or keep_best needs less"
+    )
 
 
 def resumed_checkpoint(run_folder: RunFolder, path: str | None, world: World, *, on_progress: Callable[[], None]) -> Path | None:

@@ -147,7 +147,7 @@ def test_who_waits_for_a_slow_disk_moves_as_long_as_the_disk_does(
         return real(*arguments)
 
     monkeypatch.setattr(os, "write", slow)
-    monkeypatch.setattr(tensor_file, "_CHUNK", 1 << 15)
+    monkeypatch.setattr(tensor_file, "CHUNK_BYTES", 1 << 15)
     saver.save(checkpoint_content(trained, TrainState(step=1), WindowSums([0.0], [1.0]), alone()))
     assert saver.finish() is None
     num_parts = (tmp_path / "step_00000001/rank_00000.safetensors").stat().st_size >> 15

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_train.checkpoint.catalog import CatalogEntry
 from ddp_train.checkpoint.manifest import Ranking
-from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, probe_room, to_remove
-from ddp_train.errors import EnvironmentRefuses
+from ddp_train.checkpoint.schedule import CheckpointSchedule, Retention, to_remove
 from tests.unit.checkpoint.states import saved
 from tests.unit.parts import LOSS
-
-MB = 10**6
 
 
 def entry(step: int, value: float | None = None) -> CatalogEntry:
@@ -122,40 +115,3 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3, 10):
         saved(tmp_path, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000003", "step_00000010"]
-
-
-def test_room_for_all_for_some_and_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def disk(*, free: int) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-
-    folder = tmp_path / "checkpoints"
-    disk(free=3 * MB)
-    assert probe_room(folder, MB, wanted=3) is None
-    assert list(folder.iterdir()) == []
-    assert "3.0 MB free" in (warning := probe_room(folder, MB, wanted=5)) and "5.0 MB may be needed for 5 more" in warning
-    disk(free=2 * MB - 1)
-    with pytest.raises(EnvironmentRefuses, match=r"(?s)2.0 MB free, and needs 2.0 MB: one takes 1.0 MB .*hydra.run.dir=FOLDER"):
-        probe_room(folder, MB, wanted=3)
-    (folder / "step_00000001").mkdir()  # of the attempt before
-    assert "may be needed for 2 more" in probe_room(folder, MB, wanted=3)
-    (folder / "step_00000002").mkdir()
-    assert probe_room(folder, MB, wanted=3) is None
-    disk(free=MB - 1)
-    with pytest.raises(EnvironmentRefuses):
-        probe_room(folder, MB, wanted=3)
-
-
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentRefuses, match="cannot be written: Not a directory"):
-        probe_room(tmp_path / "file" / "checkpoints", MB, wanted=3)
-
-    def fail(*arguments: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    for call in ("fsync", "replace"):
-        with monkeypatch.context() as context:
-            context.setattr(os, call, fail)
-            with pytest.raises(EnvironmentRefuses, match="cannot be written: Read-only file system"):
-                probe_room(tmp_path, MB, wanted=3)
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]

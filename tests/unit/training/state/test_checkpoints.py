@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +18,18 @@ import torch
 
 from ddp_train.checkpoint.staging import StagingBuffer
 from ddp_train.distributed.world import alone
+from ddp_train.errors import EnvironmentRefuses
 from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phase, Phases
 from ddp_train.training.check.memory import estimate_share
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Records
-from ddp_train.training.state.checkpoints import Checkpoints, RewindError, retention
+from ddp_train.training.state.checkpoints import Checkpoints, RewindError, probe_room, retention
 from ddp_train.training.train_state import TrainState
 from tests.unit.parts import checked, components, saved
+
+MB = 10**6
 
 
 def checkpoints(run_folder: RunFolder, parts: Components, state: TrainState, **changes: Any) -> Checkpoints:
@@ -106,3 +111,40 @@ def test_who_reads_a_checkpoint_from_a_slow_disk_moves(tmp_path: Path, monkeypat
     assert len(moments) > 20  # while it is verified, and while it is read
     longest = max(later - before for before, later in pairwise(moments))
     assert longest < (moments[-1] - moments[0]) / 3
+
+
+def test_room_for_all_for_some_and_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk(*, free: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+
+    folder = tmp_path / "checkpoints"
+    disk(free=3 * MB)
+    assert probe_room(folder, MB, wanted=3) is None
+    assert list(folder.iterdir()) == []
+    assert "3.0 MB free" in (warning := probe_room(folder, MB, wanted=5)) and "5.0 MB may be needed for 5 more" in warning
+    disk(free=2 * MB - 1)
+    with pytest.raises(EnvironmentRefuses, match=r"(?s)2.0 MB free, and needs 2.0 MB: one takes 1.0 MB .*hydra.run.dir=FOLDER"):
+        probe_room(folder, MB, wanted=3)
+    (folder / "step_00000001").mkdir()  # of the attempt before
+    assert "may be needed for 2 more" in probe_room(folder, MB, wanted=3)
+    (folder / "step_00000002").mkdir()
+    assert probe_room(folder, MB, wanted=3) is None
+    disk(free=MB - 1)
+    with pytest.raises(EnvironmentRefuses):
+        probe_room(folder, MB, wanted=3)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentRefuses, match="cannot be written: Not a directory"):
+        probe_room(tmp_path / "file" / "checkpoints", MB, wanted=3)
+
+    def fail(*arguments: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    for call in ("fsync", "replace"):
+        with monkeypatch.context() as context:
+            context.setattr(os, call, fail)
+            with pytest.raises(EnvironmentRefuses, match="cannot be written: Read-only file system"):
+                probe_room(tmp_path, MB, wanted=3)
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
