@@ -111,7 +111,7 @@ class RunConfig(RootConfig, Sections):
             notes.append(f"another number of ranks changes the batch and the result; {keeps}")
         if factor != 1.0:
             rate, ratio = node.get("lr"), f"{batch.global_batch_size} / optimizer.base_batch_size {node['base_batch_size']}"
-            example = f": {rate:g} becomes {rate * factor:g}" if isinstance(rate, (int, float)) else ""
+            example = f": {rate * factor:g} in place of {rate:g}" if isinstance(rate, (int, float)) else ""
             notes.append(f"all rates of the optimizer x {factor:g}{example} (optimizer.lr_scale={node['lr_scale']}, {ratio})")
         return notes
 

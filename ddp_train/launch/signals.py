@@ -79,7 +79,7 @@ def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Itera
             announce_stop(number)
 
     with handling_signals(LISTENED, on_signal) as handled:
-        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # what was held back until somebody listens comes now
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # what was held back comes now
         try:
             yield received
         finally:

@@ -65,7 +65,7 @@ class Slurm(Engine):
             run_folder.logs.mkdir(exist_ok=True)  # SLURM makes no folders
         ids, left = [], iter(run_folders)
         for command, count in zip(rendered.commands, rendered.shares, strict=True):
-            with stops_held_back():  # else there is a job that nobody knows
+            with stops_held_back():  # else there is a job without a note of its id
                 ids.append(id := slurm_client.submit(command))
                 for number, run_folder in enumerate(islice(left, count)):
                     Submission(engine="slurm", id=id if count == 1 else f"{id}_{number}").write(run_folder)

@@ -36,7 +36,7 @@ def test_the_schedule_goes_from_the_scaled_rate() -> None:
 
 def test_what_it_comes_to_is_said() -> None:
     (line,) = checked(*SQRT).batch_notes()
-    assert line == "all rates of the optimizer x 2: 0.01 becomes 0.02 (optimizer.lr_scale=sqrt, 128 / optimizer.base_batch_size 32)"
+    assert line == "all rates of the optimizer x 2: 0.02 in place of 0.01 (optimizer.lr_scale=sqrt, 128 / optimizer.base_batch_size 32)"
     assert checked().batch_notes() == []
 
 
