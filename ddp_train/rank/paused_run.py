@@ -9,7 +9,7 @@ from ddp_train.rank.train_job import RankRun, build_components, end_training, fi
 from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.starts import count_attempt, end_attempt
 from ddp_train.system.phase import Phase
-from ddp_train.training.loop.trainer import Agreed
+from ddp_train.training.loop.hooks import Agreed
 from ddp_train.training.train_state import TrainState
 
 

@@ -33,7 +33,7 @@ from ddp_train.distributed.world import World
 from ddp_train.rank.peers import Neighbour, Peers
 from ddp_train.system import process_env
 from ddp_train.system.process import STOP_SIGNALS, exit_at_once, handles_signal
-from ddp_train.training.loop.trainer import Agreed
+from ddp_train.training.loop.hooks import Agreed
 
 logger = logging.getLogger(__name__)
 

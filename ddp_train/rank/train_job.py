@@ -37,7 +37,8 @@ from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
 from ddp_train.training.check.rehearsal import rebuild_buckets
 from ddp_train.training.loop.evaluation import evaluate
-from ddp_train.training.loop.trainer import RunServices, Trainer
+from ddp_train.training.loop.hooks import RunServices
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record import predictions

@@ -23,8 +23,9 @@ from ddp_train.config.schema import ProfileConfig
 from ddp_train.run_folder.paths import ProfileRequest
 from ddp_train.system.files import appears_whole
 from ddp_train.system.phase import Part, Phase, Phases
+from ddp_train.training.loop.hooks import Hooks, RunRequest
 from ddp_train.training.loop.train_step import StepMarks
-from ddp_train.training.loop.trainer import Hooks, RunRequest, Trainer
+from ddp_train.training.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,8 @@ class Profiler:
     def _reset(self) -> None:
         self._marks.end()
         if self._window is not None:
-            self._hooks.before_step.remove(self.begin_step)
+            # Another list: where a window ends in a step, the loop is going through the old one. Off it, a step does not call us at all.
+            self._hooks.before_step = [hook for hook in self._hooks.before_step if hook != self.begin_step]
         self._recording = self._window = None
 
 

@@ -26,7 +26,8 @@ from ddp_train.run_folder.paths import RunFolder
 from ddp_train.system.phase import Phases
 from ddp_train.training.build.build import build
 from ddp_train.training.build.trainer import build_trainer
-from ddp_train.training.loop.trainer import Agreed, RunServices, StopLine, Trainer
+from ddp_train.training.loop.hooks import Agreed, RunServices, StopLine
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record, Records, RunEvent

@@ -24,7 +24,7 @@ from ddp_train.launch.node import attempts, wire
 from ddp_train.rank.blame import _PEER_REPORTS_S
 from ddp_train.run_folder import starts
 from ddp_train.system import folder_lock
-from ddp_train.training.loop.trainer import Hooks
+from ddp_train.training.loop.hooks import Hooks
 from ddp_train.watchdog import __main__
 
 ROOT = Path(__file__).parents[2]

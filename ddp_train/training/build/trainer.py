@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,10 @@ from ddp_train.training.check import memory
 from ddp_train.training.check.rehearsal import rebuild_buckets, try_step, untouched
 from ddp_train.training.check.sanity_check import try_first_batches
 from ddp_train.training.loop.evaluation import as_evaluated
+from ddp_train.training.loop.hooks import Hooks, RunServices
 from ddp_train.training.loop.time_record import TimeRecord
 from ddp_train.training.loop.train_step import StepGuard, TrainStep
-from ddp_train.training.loop.trainer import Hooks, RunServices, Trainer
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components
 from ddp_train.training.profile import Profiler
 from ddp_train.training.record.log_window import Reading
@@ -102,17 +103,7 @@ def _features(trainer: Trainer, config: RunConfig) -> Iterator[Hooks]:
         yield Hooks(after_evaluation=[lambda metrics: scheduler.follow(world.from_main(lambda: metrics))])
     yield Hooks(at_record=[partial(_add_values, trainer)])
     yield TimeRecord(trainer).hooks()  # after callbacks, whose end is in its time
-    yield Hooks(after_step=[_once(trainer.hooks.after_step, lambda: memory.print_memory_use(components, world))])
-
-
-def _once(point: list[Callable[[int], None]], call: Callable[[], object]) -> Callable[[int], None]:
-    """Return what makes a call the first time that it is called itself at a point, and takes itself off it."""
-
-    def call_once(step: int) -> None:
-        point.remove(call_once)
-        call()
-
-    return call_once
+    yield Hooks(after_first_step=[lambda: memory.print_memory_use(components, world)])
 
 
 def _before_first_step(trainer: Trainer, *, sanity_check: bool) -> Hooks:
@@ -183,6 +174,6 @@ def _add_values(trainer: Trainer, values: dict[str, float], reading: Reading) ->
     values |= components.compiled.values() if components.compiled else {}
     if loader.skips_bad_samples:
         values["skipped_samples"] = reading.skipped
-    if trainer.train_step.guard.needs_norm:
+    if trainer.train_step.guard.skips_steps:
         values["skipped_steps"] = trainer.window.skipped_steps
     values |= trainer.window.turn_means(reading)

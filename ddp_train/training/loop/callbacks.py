@@ -21,7 +21,8 @@ from ddp_train.run_folder.result import Status
 from ddp_train.run_folder.times import read_goodput
 from ddp_train.training.check.rehearsal import rebuild_buckets, untouched
 from ddp_train.training.loop.evaluation import as_evaluated
-from ddp_train.training.loop.trainer import Hooks, Trainer
+from ddp_train.training.loop.hooks import Hooks
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.parts.components import Components, callback_errors
 from ddp_train.training.record.logged import mean, require_loggable
 from ddp_train.training.train_state import EarlyEnd

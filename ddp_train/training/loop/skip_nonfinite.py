@@ -22,7 +22,7 @@ class SkippingGuard(StepGuard):
     Random streams go on, and a loss scaler lowers its scale as for any overflow.
     """
 
-    needs_norm = True
+    skips_steps = needs_norm = True
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._skips_on_device = getattr(optimizer, "_step_supports_amp_scaling", False)

@@ -32,8 +32,9 @@ from ddp_train.interfaces import Strategy
 from ddp_train.run_folder.result import Status
 from ddp_train.system import process_env
 from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
+from ddp_train.training.loop.hooks import Hooks
 from ddp_train.training.loop.train_step import Mark
-from ddp_train.training.loop.trainer import Hooks, Trainer
+from ddp_train.training.loop.trainer import Trainer
 from ddp_train.training.record.log_window import Reading
 from ddp_train.training.record.logged import Reduction
 from ddp_train.training.record.records import run_event

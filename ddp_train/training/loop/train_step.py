@@ -41,6 +41,7 @@ class TotalUnits(NamedTuple):
 class StepGuard:
     """Lets the optimizer take every step; `SkippingGuard` is the other one."""
 
+    skips_steps = False  # leaves some out, which a record counts
     needs_norm = False  # of every step's gradient
 
     def begin(self) -> None:

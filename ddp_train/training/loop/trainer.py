@@ -1,16 +1,15 @@
 """The loop: `train`, `train_step`, `evaluate`.
 
 Ordinary code that is meant to be read and owned: all that a plain run does, in order. What a feature adds hangs on the points that `Hooks`
-names. What is done in a step is in `train_step.py`. Between two log steps nothing here waits for the device.
+(`hooks.py`) names. What is done in a step is in `train_step.py`. Between two log steps nothing here waits for the device.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,80 +19,17 @@ from ddp_train.errors import DataError
 from ddp_train.loader.device_copy import copied_ahead
 from ddp_train.loader.order import GlobalBatch, epochs
 from ddp_train.loader.reader import MicroBatch
-from ddp_train.run_folder.paths import RunFolder
 from ddp_train.run_folder.result import Status
-from ddp_train.system.phase import Part, Phase, Phases
+from ddp_train.system.phase import Part, Phase
 from ddp_train.training.loop import evaluation
+from ddp_train.training.loop.hooks import Hooks, RunServices
 from ddp_train.training.loop.train_step import TrainStep
 from ddp_train.training.parts.components import Components
 from ddp_train.training.parts.evaluated_weights import weights_to_evaluate
 from ddp_train.training.record.log_window import LogWindow, Reading
 from ddp_train.training.record.logged import Logged, Reduction
 from ddp_train.training.record.loss_monitor import LossMonitor, Rewind
-from ddp_train.training.record.records import Records
-from ddp_train.training.state.checkpoints import Checkpoints
 from ddp_train.training.train_state import Best, TrainState
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """Something that a person can ask of a run while it trains."""
-
-    is_made: Callable[[], bool]  # on this rank
-    carry_out: Callable[[int], None]  # called on all ranks after the record, with the steps taken, if it was made on any rank
-
-
-@dataclass(kw_only=True)
-class Hooks:
-    """The points of the loop, and what hangs on each, in the order of the calls: of one feature, or of a run (`build/trainer.py`).
-
-    All ranks call the same ones. Those of a step must not wait for the device; each may take itself off its list.
-    """
-
-    before_first_step: list[Callable[[MicroBatch], object]] = field(default_factory=list)  # gets its first micro-batch
-    wrap_micro_batches: list[Callable[[Iterator[MicroBatch]], Iterator[MicroBatch]]] = field(default_factory=list)  # once; after the loader
-    before_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # before all of the next point
-    when_steps_begin: list[Callable[[], None]] = field(default_factory=list)  # again after a rewind
-    before_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the steps taken; its time is not that of a step
-    after_step: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
-    requests: list[RunRequest] = field(default_factory=list)  # looked for at each record
-    add_to_reduction: list[Callable[[Reduction], None]] = field(default_factory=list)  # before the one reduction of a record
-    at_record: list[Callable[[dict[str, float], Reading], None]] = field(default_factory=list)  # may change a training record's values
-    after_evaluation: list[Callable[[dict[str, float]], None]] = field(default_factory=list)  # with its weights; may add to the metrics
-    before_save: list[Callable[[int], None]] = field(default_factory=list)  # gets the number of steps taken
-    at_end: list[Callable[[Status], None]] = field(default_factory=list)  # in `end`
-
-    def add(self, feature: "Hooks") -> None:
-        """Hang what a feature has on the same points, behind what hangs there already."""
-        for point in fields(self):
-            getattr(self, point.name).extend(getattr(feature, point.name))
-
-
-class Agreed(NamedTuple):
-    """What the ranks have agreed on one step: the same on all of them."""
-
-    is_last_step: bool  # all stop after it
-    is_save_agreed: bool  # all save a checkpoint after it, as one was asked for by the clock
-
-
-class StopLine(Protocol):
-    """What the loop asks; `rank.stop.Stop`, which lies above it, answers."""
-
-    def agree_after(self, steps_run: int, /) -> Agreed: ...
-
-    def is_asked(self) -> bool: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunServices:
-    """What the loop has of the run around it: where it writes, saves and stops."""
-
-    run_folder: RunFolder
-    phases: Phases
-    records: Records
-    checkpoints: Checkpoints
-    stop: StopLine
-    started_at: float = field(default_factory=time.time)  # this attempt, in seconds since the epoch
 
 
 @dataclass(kw_only=True)
@@ -126,6 +62,7 @@ class Trainer:
     hooks: Hooks = field(default_factory=Hooks)  # what features hang on them (`build/trainer.py`)
 
     logged: Logged = field(init=False)  # by callbacks and by the model
+    has_stepped: bool = field(init=False, default=False)  # here, wherever the state comes from
     last: dict[str, float] = field(default_factory=dict)  # the newest value of every metric, as `split/name`
 
     def __post_init__(self) -> None:
@@ -164,15 +101,19 @@ class Trainer:
         while not state.is_over(components.total_steps):
             if hooks.before_step:
                 with self.window.excluded():
-                    for before_step in [*hooks.before_step]:
+                    for before_step in hooks.before_step:
                         before_step(state.step)
             batch = components.train_loader.order.batch_at(state.samples)
             is_log_step = self.is_log_step(state.step + 1)
             grad_norm = self.train_step(self._of_next_step(micro_batches), global_batch_size=batch.size, measures_norm=is_log_step)
             state.step += 1
             state.samples += batch.size
-            for after_step in [*hooks.after_step]:
+            for after_step in hooks.after_step:
                 after_step(state.step)
+            if not self.has_stepped:
+                self.has_stepped = True
+                for after_first_step in hooks.after_first_step:
+                    after_first_step()
             if is_log_step:
                 self._log(grad_norm)  # the ranks agree in it on a callback's stop, as they do in an evaluation
             if not self._finish_step(batch, is_judged=is_log_step):
@@ -295,17 +236,14 @@ class Trainer:
 
     def _evaluate_if_due(self, batch: GlobalBatch, *, is_stopping: bool) -> bool:
         """Evaluate where that is due, or note that it is pending where all stop; return whether they do: a stop may come meanwhile."""
-        if self.state.is_over(self.components.total_steps) or self._is_evaluation_due(batch):
+        state, every = self.state, self.evaluate_every_steps
+        ends_period = state.step % every == 0 if every else batch.stop == self.components.train_loader.order.epoch_size
+        if ends_period or state.is_over(self.components.total_steps):
             if not is_stopping:
                 with self.window.excluded():
                     is_stopping = self.evaluate() is None
-            self.state.evaluation_pending = is_stopping
+            state.evaluation_pending = is_stopping
         return is_stopping
-
-    def _is_evaluation_due(self, batch: GlobalBatch) -> bool:
-        """Tell whether a period of evaluation ends with the step that has taken this global batch."""
-        every = self.evaluate_every_steps
-        return self.state.step % every == 0 if every else batch.stop == self.components.train_loader.order.epoch_size
 
     def evaluate(self) -> Mapping[str, float] | None:
         """Evaluate, write a record, keep the best values; return the metrics. None: a stop came first, on all ranks alike. Collective."""

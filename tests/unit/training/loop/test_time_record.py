@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ddp_train.system.phase import Part, Phase
 from ddp_train.training.loop import time_record
+from ddp_train.training.loop.hooks import Hooks
 from ddp_train.training.loop.time_record import DeviceTimeSplit, TimeSplit, call_after_gradients, why_not_split
-from ddp_train.training.loop.trainer import Hooks
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import Jump

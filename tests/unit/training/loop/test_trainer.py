@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_train.errors import NonFiniteLossError
+from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import TrainState, WindowSums
 from tests.unit.parts import ChosenStop, components, trainer
@@ -51,3 +52,23 @@ def test_a_stop_saves_without_evaluating_and_the_evaluation_is_made_up_for(comes
     assert trainer(parts, state, write=records.append, evaluate_every_steps=5).train()
     assert [record["step"] for record in records if record["split"] == "eval"] == [5, 10, 15, 20, 25, 30]
     assert not state.evaluation_pending
+
+
+def test_what_comes_after_the_first_step_comes_once_also_where_that_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    diary, state = list[tuple[str, int]](), TrainState()
+    one_run = trainer(components("trainer.max_steps=4"), state)
+
+    def rewind_once(step: int) -> None:
+        if diary.count(("step", 2)) == 1:
+            raise Rewind({}, "bad")
+
+    def go_back(cause: Rewind) -> None:
+        state.step = 0
+        diary.append(("rewind", 2))
+
+    one_run.hooks.after_step += [lambda step: diary.append(("step", step)), lambda step: rewind_once(step) if step == 2 else None]
+    one_run.hooks.after_first_step.append(lambda: diary.append(("first", state.step)))
+    monkeypatch.setattr(one_run.services.checkpoints, "rewind", go_back)
+    assert one_run.train()
+    steps = [("step", step) for step in (1, 2, 3, 4)]
+    assert diary == [steps[0], ("first", 1), steps[1], ("rewind", 2), *steps]
