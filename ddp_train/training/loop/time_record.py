@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from socket import gethostname
@@ -21,14 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.distributed import DistError
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from ddp_train.distributed.store import round_trip_s
-from ddp_train.distributed.world import World
-from ddp_train.interfaces import Strategy
 from ddp_train.run_folder.result import Status
 from ddp_train.system import process_env
 from ddp_train.system.phase import PART_OF_PHASE, Part, Phase
@@ -139,9 +134,10 @@ class TimeRecord:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._world, self._services = trainer, trainer.world, trainer.services
         self._modules = [turn.wrapped for turn in trainer.components.turns.values()] or [trainer.components.wrapped]
-        self._not_split = why_not_split(trainer.components.strategy, self._modules, self._world)
+        reasons = [*filter(None, map(trainer.components.strategy.why_not_timed, self._modules))] if self._world.size > 1 else []
+        self._not_split = {Part.COMMUNICATION: reasons[0]} if reasons else {}
         self.split = (DeviceTimeSplit if self._world.device.type == "cuda" else TimeSplit)(self._not_split)
-        self._watches: list[RemovableHandle] = []
+        self._end_watches: list[Callable[[], object]] = []
         self._round_trip = 0.0  # seconds of a message to the ranks' store and back; 0: not known
         self._began = self._taken = self._written = 0.0  # by the monotonic clock: the first line, the last reading, the last line
         self._written_step, self._written_totals = 0, np.zeros(())
@@ -193,17 +189,17 @@ class TimeRecord:
         """Write what is left, as of evaluations and saves after the last record. Collective."""
         self._write_rest(self._trainer.state.step)
         self._services.phases.forget(self.split.enter_phase)
-        for watch in self._watches:
-            watch.remove()
+        for end_watch in self._end_watches:
+            end_watch()
 
     def _listen(self) -> None:
         """Listen to what a step is at: its marks, the strategy's exchanges, the rank's phases."""
+        strategy = self._trainer.components.strategy
         self._trainer.train_step.marks.listen(self.split.mark)
         if not self._not_split:
             exchange = partial(self.split.switch, Part.COMMUNICATION)
-            modules = (module for module in self._modules if isinstance(module, DistributedDataParallel))
-            self._watches = [call_after_gradients(module, exchange) for module in modules]
-        self._trainer.components.strategy.set_exchange_context(partial(self.split.mark, Part.COMMUNICATION))
+            self._end_watches = [strategy.watch_exchange(module, exchange) for module in self._modules]
+        strategy.set_exchange_context(partial(self.split.mark, Part.COMMUNICATION))
         self._services.phases.listen(self.split.enter_phase, is_first=True)  # before faults, whose time is that of the phase
 
     def _measure_round_trip(self) -> None:
@@ -233,25 +229,3 @@ class TimeRecord:
         line |= {"steps": step - self._written_step, "ranks": rows}
         self._services.records.write_times(line)
         self._written, self._written_step, self._written_totals = self._taken, step, totals
-
-
-def call_after_gradients(module: nn.Module, call: Callable[[], object]) -> RemovableHandle:
-    """Call something in each backward when all gradients are there, and what DDP then waits for is not.
-
-    Torch calls what was queued in a backward at its end, and in this order: DDP queues its wait with the last gradient. Where a step has no
-    gradient for the module's first parameter, it is not called.
-    """
-    engine: Any = torch.autograd.Variable._execution_engine
-    first = next(parameter for parameter in module.parameters() if parameter.requires_grad)
-    watch: RemovableHandle = first.register_post_accumulate_grad_hook(lambda _: engine.queue_callback(call))
-    return watch
-
-
-def why_not_split(strategy: Strategy, modules: Sequence[nn.Module], world: World) -> dict[Part, str]:
-    """Return the parts that have no honest source with a strategy and what it has wrapped, each with the reason."""
-    reason = ""
-    if any(isinstance(part, nn.SyncBatchNorm) for module in modules for part in module.modules()):
-        reason = "batch norm of all ranks' samples exchanges within forward and backward, while they compute"
-    elif strategy.local_weights is None and not all(isinstance(module, DistributedDataParallel) for module in modules):
-        reason = f"{type(strategy).__name__} exchanges within forward and backward, while they compute"
-    return {Part.COMMUNICATION: reason} if reason and world.size > 1 else {}

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+from ddp_train.interfaces import Strategy
 from ddp_train.system.phase import Part, Phase
 from ddp_train.training.loop import time_record
 from ddp_train.training.loop.hooks import Hooks
-from ddp_train.training.loop.time_record import DeviceTimeSplit, TimeSplit, call_after_gradients, why_not_split
+from ddp_train.training.loop.time_record import DeviceTimeSplit, TimeRecord, TimeSplit
 from ddp_train.training.record.loss_monitor import Rewind
 from ddp_train.training.record.records import Record
 from ddp_train.training.train_state import Jump
-from tests.unit.parts import components, trainer
+from tests.unit.parts import alone, components, trainer
 
 
 class Clock:
@@ -131,46 +131,21 @@ def test_events_are_used_again() -> None:
     assert len(made) < 2000
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, inputs: Tensor, *, skips: bool = False) -> Tensor:
-        return self.second(inputs if skips else self.first(inputs)).sum()
+@pytest.mark.parametrize("size", [1, 2])
+def test_communication_is_not_split_where_the_strategy_says_why_and_ranks_are_several(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(Strategy, "why_not_timed", lambda strategy, wrapped: "hidden")
+    record = TimeRecord(trainer(components("trainer.max_steps=1"), world=replace(alone(), size=size)))
+    assert record.split.seconds() and record._not_split == ({Part.COMMUNICATION: "hidden"} if size > 1 else {})
 
 
-def test_what_comes_after_the_gradients_is_called_once_in_each_backward_when_all_are_there() -> None:
-    net, found = Net(), list[list[bool]]()
-    watch = call_after_gradients(net, lambda: found.append([each.grad is not None for each in net.parameters()]))
-
-    def step() -> None:
-        net.zero_grad()
-        net(torch.ones(1, 2)).backward()
-
-    step()
-    step()
-    watch.remove()
-    step()
-    assert found == [[True] * 4] * 2
-
-
-def test_communication_is_not_split_where_ranks_wait_within_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrapped(nn.Module):
-        def __init__(self, part: nn.Module) -> None:
-            super().__init__()
-            self.part = part
-
-    monkeypatch.setattr(time_record, "DistributedDataParallel", Wrapped)
-    two, one = SimpleNamespace(size=2), SimpleNamespace(size=1)
-
-    def why(world: Any, *modules: nn.Module, local_weights: Any = None) -> dict[Part, str]:
-        return why_not_split(SimpleNamespace(local_weights=local_weights), modules, world)  # type: ignore[arg-type]
-
-    norm = nn.SyncBatchNorm(2)
-    assert why(two, Wrapped(Net())) == why(two, Wrapped(Net()), Wrapped(Net())) == why(two, Net(), local_weights=1) == why(one, norm) == {}
-    assert "SimpleNamespace" in why(two, Wrapped(Net()), Net())[Part.COMMUNICATION]
-    assert "batch norm" in why(two, Wrapped(norm))[Part.COMMUNICATION] == why(two, norm, local_weights=1)[Part.COMMUNICATION]
+def test_a_strategy_tells_when_its_exchange_begins_until_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins, ended = list[Callable[[], object]](), list[str]()
+    monkeypatch.setattr(Strategy, "watch_exchange", lambda strategy, wrapped, begin: begins.append(begin) or (lambda: ended.append("end")))
+    one_run = trainer(components("trainer.max_steps=1"))
+    one_run.train()
+    assert len(begins) == 1 and ended == []
+    one_run.end("completed")  # type: ignore[arg-type]
+    assert ended == ["end"]
 
 
 @pytest.mark.parametrize("part", [Part.FORWARD])
