@@ -62,9 +62,7 @@ def stops_held_back() -> Iterator[None]:
 def stop_signals(stop: Callable[[int], None], kill: Callable[[], None]) -> Iterator[list[int]]:
     """Pass stop signals on while the block runs, and give the list of those that came.
 
-    Args:
-        stop: passes a signal on.
-        kill: ends everything at once (`is_final_stop`). A kill counts as Ctrl-C.
+    `kill` ends everything at once (`is_final_stop`), and counts as Ctrl-C.
     """
     received: list[int] = []
 

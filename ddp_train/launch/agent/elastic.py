@@ -47,9 +47,7 @@ HandleFailures = Callable[[Mapping[int, ProcessFailure], int], bool]
 def run_elastic_agent(options: Namespace, ranks: Ranks, *, grace_s: int, handle_failures: HandleFailures, restarts: int = 0) -> None:
     """Run torch's agent, with our rules, to its end. `torch.distributed.run.run` is torch's own without them (`cluster.agent=torch`).
 
-    Args:
-        grace_s: how long ranks may take to save after a stop signal, before they are killed.
-        restarts: how often the ranks were started again before, by other agents: they are told so.
+    `grace_s`: `cluster.grace_s`. `restarts`: how often the ranks were started again before, by other agents: they are told so.
 
     Raises ChildFailedError: ranks failed, and are not started again.
     Raises SignalException: a signal came, and the ranks have ended.
@@ -85,11 +83,12 @@ class _Agent(LocalElasticAgent):
         super().__init__(*arguments, **{**options, "logs_specs": _NoLogs(os.devnull)})
         self._grace_s, self._handle_failures = grace_s, handle_failures
         self._remaining_restarts -= restarts
+        self._ends_within_s = _SURVIVORS_S  # how long the ranks have in `close`
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
         assert self._pcontext is not None
-        close, self._ends_within_s = self._pcontext.close, _SURVIVORS_S
+        close, self._ends_within_s = self._pcontext.close, _SURVIVORS_S  # `_shutdown` may have changed it for the ranks before these
         # torch calls it when one has failed, and in `_shutdown`, with a time-out of its own.
         self._pcontext.close = lambda death_sig=None, timeout=0: close(death_sig, self._ends_within_s)  # type: ignore[method-assign]
         return started

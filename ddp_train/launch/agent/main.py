@@ -39,9 +39,7 @@ _PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT)
 def become_agent(request: AgentRequest, *, loaded_with: Mapping[str, str], become_rank: RequestHandler) -> int:
     """Run the agent that was asked for (`launch.agent_process.start_agent`) in this process, and return its exit code.
 
-    Args:
-        loaded_with: the environment in which this process has imported.
-        become_rank: what each process does that is forked as a rank.
+    `loaded_with`: the environment in which this process has imported. `become_rank`: what each process does that is forked as a rank.
     """
     environment = {**request.environment, process_env.AGENT: str(os.getpid())}
     for name in loaded_with.keys() - environment.keys():

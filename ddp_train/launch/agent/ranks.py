@@ -32,13 +32,9 @@ def loads_alike(environment: Mapping[str, str], loaded_with: Mapping[str, str]) 
 
 
 class Ranks:
-    """The ranks of one agent. Made before the agent has any thread.
+    """The ranks of one agent, which `become_rank` when they are forked. Made before the agent has any thread.
 
-    Args:
-        become_rank: what each process does that is forked as a rank.
-        files: descriptors that are the agent's, and no rank's.
-        imports: what ranks need.
-        is_forked: this process has imported that, in their environment (`loads_alike`).
+    `files`: descriptors of the agent's, and no rank's. `is_forked`: this process has the `imports`, in their environment (`loads_alike`).
     """
 
     def __init__(self, become_rank: RequestHandler, *, files: Sequence[int], imports: Sequence[str], is_forked: bool) -> None:

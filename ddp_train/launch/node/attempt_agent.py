@@ -13,7 +13,7 @@ from ddp_train.errors import ENVIRONMENT_REFUSES, FAILED
 from ddp_train.launch.agent_process import AgentOptions, rank_environment, start_agent
 from ddp_train.launch.job import Job
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import Line, Message, plain_address, reason
+from ddp_train.launch.node.wire import Ended, Line, Message, plain_address, reason
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.restart_note import recall_run, remember_run
 from ddp_train.run_folder.result import Result
@@ -92,7 +92,7 @@ class AttemptAgent:
         finally:
             if self._listener is not None:
                 self._listener.close()
-        self._line.send("ended", attempt=self.number, code=code, why=why)
+        self._line.send("ended", **Ended(self.number, code, why)._asdict())
 
     async def _end_of_agent(self) -> tuple[int, str]:
         """Run the agent; return the code of its end, and why where the other machines have to be told."""

@@ -19,9 +19,10 @@ from enum import StrEnum
 from typing import NoReturn
 
 from ddp_train.errors import DONE, FAILED, FINAL, INTERRUPTED, NO_PROGRESS, PREEMPTED, TERMINATED, ConfigError, EnvironmentRefuses
-from ddp_train.launch.node.registry import Node, NodeEvent, Registry
+from ddp_train.launch.node.registry import Came, Lost, Node, NodeEvent, Registry
 from ddp_train.launch.node.registry_client import ProgramEnd
 from ddp_train.launch.node.this_node import ThisNode, with_world_size
+from ddp_train.launch.node.wire import Ended, Stop
 from ddp_train.run_folder import failure
 from ddp_train.run_folder.starts import fail_attempt
 from ddp_train.run_folder.verdict import exit_code_after_agent
@@ -131,10 +132,8 @@ class Attempts:
             if now > report_at and count < rendezvous.min_nodes:
                 report_at = now + _NAMED_EVERY_S
                 registry.say(f"waiting: {registry.describe_missing()}")
-            if (event := await self._next_event()) is not None:
-                self._pass_on_stop(event)
-                if event.message["kind"] == "came":
-                    report_at = min(report_at, time.monotonic() + _NAMED_AFTER_S)
+            if (event := await self._next_event()) is not None and isinstance(event.what, Came):
+                report_at = min(report_at, time.monotonic() + _NAMED_AFTER_S)
 
     def _begin(self, nodes: list[Node]) -> _Attempt:
         self._number += 1
@@ -185,41 +184,35 @@ class Attempts:
                     node.line.send("kill", attempt=attempt.number)
 
     def _handle(self, event: NodeEvent, attempt: _Attempt) -> None:
-        self._pass_on_stop(event)
-        node, message = event
-        kind = message["kind"]
-        if kind == "ended" and message["attempt"] == attempt.number and node in attempt.open_nodes:
-            is_ours = attempt.is_killed and message["code"] == 128 + signal.SIGKILL
-            attempt.codes[node] = FAILED if is_ours else message["code"]
-            if message["code"] != DONE and not attempt.ending:
-                attempt.end(_Ending.FAILURE, within_s=_SURVIVORS_S)
-                if message["why"]:
-                    self._registry.say(f"{node.name}: {message['why']}")
-        elif kind == "lost" and node in attempt.open_nodes:
-            attempt.lost.append(node)
-            self._report_loss(node, message["why"], attempt)
-            attempt.end(_Ending.FAILURE, within_s=0.0)
-        elif kind == "came" and not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
-            self._registry.say(f"{node.name} joined: the run saves, and continues with {len(self._registry.nodes)} machines")
-            attempt.end(_Ending.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
-            for other in attempt.open_nodes:
-                other.line.send("stop", signal=int(signal.SIGTERM))
+        node = event.node
+        match event.what:
+            case Ended(number, code, why) if number == attempt.number and node in attempt.open_nodes:
+                attempt.codes[node] = FAILED if attempt.is_killed and code == 128 + signal.SIGKILL else code
+                if code != DONE and not attempt.ending:
+                    attempt.end(_Ending.FAILURE, within_s=_SURVIVORS_S)
+                    if why:
+                        self._registry.say(f"{node.name}: {why}")
+            case Lost(why) if node in attempt.open_nodes:
+                attempt.lost.append(node)
+                self._report_loss(node, why, attempt)
+                attempt.end(_Ending.FAILURE, within_s=0.0)
+            case Came() if not attempt.ending and node not in attempt.nodes and node in self._registry.nodes:
+                self._registry.say(f"{node.name} joined: the run saves, and continues with {len(self._registry.nodes)} machines")
+                attempt.end(_Ending.JOIN, within_s=self._this_node.cluster.grace_s + _MARGIN_S)
+                for other in attempt.open_nodes:
+                    other.line.send("stop", signal=int(signal.SIGTERM))
 
-    def _pass_on_stop(self, event: NodeEvent) -> None:
+    def _pass_on(self, stop: Stop, node: Node) -> None:
         """Pass a stop signal that came to one machine on to all."""
-        node, message = event
-        if message["kind"] != "stop":
-            return
-        number = message["signal"]
-        self._is_final = self._is_final or message["is_final"]
+        self._is_final = self._is_final or stop.is_final
         if self._stop_signal is None:
-            self._stop_signal = number
-            self._registry.say(f"{signal.Signals(number).name} on {node.name}: all machines save and stop")
+            self._stop_signal = stop.signal
+            self._registry.say(f"{signal.Signals(stop.signal).name} on {node.name}: all machines save and stop")
             for other in self._registry.nodes:
                 if other is not node:
-                    other.line.send("stop", signal=number)
-        elif number == signal.SIGINT:
-            self._stop_signal = number  # a Ctrl-C counts more than the batch system's warning before it
+                    other.line.send("stop", signal=stop.signal)
+        elif stop.signal == signal.SIGINT:
+            self._stop_signal = stop.signal  # a Ctrl-C counts more than the batch system's warning before it
 
     def _report_loss(self, node: Node, why: str, attempt: _Attempt) -> None:
         """Name a machine that was lost, before ranks that have lost it can name each other."""
@@ -293,9 +286,12 @@ class Attempts:
         raise ProgramEnd(FAILED)
 
     async def _next_event(self) -> NodeEvent | None:
-        """Return the next event; None after a moment without one."""
+        """Return the next event, and pass it on where it is a stop; None after a moment without one."""
         try:
             async with asyncio.timeout(_POLL_S):
-                return await self._registry.events.get()
+                event = await self._registry.events.get()
         except TimeoutError:
             return None
+        if isinstance(event.what, Stop):
+            self._pass_on(event.what, event.node)
+        return event

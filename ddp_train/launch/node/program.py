@@ -67,11 +67,8 @@ class _Program:
         """Serve the registry, and take part (the first machine)."""
         registry = Registry(self._this_node)
         self._attempts = Attempts(registry, self._this_node)
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await registry.serve(Line(reader, writer))
-
-        server = await asyncio.start_server(serve, sock=self._rendezvous.listener, limit=MAX_BYTES, backlog=WAITING)
+        listener = self._rendezvous.listener
+        server = await asyncio.start_server(lambda *ends: registry.serve(Line(*ends)), sock=listener, limit=MAX_BYTES, backlog=WAITING)
         self._client.own_end, registrys_end = socket.socketpair()
         own_line = await of_socket(registrys_end)
         self._rendezvous.publish()

@@ -5,12 +5,12 @@ import secrets
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
 from ddp_train.errors import plural
 from ddp_train.launch.node.this_node import ThisNode
-from ddp_train.launch.node.wire import SILENT_S, Line, LineLost, LineSilent, Message, is_proven, plain_address, proof, shown
+from ddp_train.launch.node.wire import SILENT_S, Ended, Line, LineLost, LineSilent, Message, Stop, is_proven, plain_address, proof, shown
 from ddp_train.launch.node_facts.differences import clock, differences
 from ddp_train.launch.node_facts.facts import NodeFacts
 from ddp_train.launch.signals import LISTENED
@@ -20,10 +20,6 @@ _MAX_NAME = 100  # characters
 _SAID_AGAIN_S = 30.0
 _MAX_REFUSALS = 20  # that are shown in that time
 _STALE_S = 2.5  # longer than between two signs of life: nothing is begun with a machine that has said nothing for so long
-_SENT_BY_MEMBERS = {  # kind -> its fields
-    "ended": {"kind": str, "attempt": int, "code": int, "why": str},
-    "stop": {"kind": str, "signal": int, "is_final": bool},
-}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -36,7 +32,6 @@ class Node:
     program: str  # the number of its node program
     our_address: str  # at which it has found this machine
     is_first: bool = False
-    joined_at: float = field(default_factory=time.monotonic)
 
     @property
     def is_fresh(self) -> bool:
@@ -44,17 +39,26 @@ class Node:
         return self.is_first or self.line.silent_s < _STALE_S
 
     @property
-    def position(self) -> tuple[bool, float, float]:
-        """What machines are sorted by: the first one first; then as they are numbered, or as they came."""
-        node_rank = self.facts.node_rank
-        return not self.is_first, float("inf") if node_rank is None else node_rank, self.joined_at
+    def position(self) -> tuple[bool, float]:
+        """What machines are sorted by: the first one first; then as they are numbered, else as they came."""
+        return not self.is_first, float("inf") if self.facts.node_rank is None else self.facts.node_rank
+
+
+class Came:
+    """A machine was taken in."""
+
+
+class Lost(NamedTuple):
+    """A machine was lost, or sent away."""
+
+    why: str
 
 
 class NodeEvent(NamedTuple):
     """What happens on a machine: it came, was lost, or has sent a message."""
 
     node: Node
-    message: Message  # of the kind came, lost, ended or stop
+    what: Came | Lost | Ended | Stop
 
 
 class Registry:
@@ -93,7 +97,7 @@ class Registry:
         self.lost[node.name] = why
         node.line.send("dropped", why=why)
         node.line.cut()
-        self.events.put_nowait(NodeEvent(node, {"kind": "lost", "why": why}))
+        self.events.put_nowait(NodeEvent(node, Lost(why)))
 
     def describe_missing(self) -> str:
         node_ranks = {node.facts.node_rank for node in self.nodes}
@@ -142,7 +146,7 @@ class Registry:
         own_proof = proof(self._rendezvous.token, by="registry", over=their_nonce, own=own_nonce)
         line.send("welcome", first=self._first.host, folder=self._folder, proof=own_proof)
         line.beat()
-        self.events.put_nowait(NodeEvent(node, {"kind": "came"}))
+        self.events.put_nowait(NodeEvent(node, Came()))
         return node
 
     def _reasons_of_another_run(self, facts: NodeFacts) -> list[str]:
@@ -178,10 +182,7 @@ class Registry:
         try:
             while True:
                 message = await node.line.receive(silent_s=None if node.is_first else SILENT_S)
-                types = {name: type(value) for name, value in message.items()}
-                if types != _SENT_BY_MEMBERS.get(str(message["kind"])) or message.get("signal", LISTENED[0]) not in LISTENED:
-                    raise LineLost(f"sent an unknown message: {shown(message, _MAX_NAME)}")
-                self.events.put_nowait(NodeEvent(node, message))
+                self.events.put_nowait(NodeEvent(node, _sent_by_member(message)))
         except LineLost as lost:
             self.drop(node, str(lost))
 
@@ -218,6 +219,16 @@ class Registry:
         if (key or text) not in self._refused and len(self._refused) < _MAX_REFUSALS:
             self._refused[key or text] = now
             self.say(text)
+
+
+def _sent_by_member(message: Message) -> Ended | Stop:
+    """Return what a machine that was taken in has sent. LineLost: it is nothing that one sends."""
+    fields = {name: value for name, value in message.items() if name != "kind"}
+    kind = {"ended": Ended, "stop": Stop}.get(str(message["kind"]))
+    types = {name: type(value) for name, value in fields.items()}
+    if kind is None or types != kind.__annotations__ or fields.get("signal", LISTENED[0]) not in LISTENED:
+        raise LineLost(f"sent an unknown message: {shown(message, _MAX_NAME)}")
+    return Ended(**fields) if kind is Ended else Stop(**fields)
 
 
 def _facts(hello: Message) -> NodeFacts | None:

@@ -52,9 +52,7 @@ class RegistryClient:
     async def join(self, *, is_back: bool, has_closed: bool) -> Line | None:
         """Connect to the registry, and be taken in; None: the registry has ended. ProgramEnd: it is refused, stopped or too late.
 
-        Args:
-            is_back: this machine was in the run before.
-            has_closed: the registry has closed the line since, without a word.
+        `is_back`: this machine was in the run before. `has_closed`: the registry has closed the line since, without a word.
         """
         report_at = time.monotonic() + _REPORT_AFTER_S
         deadline = time.monotonic() + self._this_node.cluster.join_timeout_s

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_train.errors import printable
 
@@ -23,7 +23,22 @@ _RETRY_MS = 1000
 _TCP_RTO_MAX_MS = 44  # of Linux 6.15: a cable that was out for seconds is used again after one, not after as long again
 _MAX_SHOWN = 4000  # characters
 
-Message = dict[str, Any]
+Message = dict[str, Any]  # as it comes, from anybody
+
+
+class Ended(NamedTuple):
+    """What a machine sends when its agent of an attempt has ended."""
+
+    attempt: int
+    code: int
+    why: str  # where the other machines have to be told
+
+
+class Stop(NamedTuple):
+    """What a machine sends when a stop signal has come to it."""
+
+    signal: int
+    is_final: bool
 
 
 class LineLost(Exception):
@@ -35,12 +50,9 @@ class LineSilent(LineLost):
 
 
 def proof(token: str, *, by: str, over: Any, own: Any) -> str:
-    """Return a proof of knowing the token.
+    """Return a proof of knowing the token; `by`: node or registry: neither can send the other's proof back.
 
-    Args:
-        by: node or registry: neither can send the other's proof back.
-        over: the nonce of the side that is to be convinced, a random number that was never used before.
-        own: the nonce of the side that proves it.
+    `over` and `own`: nonces, random numbers that were never used before, of the side that is to be convinced and of the one that proves it.
     """
     return hmac.new(token.encode(), json.dumps([by, over, own]).encode(), "sha256").hexdigest()
 

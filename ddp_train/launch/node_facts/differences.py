@@ -59,9 +59,7 @@ def fingerprint(facts: NodeFacts) -> str:
 def clock(first: NodeFacts, other: NodeFacts, *, round_trip_s: float) -> str:
     """Return a sentence on clocks that differ; "" where they agree well enough.
 
-    Args:
-        first: told when the other's word was there (`NodeFacts.now`); `other` when it was sent.
-        round_trip_s: how long a word takes to the first and back: so much is not known.
+    `other` was told when its word was sent, `first` (`NodeFacts.now`) when that was there; of the round trip between so much is not known.
     """
     ahead = other.utc - first.utc
     skew_s = abs(ahead) - round_trip_s

@@ -90,7 +90,6 @@ def collect(
 
     Args:
         config: as this machine has composed or read it; of a sweep, whose jobs are composed later, the section `cluster`.
-        rendezvous: which machine this is, of which run.
         code: the folder of the frozen code; None: the user's code is where they stand.
     """
     problems: list[str] = []
@@ -183,9 +182,8 @@ def interface_problems(environment: Mapping[str, str], interfaces: Mapping[str, 
 def taken_by_nccl(wanted: str, interfaces: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the interfaces with an address that NCCL may take.
 
-    Args:
-        wanted: beginnings of names, `=` for whole names, `^` for all but these, `^=` for both. "": NCCL chooses, and takes the loopback
-            interface and docker's only where there is no other.
+    `wanted`: beginnings of names, `=` for whole names, `^` for all but these, `^=` for both. "": NCCL chooses, and takes the loopback
+    interface and docker's only where there is no other.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """

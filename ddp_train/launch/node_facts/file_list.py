@@ -63,10 +63,8 @@ def list_data(path: Path, *, within_s: float) -> FileList | None:
 def list_source(source_copy: Path | None, *, within_s: float) -> FileList:
     """Hash the Python files that the ranks of this machine would run: ddp_train's own, and the user's.
 
-    Args:
-        source_copy: the folder of the frozen code; None: what the repository in which the user stands tracks or does not ignore, or else
-            all Python files below where they stand.
-        within_s: how long it may take. Our own files are read in any case.
+    `source_copy`: the folder of the frozen code; None: what the repository in which the user stands tracks or does not ignore, or else
+    all Python files below where they stand. `within_s`: how long it may take; our own files are read in any case.
     """
     deadline, own = time.monotonic() + within_s, FOLDER.resolve()
     hashes = {f"{FOLDER.name}/{file.relative_to(FOLDER)}": xxh3_64_hexdigest(file.read_bytes()) for file in sorted(FOLDER.rglob("*.py"))}
