@@ -17,7 +17,7 @@ from ddp_train.system import torch_internals
 from ddp_train.system.torch_internals import INTERNALS, missing
 
 _OF_OTHERS = {
-    *("_current_frames", "_exit", "_replace", "_target_", "_trial_id", "_get_full_key", "_get_file_writer"),
+    *("_current_frames", "_exit", "_replace", "_asdict", "_target_", "_trial_id", "_get_full_key", "_get_file_writer"),
     *("_computed", "_defaults", "_reductions"),  # of torchmetrics
     *("_buffers", "_parameters", "_metadata", "_version"),  # of torch, and of old
     *("_set_default_timeout", "_timeout"),  # of a backend: with `ProcessGroup._get_backend`
