@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_train.metrics.jsonl import read_records
-from ddp_train.system.files import write_atomic
+from ddp_train.metrics.jsonl import FILE
+from ddp_train.system.files import json_lines, write_atomic
 
 
 class Csv:
@@ -27,7 +27,7 @@ class Csv:
 
     def close(self) -> None:
         tables: dict[str, list[dict[str, Any]]] = {}
-        for record in read_records(self._run_dir):
+        for record in json_lines(self._run_dir / FILE):
             tables.setdefault(record.pop("split"), []).append(record)
         for split, records in tables.items():
             text = io.StringIO()

@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_train.system.files import GrowingFile
+from ddp_train.system.files import GrowingFile, json_object
 
-_NAME = "metrics.jsonl"
+FILE = "metrics.jsonl"
 
 
 class JsonLines:
@@ -20,7 +19,7 @@ class JsonLines:
     """
 
     def __init__(self, run_dir: str, step: int = 0) -> None:
-        self._file = GrowingFile(Path(run_dir) / _NAME, keeps=lambda line: any(record["step"] <= step for record in _parse(line)))
+        self._file = GrowingFile(Path(run_dir) / FILE, keeps=lambda line: (json_object(line) or {}).get("step", math.inf) <= step)
 
     def write(self, record: Mapping[str, Any]) -> None:
         finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
@@ -28,18 +27,3 @@ class JsonLines:
 
     def close(self) -> None:
         self._file.close()
-
-
-def read_records(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records in metrics.jsonl; nothing if there is no such file."""
-    if (path := run_dir / _NAME).exists():
-        for line in path.read_text().splitlines():
-            yield from _parse(line)
-
-
-def _parse(line: str) -> Iterator[dict[str, Any]]:
-    """Yield the record of a line; nothing for one that a kill left half written."""
-    with suppress(ValueError, TypeError):
-        record = json.loads(line)
-        if "step" in record and "split" in record:
-            yield record

@@ -18,9 +18,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddp_train.metrics.jsonl import read_records
+from ddp_train.metrics.jsonl import FILE
 from ddp_train.model_log import values_of
-from ddp_train.system.files import write_json
+from ddp_train.system.files import json_lines, write_json
 
 if TYPE_CHECKING:  # the configuration's check imports trackers, and no torch
     import numpy as np
@@ -207,7 +207,7 @@ class Tracker(ABC):
             self._sent = newest_step
         missed: dict[int, Row] = {}  # by step
         if self._sent < self.step:
-            for record in read_records(self.folder):
+            for record in json_lines(self.folder / FILE):
                 if self._sent < record["step"] <= self.step:
                     missed.setdefault(record["step"], Row(step=record["step"])).add(record)
         self._rows.extendleft(reversed(missed.values()))

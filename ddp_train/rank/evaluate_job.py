@@ -22,7 +22,6 @@ from ddp_train.interfaces import MetricWriter
 from ddp_train.interfaces.run import WriterFacts
 from ddp_train.launch.job import Evaluation
 from ddp_train.loader.loader import PositionedEvaluationLoader
-from ddp_train.metrics.jsonl import read_records
 from ddp_train.rank import summary
 from ddp_train.rank.provenance import record_environment
 from ddp_train.rank.train_job import RankRun
@@ -31,6 +30,7 @@ from ddp_train.run_folder.progress import batch_notes, progress_of
 from ddp_train.run_folder.result import Result, Status
 from ddp_train.run_folder.starts import end_attempt
 from ddp_train.run_folder.verdict import Outcome, verdict_of
+from ddp_train.system.files import json_lines
 from ddp_train.system.phase import Phase
 from ddp_train.training.build.adopt import make_writers
 from ddp_train.training.build.build import build_evaluation
@@ -57,7 +57,7 @@ def evaluate_job(run: RankRun, evaluation: Evaluation) -> Status:
     answers = world.from_main(lambda: answers_of(Path(evaluation.run)))
     meaning = world.from_main(lambda: known_meaning(Path(evaluation.run if evaluation.watches else evaluation.checkpoint)))
     components = build_evaluation(job.config, world, answers, meaning)
-    seen = {int(record["step"]) for record in read_records(job.run_folder.root)}  # by an attempt before this one
+    seen = {int(record["step"]) for record in json_lines(job.run_folder.metrics)}  # by an attempt before this one
     last, metrics = max(seen, default=0), dict[str, float]()
     records: Records | None = None
     for checkpoint in _checkpoints(run, evaluation, seen):

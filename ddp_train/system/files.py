@@ -66,13 +66,16 @@ def json_lines(path: Path, *, last_bytes: int = 0) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(OSError), path.open("rb") as file:
         if last_bytes:
             file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
-        for line in file:
-            try:  # `suppress` takes a third as long as to parse a line
-                content = json.loads(line.decode())
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(content, dict):
-                yield content
+        yield from filter(None, map(json_object, file))
+
+
+def json_object(line: str | bytes) -> dict[str, Any] | None:
+    """Return the object in a line of JSON; None: it is cut off, or holds something else."""
+    try:  # `suppress` takes a third as long as to parse a line
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def refresh(folder: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddp_train import CONF, FOLDER
-from ddp_train.metrics.jsonl import read_records
+from ddp_train.system.files import json_lines
 from tests.conftest import TINY, Project
 
 pytestmark = pytest.mark.distributed
@@ -51,7 +51,7 @@ def dirty(project: Project) -> None:
 
 
 def losses(run: Path) -> list[float]:
-    return [record["loss"] for record in read_records(run)]
+    return [record["loss"] for record in json_lines(run / "metrics.jsonl")]
 
 
 def all_bytes(bundle: bytes) -> bytes:

@@ -264,7 +264,7 @@
         hasSeeds ? card("Is it certain?", ...(certainty().match(/^(.*?)(?: \(95 %\))?: (.*)$/) ?? ["", "–", ""]).slice(1)) : null,
         card("Time of all runs", duration(runs.reduce((a, x) => a + (x.seconds || 0), 0)), "without queues and restarts")]
       : [card(M, fmt(numeric(r.last[M])), bestOf ? `best ${fmt(bestOf.value)} at step ${fmt(bestOf.step)}` : "at its end"),
-        card("Step", fmt(r.step), limit ? `of ${fmt(limit)}` : plural(r.samples_seen || 0, "sample")),
+        card("Step", fmt(r.step), limit ? `of ${fmt(limit)}` : plural(r.samples || 0, "sample")),
         card("Time", duration(r.seconds), r.early_end || ""),
         card("Ranks", fmt(env.world_size ?? null), (env.hosts || []).join(", ")),
         card("Started", (env.started || "–").slice(0, 16).replace("T", " "), env.batch || "")]));

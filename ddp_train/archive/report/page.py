@@ -28,9 +28,8 @@ from ddp_train.archive.groups import grouped, is_repeat, key_of, labels, setting
 from ddp_train.archive.index import read, row_of
 from ddp_train.archive.report.curves import curves_of, marks_of, time_split_of
 from ddp_train.archive.report.samples import predictions_of, shown_by
-from ddp_train.config.tree import identity
 from ddp_train.run_folder.failure import load_report
-from ddp_train.run_folder.paths import RunFolder, is_sweep
+from ddp_train.run_folder.paths import is_sweep
 from ddp_train.run_folder.sweep import Sweep
 from ddp_train.run_folder.times import read_times
 
@@ -56,42 +55,34 @@ class Shown:
 
 def collect(folders: Sequence[Path]) -> list[Shown]:
     """Return the runs of some folders of runs and sweeps. Raises ConfigError: a sweep that cannot be read."""
-    found, keys = list[tuple[str, ArchivedRun, dict[str, str]]](), list[str]()
+    runs, keys, groups = list[ArchivedRun](), list[str](), dict[tuple[Any, ...], int]()
     for folder in folders:
         if is_sweep(folder):
             sweep = Sweep.load(folder.absolute())
             keys += sweep.swept()
-            for job in sweep.jobs:
-                typed = {key: sweep.value(job, key) for key in sweep.swept()}
-                found.append((str(job.number), ArchivedRun(sweep.run_folder(job).root), typed))
+            runs += [ArchivedRun(sweep.run_folder(job).root) for job in sweep.jobs]
         else:
-            found.append((RunFolder(folder).as_typed(), ArchivedRun(folder), {}))
-    if not found:
+            runs.append(ArchivedRun(folder))
+    if not runs:
         return []
-    rows, groups = list[dict[str, Any]](), dict[tuple[Any, ...], int]()
-    for _, run, typed in found:
-        row = row_of(*read(run))
-        if not run.config:
-            settings = identity({key: value for key, value in typed.items() if not is_repeat(key)})
-            row |= {"settings": settings, "typed": shlex.join(f"{key}={value}" for key, value in typed.items())}
-        rows.append(row)
+    rows = [row_of(*read(run)) for run in runs]
     counted = {folder for group in grouped(rows) for folder in group.folders}
     numbers = [groups.setdefault(settings_of(row), len(groups)) for row in rows]
     names = labels([rows[numbers.index(number)] for number in groups.values()])
-    parent = os.path.commonpath([run.root.absolute().parent for _, run, _ in found])
+    parent = os.path.commonpath([run.root.absolute().parent for run in runs])
     if len(folders) > 1:
-        words = [key_of(word) for row in rows for word in shlex.split(row["typed"] or "")]
-        keys = telling_keys(rows, [*keys, *words], most=_MAX_KEYS)
+        keys += [key_of(word) for row in rows for word in shlex.split(row["typed"] or "")]
+    keys = telling_keys(rows, keys, most=_MAX_KEYS if len(folders) > 1 else 1)
     return [
         Shown(
             run=run,
-            name=name if len(folders) == 1 else os.path.relpath(run.root.absolute(), parent),
-            values={key: row.get(key, typed.get(key)) for key in keys},
+            name=os.path.relpath(run.root.absolute(), parent),
+            values={key: row.get(key) for key in keys},
             group=number,
             label=names[number],
             counts=row["folder"] in counted,
         )
-        for (name, run, typed), row, number in zip(found, rows, numbers, strict=True)
+        for run, row, number in zip(runs, rows, numbers, strict=True)
     ]
 
 
@@ -132,7 +123,7 @@ def page(shown: Sequence[Shown], *, title: str, reload_s: int = 0) -> str:
 
 def _described(each: Shown, *, many: int) -> dict[str, Any]:
     """Return what a page of `many` runs shows of one. A damaged file is one of its problems, and the rest is shown."""
-    run, result, problems = each.run, each.run.result, each.run.problems
+    run, problems = each.run, each.run.problems
 
     def read(file: str, part: Callable[[], Any]) -> Any:
         try:
@@ -143,21 +134,14 @@ def _described(each: Shown, *, many: int) -> dict[str, Any]:
     attempts = read_times(run.folder)
     reports = [load_report(path) for path in sorted(run.root.glob("failure*.json"))]
     return {
-        "name": each.name,
+        **{name: value for name, value in vars(each).items() if name != "run"},
         "folder": run.folder.as_typed(),
         "status": str(run.status),
         "problems": problems,
-        "values": each.values,
-        "group": each.group,
-        "label": each.label,
-        "counts": each.counts,
         "last": run.last,
         "best": run.best,
         "step": run.step,
-        "seconds": result.seconds if result else None,
-        "samples_seen": result.samples if result else None,
-        "error": result.error if result else None,
-        "early_end": result.early_end if result else None,
+        **{name: getattr(run.result, name, None) for name in ("seconds", "samples", "error", "early_end")},
         "curves": {},
         "axes": {},
         **(read("metrics.jsonl", lambda: curves_of(run, points=min(_POINTS, _MAX_POINTS // many))) or {}),

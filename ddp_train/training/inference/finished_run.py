@@ -16,9 +16,9 @@ from ddp_train.config.batch_sizes import BatchSizes
 from ddp_train.config.run_config import RunConfig, evaluation_sets, set_name
 from ddp_train.config.saved import answered_config
 from ddp_train.distributed.world import alone
-from ddp_train.metrics.jsonl import read_records
-from ddp_train.run_folder.paths import step_of
+from ddp_train.run_folder.paths import RunFolder, step_of
 from ddp_train.run_folder.trust import require_trust
+from ddp_train.system.files import json_lines
 from ddp_train.training.build.data import adapt, make_data
 from ddp_train.training.build.model import build_model
 from ddp_train.training.seeding import random_state, set_random_state
@@ -63,7 +63,7 @@ class FinishedRun:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The records of metrics.jsonl as they are now, one dict a row: `pandas.DataFrame(run.metrics)` is a table."""
-        return list(read_records(self.folder))
+        return [*json_lines(RunFolder(self.folder).metrics)]
 
 
 def load(run: str | Path, *, device: str | torch.device = "cpu", trust: bool = False) -> FinishedRun:
